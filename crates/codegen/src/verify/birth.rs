@@ -1,5 +1,5 @@
-//! The right forms of the routines that run before and after a fork. They copy words between shards by addresses that they add up, and take the
-//! limits from memory: an abstract execution does not find out that they write nothing but the child's own shard.
+//! Accepted forms of the routines that run before and after a fork. The routines copy words between shards by computed addresses, up to
+//! limits in memory. Abstract execution could not find out that they write only to the child's own shard.
 
 use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, HEIRS, OWNER, TOP, birth, header, record};
@@ -24,7 +24,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split("; ")
 }
 
-/// Places of an area in the words of an operand.
+/// Addresses and numbers of the data area that occur in operands.
 struct Places {
     base: u32,
     records: u32,
@@ -70,7 +70,7 @@ fn before(env: &Environment) -> Vec<Right> {
     let f = &mut form;
     put(f, words(BEGIN));
     put(f, [format!("mov rdx,{}", p.own(OWNER)), "bts rdx,0x3f".to_owned()]);
-    // the next claim, from the hint on, round about
+    // Search for a free claim: from the hint on, then from the first shard on.
     put(f, ["mov ecx,0x1".to_owned(), format!("lock xadd dword ptr {hint},ecx"), format!("cmp ecx,{shards:#x}")]);
     f.push(Right::Jump("jae", "reset"));
     put(f, [format!("cmp ecx,{FIRST_SHARD:#x}")]);
@@ -94,7 +94,7 @@ fn before(env: &Environment) -> Vec<Right> {
     put(f, [format!("lock inc dword ptr {}", p.at(header::BIRTHS_MISSED))]);
     f.push(Right::Jump("jmp", "done"));
 
-    // counters up to the end that the rules have, then the records in use
+    // Copy the counters up to the end that the rules state, then the records in use.
     f.push(Right::Label("won"));
     put(f, ["mov rdx,rcx".to_owned(), "mov r9,rcx".to_owned(), format!("shl r9,{:#x}", p.log)]);
     put(f, [format!("mov r10,{:#x}", p.rules), format!("mov rdi,qword ptr [r10+{TOP:#x}]")]);
@@ -162,7 +162,7 @@ fn after(env: &Environment) -> Vec<Right> {
     put(f, ["add rcx,0x8"]);
     f.push(Right::Jump("jmp", "counters"));
 
-    // all records but the first, which is no call's
+    // Change all records except the first one, which belongs to no call.
     f.push(Right::Label("records"));
     put(f, [format!("mov rcx,{}", p.own(TOP))]);
     f.push(Right::Label("each"));

@@ -1,4 +1,5 @@
-//! The right form of the routine that calls functions of the program: what the function does is not known, so nothing else could prove it.
+//! Accepted form of the routine that calls functions of the program. Abstract execution could not prove the routine, because the effects
+//! of the called function are unknown.
 
 use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Call, VectorState};
@@ -8,9 +9,9 @@ use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
 use crate::code::environment::Environment;
 
-/// In this order they are pushed, and in the other they come back.
+/// Registers that the routine saves, in the order of the pushes.
 const KEPT: &str = "rax rdx rbx rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15";
-/// What is loaded from the words of the snippet, from the function on.
+/// Registers that the routine loads from the snippet's words, from the function's address on.
 const LOADED: &str = "rbx rdi rsi rdx rcx r8 r9";
 
 /// Proves the routine at `at`.

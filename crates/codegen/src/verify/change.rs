@@ -1,4 +1,4 @@
-//! Proofs of the smaller plans: one snippet more or less at a woven point, and removal.
+//! Proofs of smaller plans: adding one snippet to a woven point, removing one, and removing points.
 
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
@@ -15,7 +15,7 @@ use crate::snippet::mini::MiniRequest;
 use crate::snippet::slot::{OPCODE, Slot};
 use crate::snippet::slow::{COUNT, LOCKED_COUNT};
 
-/// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
+/// Proves a removal: the plan has every record of the points and nothing else, so every original byte is written back.
 pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
     if let Some(code) = plan.code.first() {
@@ -53,7 +53,8 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     Ok(())
 }
 
-/// Proves the plan of [`crate::remove_within`]: what the point has changed in code that stays is what it was, and threads go on there.
+/// Proves the plan of [`crate::remove_within`]: code that stays gets back the bytes that the point has changed in it, and threads resume
+/// there.
 pub fn verify_removed_within(
     plan: &PatchPlan,
     point: &WovenPoint,
@@ -99,7 +100,7 @@ pub fn verify_removed_within(
     if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
 }
 
-/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the snippet that was asked for.
+/// Proves the plan of [`crate::add_mini`]: `after` is the point after the change, with the requested snippet.
 pub fn verify_added(
     env: &Environment,
     arena: &Arena,
@@ -125,7 +126,7 @@ pub fn verify_added(
         return fail(after.slot.0, Flaw::BadMove);
     }
     for (i, (mini, code)) in minis.iter().enumerate() {
-        // what stood in the slot alone gets its code now, at whose side the new one is
+        // The count that stood alone in the slot gets code of its own, next to the code of the new snippet.
         let unslotted = change.counted.is_some() && minis.len() == 2;
         let is_new = mini.id == request.id;
         if !is_new && !unslotted {
@@ -148,16 +149,16 @@ pub fn verify_added(
         if used != mini.removal.moves.len() {
             return fail(code.start.0, Flaw::BadMove);
         }
-        // it lies for itself
+        // The snippet's code is not part of the point's own code.
         if mini.removal.code != code.range || code.range.start != code.start {
             return fail(code.start.0, Flaw::BadMove);
         }
         new.push(i);
     }
-    // the link that was written leads to what is new
+    // The rewritten link must lead to the new code.
     let leads = match (new.first(), after.minis.get(index).and_then(|m| m.count)) {
         (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted.is_some(),
-        // into a slot that led nowhere
+        // The new snippet is a count in a slot that led to no snippet.
         (None, Some(count)) => {
             let place = u64::from(count);
             let counter = place >= u64::from(env.data.counter(0)) && place < env.data.base.0 + env.data.stride;
@@ -172,7 +173,7 @@ pub fn verify_added(
     memory.all_proven(&mut proven)
 }
 
-/// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point as it was and as it will be.
+/// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point before and after the change.
 pub fn verify_removed(
     arena: &Arena,
     plan: &PatchPlan,
@@ -193,7 +194,7 @@ pub fn verify_removed(
         return fail(at, Flaw::Unmatched);
     }
     let slotted = kept.first().filter(|_| in_slot(after).is_some());
-    // behind what goes: the next one, in the slot or in the chain
+    // The snippet after the removed one is in the slot or in the chain.
     let later = after.minis.get(index).map(|m| m.code.as_ref().map_or(after.slot, |code| code.start));
     let next = later.unwrap_or(after.leave);
     let mut moves = Vec::with_capacity(4);
@@ -203,7 +204,7 @@ pub fn verify_removed(
         let Some(code) = &mini.code else { continue };
         moves.extend([PcMove { from: code.start, to: to_start }, PcMove { from: code.link, to: to_jump }]);
         retired.extend(Some(code.range.clone()).filter(|range| range.start < range.end));
-        // what is neither at its first nor at its last instruction is stepped
+        // A thread between the first instruction and the link is single-stepped.
         let plain = code.link.0 == code.start.0 + 9 && code.range.start == code.start;
         let stepped = |range: &AvmaRange| range.start >= range.end || plan.step_out.contains(range);
         if !plain && ![code.own(), code.aside()].iter().all(stepped) {
@@ -222,25 +223,26 @@ pub fn verify_removed(
     if plan.retired == retired { Ok(()) } else { fail(at, Flaw::Unmatched) }
 }
 
-/// The count that stands in the slot.
+/// Displacement of the count that stands in the slot; `None` if the slot holds no count.
 fn in_slot(point: &WovenPoint) -> Option<u32> {
     point.minis.iter().find(|m| m.code.is_none()).and_then(|m| m.count)
 }
 
-/// Whether nobody is in these ranges when the plan is applied.
+/// Whether no thread is in these ranges when the plan is applied.
 fn stepped_out(plan: &PatchPlan, ranges: &[AvmaRange]) -> bool {
     ranges.iter().all(|range| plan.step_out.contains(range))
 }
 
-/// What the writes of a change mean.
+/// Change that the writes of a plan make.
 struct Change {
-    /// The number of the snippet to which the changed link leads, or of those there are.
+    /// Index of the snippet to which the changed link leads, or the number of snippets if the link leads to the end.
     link: usize,
-    /// The count that stood in the slot.
+    /// Displacement of the count that stood in the slot before the change.
     counted: Option<u32>,
 }
 
-/// The writes of a change: one link of the chain, or the slot. Afterwards it leads to the next part of the chain, or is the only snippet.
+/// Checks the writes of a change: they change one link of the chain, or the slot. Afterwards the link or slot leads to the next part of
+/// the chain, or the slot is the only snippet.
 fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, VerifyError> {
     check_writes(&plan.text)?;
     let chain = || after.minis.iter().filter_map(|m| m.code.as_ref());
@@ -267,7 +269,7 @@ fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, Verif
             Some(_) => new == count && after.minis.len() == 1 && after.has_bare_slot(),
             None => leads(new).is_some() && leads(new) == links.next().map(|(_, (_, start))| start),
         };
-    // the operand is written where a count comes or goes
+    // The operand is rewritten when a count enters or leaves the slot.
     let operand = match rest {
         [] => in_slot(after).is_none().then_some(None),
         [w] => {
@@ -285,7 +287,7 @@ fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, Verif
     }
 }
 
-/// Where a `jmp rel32` with this displacement leads.
+/// Target of a `jmp rel32` at `jump` with this displacement.
 fn target(jump: u64, displacement: &[u8]) -> Avma {
     let displacement = displacement.first_chunk::<4>().map_or(0, |d| i32::from_le_bytes(*d));
     Avma((jump + 5).wrapping_add_signed(i64::from(displacement)))

@@ -1,4 +1,4 @@
-//! Displaced instructions against their copies: decoded side by side, compared by meaning.
+//! Equivalence of displaced instructions and their copies: both are decoded side by side and compared by meaning.
 
 use iced_x86::{Code, FlowControl, Instruction, OpKind, Register};
 use ingraft_model::TextWrite;
@@ -7,7 +7,7 @@ use super::interpreter::Walk;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
 
-/// An instruction of the copy, and what it stands for.
+/// Instruction of the copy, with the original instruction that it replaces.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     pub original: u64,
@@ -15,12 +15,12 @@ pub(super) struct Pair {
     pub copy: u64,
     /// Whether a thread that arrives at `original` may arrive here instead.
     pub first: bool,
-    /// Where a thread at `copy` may go on in the original; nowhere while it is half way through.
+    /// Resume address in the original text for a thread at `copy`; `None` in the middle of a sequence that replaces one instruction.
     pub back: Option<u64>,
 }
 
-/// Compares original `bytes` at `at` with the copy at `copy` until both are through. The address where the copy jumps home; none if its last
-/// instruction never runs on.
+/// Compares original `bytes` at `at` with the copy at `copy` until both end. Returns the address to which the copy jumps home, or `None`
+/// if control never continues after the last instruction.
 pub(super) fn run(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -48,7 +48,7 @@ pub(super) fn run(
     }
 }
 
-/// Compares original `bytes` that run on, or branch away, with the copy at `copy`; where the copy ends.
+/// Compares original `bytes` that run on, or branch away, with the copy at `copy`. Returns the end of the copy.
 pub(super) fn straight(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -69,8 +69,8 @@ pub(super) fn straight(
     Ok(step.copy)
 }
 
-/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is in
-/// the text; `lands` is where it is instead if not there.
+/// Compares a conditional jump out of a function with its copy: at `copy` lies a jump home with the opposite condition, and at `tail` the
+/// jump itself. Returns the home address in the text. If `lands` is given, the first jump must lead to that address instead.
 pub(super) fn leaves_if(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -94,13 +94,14 @@ pub(super) fn leaves_if(
     if right { Ok(end) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
-/// The point's instruction stays where it is, at `at`: the copy at `copy` jumps there.
+/// Accepts a copy that only jumps to the point's instruction, which stays in place at `at`.
 pub(super) fn stays(walk: &mut Walk<'_>, at: u64, copy: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
     Step { walk, pairs, copy }.part(at, at, Some(at))?;
     Ok(at)
 }
 
-/// What is left of a call once its return address is pushed: at `copy` a jump to whom it calls. That address, if the call states it.
+/// Compares a call whose return address is pushed with the jump to the callee at `copy`. Returns the callee if the call states its
+/// address.
 pub(super) fn called(
     walk: &mut Walk<'_>,
     o: &Instruction,
@@ -112,7 +113,8 @@ pub(super) fn called(
     if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
-/// Whether a jump leads to whom a call calls. One through the stack pointer does not: the return address has moved it.
+/// Whether a jump leads to the callee of a call. The answer is no for a call through the stack pointer, which the return address has
+/// moved.
 fn jumps_to_callee(o: &Instruction, jump: &Instruction) -> bool {
     if o.code() == Code::Call_rel32_64 {
         return jump.is_jmp_short_or_near() && jump.near_branch_target() == o.near_branch_target();
@@ -134,13 +136,13 @@ impl Step<'_, '_> {
         self.walk.memory().decode(self.copy)
     }
 
-    /// Whether the next instruction of the copy is a jump there.
+    /// Whether the next instruction of the copy is a jump to `home`.
     fn leads_to(&self, home: u64) -> Result<bool, VerifyError> {
         let may = self.walk.memory().bytes(self.copy).is_some_and(|bytes| bytes.starts_with(&[0xe9]));
         Ok(may && self.peek()?.near_branch_target() == home)
     }
 
-    /// Takes the next instruction of the copy as a part of the original at `original`.
+    /// Takes the next instruction of the copy as a part of the replacement for the original at `original`.
     fn part(&mut self, original: u64, original_end: u64, back: Option<u64>) -> Result<Instruction, VerifyError> {
         let instruction = self.peek()?;
         let first = back == Some(original) && original < original_end;
@@ -150,7 +152,7 @@ impl Step<'_, '_> {
         Ok(instruction)
     }
 
-    /// Compares one original instruction with what stands for it; whether control may run on behind it.
+    /// Compares one original instruction with its replacement. Returns whether control may continue after the instruction.
     fn instruction(&mut self, o: &Instruction, resolve: &impl Fn(u64) -> u64) -> Result<bool, VerifyError> {
         let (at, end) = (o.ip(), o.next_ip());
         let copy_at = self.copy;
@@ -221,7 +223,7 @@ impl Step<'_, '_> {
     }
 }
 
-/// Whether two instructions mean the same at their places: rip-relative operands are equal when their absolute addresses are.
+/// Whether two instructions at different addresses have the same meaning. Rip-relative operands are equal if their absolute addresses are.
 fn equal(a: &Instruction, b: &Instruction) -> bool {
     let operands = a.op_count() == b.op_count()
         && (0..a.op_count()).all(|i| match a.op_kind(i) {
@@ -240,7 +242,7 @@ fn equal(a: &Instruction, b: &Instruction) -> bool {
             | OpKind::NearBranch64
             | OpKind::FarBranch16
             | OpKind::FarBranch32 => false,
-            // string instructions name their operands by kind alone
+            // The operands of string instructions are determined by their kind.
             OpKind::MemorySegSI
             | OpKind::MemorySegESI
             | OpKind::MemorySegRSI
@@ -255,7 +257,7 @@ fn equal(a: &Instruction, b: &Instruction) -> bool {
     operands && a == b
 }
 
-/// Where the branch at `at` leads once a write has changed its displacement.
+/// Target of the branch at `at` after a write has changed the displacement.
 pub(super) fn patched_target(original: &[u8], at: u64, write: &TextWrite) -> Option<u64> {
     let branch = decode(original, at).ok()?;
     let mut bytes = original.get(..branch.len())?.to_vec();

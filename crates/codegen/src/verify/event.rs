@@ -1,5 +1,5 @@
-//! The right form of the routine that reads an event of the processor: that the descriptor it closes is the one that it has opened, and that
-//! RDPMC is executed only where the thread's own page says so, is not for an abstract execution to find out.
+//! Accepted form of the routine that reads a hardware event. Abstract execution could not find out that the routine closes only the
+//! descriptor that it has opened. Nor could it find out that the routine executes RDPMC only where the thread's own page permits it.
 
 use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, header};
@@ -30,7 +30,7 @@ fn form(env: &Environment, tid: u32) -> Vec<Right> {
     let mut form: Vec<Right> = Vec::new();
     let f = &mut form;
     put(f, words("push r8; push r9; push r10; push rbx; mov rbx,rax; push rdx; push rsi; push rdi; push r11"));
-    // one of eight: 16 bytes of words, a page
+    // Index of one of eight events, with 16 bytes of words and one page each.
     put(f, words("and edx,0x7; mov r9d,edx; shl r9d,0x4; mov r10d,edx; shl r10d,0xc"));
     put(f, [format!("mov eax,dword {state}"), "cmp eax,0x1".to_owned()]);
     f.push(Right::Jump("je", "read"));
@@ -43,12 +43,12 @@ fn form(env: &Environment, tid: u32) -> Vec<Right> {
     put(f, words("mov rdx,0xffffffffffffffff; push r10; mov r10,rdx; mov r8d,0x8; mov eax,0x12a; syscall; pop r10"));
     put(f, ["test eax,eax"]);
     f.push(Right::Jump("js", "refused"));
-    // mmap(its page, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, that descriptor, 0)
+    // mmap(page of the event, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, the opened descriptor, 0)
     put(f, words("mov r8d,eax; rdgsbase rdi"));
     put(f, [format!("lea rdi,[rdi+r10+{:#x}]", data.displacement(EVENT_PAGES))]);
     put(f, words("mov esi,0x1000; mov edx,0x1; push r9; push r10; mov r10d,0x11; xor r9d,r9d; mov eax,0x9; syscall"));
     put(f, words("pop r10; pop r9; sub rax,rdi"));
-    // close(that descriptor)
+    // close(the opened descriptor)
     put(f, words("push rax; mov edi,r8d; mov eax,0x3; syscall; pop rax"));
     f.push(Right::Label("refused"));
     put(f, ["test rax,rax"]);

@@ -1,19 +1,19 @@
-//! Routines that have one right form: they are compared with it, instruction by instruction. What makes it right is not for an abstract
-//! execution to find out.
+//! Comparison of a routine with the one form that is accepted, instruction by instruction. It serves routines whose correctness abstract
+//! execution could not prove.
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 
 use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
 
-/// A part of a right form.
+/// Element of an accepted form.
 #[derive(Debug)]
 pub(super) enum Right {
-    /// One instruction, no jump inside the routine.
+    /// One instruction, other than a jump inside the routine.
     Text(String),
-    /// A jump, by its mnemonic, to a label.
+    /// Jump with this mnemonic to a label.
     Jump(&'static str, &'static str),
-    /// Where jumps lead.
+    /// Target of jumps.
     Label(&'static str),
 }
 
@@ -22,7 +22,7 @@ pub(super) fn put(form: &mut Vec<Right>, lines: impl IntoIterator<Item = impl In
     form.extend(lines.into_iter().map(|line| Right::Text(line.into())));
 }
 
-/// Proves that the routine at `at` has this form; where it ends.
+/// Proves that the routine at `at` has this form. Returns the end of the routine.
 pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<u64, VerifyError> {
     let mut labels: Vec<(&str, u64)> = Vec::new();
     let mut instructions: Vec<(Instruction, &Right)> = Vec::with_capacity(form.len());
@@ -54,7 +54,7 @@ pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<u64,
     Ok(next)
 }
 
-/// An instruction in words, with the sizes of what it touches.
+/// Text of an instruction, with the sizes of its memory operands.
 fn words(i: &Instruction) -> String {
     let mut formatter = IntelFormatter::new();
     let options = formatter.options_mut();

@@ -1,5 +1,5 @@
-//! What points do in the copies that other points displace: a springboard over a copy of their own instruction, and a copy of a jump made to
-//! lead past them.
+//! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
+//! instruction, and a redirected copy of a jump.
 
 use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
 use rustc_hash::FxHashMap;
@@ -12,10 +12,10 @@ use crate::code::woven::{Inner, WovenPoint};
 use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
 
-/// Bytes of a springboard in the arena.
+/// Length in bytes of a springboard in the arena.
 const ROOM: usize = 5;
 
-/// Where all displaced instructions are that points may need: in which point's code.
+/// Copies of displaced instructions that points may need, each with the point whose code holds the copy.
 pub(super) struct Hosts<'a>(FxHashMap<Inner, &'a WovenPoint>);
 
 impl<'a> Hosts<'a> {
@@ -25,8 +25,8 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// What a point offers to others are copies of displaced instructions, with room for a springboard each in front of anything else, and as
-/// they are stated.
+/// Checks the copies that a point offers to others: they are copies of displaced instructions, as the point states them, and each has room
+/// for a springboard.
 pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pair>) -> Result<(), VerifyError> {
     if point.inner.is_empty() {
         return Ok(());
@@ -53,7 +53,7 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         if offer.leads != leads || is_jump && (!long || copy % 4096 + instruction.len() as u64 > 4096) {
             return fail(copy, Flaw::Astray);
         }
-        // what fills the room is never reached
+        // Control never reaches the bytes that fill the room.
         let mut at = instruction.next_ip();
         while at < copy + ROOM as u64 {
             let filler = walk.memory().decode(at)?;
@@ -70,11 +70,12 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
 }
 
 impl Proof<'_> {
-    /// Proves a point with a host; the write that leads to it.
+    /// Proves a point with a host. Returns the write that leads to the point.
     pub(super) fn within(&self, walk: &mut Walk<'_>, host: Inner, hosts: &Hosts<'_>) -> Result<TextWrite, VerifyError> {
         let (site, point, original) = (self.site(), self.point, host.original);
         let copy = host.copy.0;
-        // what runs behind the host's own code, and before nothing of it
+        // The point's code replaces the host's copy. The host must be an entry or a point after a call, so its own snippets run before all
+        // copies.
         let proven =
             |h: &&WovenPoint| matches!(h.kind, PointKind::Entry | PointKind::CallAfter) && h.function == point.function;
         let bytes = site.bytes.get(usize::from(site.point)..).unwrap_or_default();
@@ -111,7 +112,7 @@ impl Proof<'_> {
         Ok(TextWrite { at: host.copy, len: ROOM as u8, old: padded(host.bytes), new: padded([0xe9, a, b, c, d]) })
     }
 
-    /// The jumps to the springboard that others displace: in their copies a write makes them lead to the tail.
+    /// Returns the writes that redirect jumps to the springboard in the copies that other points hold, so that the jumps lead to the tail.
     pub(super) fn led(&self, hosts: &Hosts<'_>) -> Result<Vec<TextWrite>, VerifyError> {
         let (site, point) = (self.site(), self.point);
         let begins = |to: Avma| to == point.at || site.point_kind() == PointKind::Entry && to == point.function;

@@ -1,5 +1,5 @@
-//! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
-//! stack. Where paths meet, what is not sure is given up.
+//! Abstract execution of generated code. For each instruction it finds which registers still hold their values at the point, and which
+//! words the code has pushed. If several paths meet, only facts that hold on all of them are kept.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -34,11 +34,11 @@ use crate::snippet::mini::MiniRequest;
 use crate::snippet::slot::{self, LEN, Slot};
 use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
 
-/// Which generated code is executed.
+/// Kind of generated code that is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Point,
-    /// The code that a mini runs on shard 0; it ends by walking on from this jump.
+    /// Code of a snippet for shard 0. It ends in the slow routine, which walks on from the link at this address.
     Twin(u64),
     /// A shared routine.
     Routine(Routine),
@@ -51,37 +51,37 @@ fn called(call: &Call) -> Option<u64> {
     }
 }
 
-/// What is known about one instruction.
+/// Result for one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
-    /// Proven elsewhere: a displaced instruction.
+    /// A displaced instruction, which is proven elsewhere.
     Marked,
-    /// Executed; the number of its state.
+    /// Executed instruction, with the index of its state.
     State(u32),
 }
 
-/// What all proofs of a plan share.
+/// Facts that all proofs of a plan share.
 pub(super) struct Facts<'a> {
     env: &'a Environment,
     memory: &'a Memory<'a>,
-    /// The slow routines by register.
+    /// Slow routines, by register number.
     slow: Vec<(u8, &'a SlowRoutine)>,
-    /// The entries of the shared routines.
+    /// Entries of the shared routines.
     routines: Vec<(u64, Routine)>,
-    /// The functions that snippets of the plan may call.
+    /// Sorted addresses of the functions that snippets of the plan may call.
     callees: Vec<u64>,
-    /// The integers of the program that they may set: address and bytes.
+    /// Variables of the program that snippets may set: address and length in bytes.
     stores: Vec<(u64, usize)>,
-    /// Whether they may set memory at addresses that they compute.
+    /// Whether snippets may write to memory at addresses that they compute.
     writes: bool,
-    /// The tables of listed keys in which they look keys up.
+    /// Tables of listed keys that snippets may read.
     listed: Vec<Listed>,
-    /// What was executed so far.
+    /// Code that was executed so far.
     executed: Executed,
 }
 
 impl<'a> Facts<'a> {
-    /// `requests`: the snippets of the plan, whose calls are allowed.
+    /// Collects the facts. `requests` are the snippets of the plan; only their calls are allowed.
     pub fn new<'r>(
         env: &'a Environment,
         arena: &'a Arena,
@@ -89,7 +89,7 @@ impl<'a> Facts<'a> {
         requests: impl Iterator<Item = &'r MiniRequest<'r>>,
     ) -> Self {
         let (mut callees, mut stores, mut writes) = (Vec::new(), Vec::new(), false);
-        // many requests share one
+        // Many requests share one snippet, which is examined once.
         let (mut seen, mut listed) = (FxHashMap::default(), Vec::new());
         for request in requests {
             let snippet = request.snippet;
@@ -142,34 +142,34 @@ pub(super) struct Walk<'a> {
     facts: &'a Facts<'a>,
     env: &'a Environment,
     memory: &'a Memory<'a>,
-    /// Where routines have come back to in the current proof.
+    /// Addresses at which routines for activation records have returned, in the current proof.
     answers: Vec<u64>,
     info: InstructionInfoFactory,
-    /// The instructions of the current proof by address, each with its end.
+    /// Instructions of the current proof: end and result, by address.
     visits: FxHashMap<u64, (u64, Visit)>,
-    /// Where the instruction begins that ends there.
+    /// Address of each visited instruction, by its end.
     before: FxHashMap<u64, u64>,
     states: Vec<State>,
     tiled: usize,
     scratch: u16,
     flags_dead: bool,
-    /// The tail, where generated code ends; the slot; and where the chain ends.
+    /// The tail, where generated code ends; the slot; and the end of the chain.
     tail: u64,
     slot: u64,
     leave: u64,
     base: u64,
-    /// The way into the slow routine, in front of the base.
+    /// Address of the jump to the slow routine, before the base.
     slow: u64,
-    /// The slot and the links, and where each must lead.
+    /// The slot and the links, each with the address to which it must lead.
     chain: Vec<(u64, u64)>,
-    /// What of snippets lies aside, and its place in the chain: from its first instruction to its link.
+    /// For each snippet: the range of its code aside, and its place in the chain, from the first instruction to the link.
     asides: Vec<(AvmaRange, AvmaRange)>,
-    /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
+    /// Number of words on the stack that must stay there: the words that the base trampoline has pushed before an added snippet.
     pushed: usize,
-    /// The parts of this point's code and its shape, by which what is like it is found.
+    /// Parts of this point's code, and its shape: the key by which equivalent code is found.
     parts: Vec<Part>,
     shape: Vec<u64>,
-    /// What this one's code was found to be like: its instructions count as visited.
+    /// Proven code that this point's code is equivalent to. The instructions of that code count as visited.
     alike: Option<Arc<Known>>,
 }
 
@@ -225,13 +225,13 @@ impl<'a> Walk<'a> {
         self.visits.get(&at).map(|(_, visit)| *visit)
     }
 
-    /// The n-th of the visited instructions that lie one right behind the other before an address.
+    /// The n-th instruction before an address, if it and the instructions in between were visited and lie without a gap.
     fn before(&self, at: u64, n: usize) -> Option<Instruction> {
         let start = (0..n).try_fold(at, |at, _| self.before.get(&at).copied())?;
         self.memory.decode(start).ok()
     }
 
-    /// How many instructions the current proof has visited.
+    /// Number of instructions that the current proof has visited.
     fn touched(&self) -> usize {
         self.visits.len() + self.alike.as_ref().map_or(0, |known| known.len())
     }
@@ -271,7 +271,7 @@ impl<'a> Walk<'a> {
             && (state.flags_kept || self.flags_dead)
     }
 
-    /// Notes an instruction that is proven elsewhere.
+    /// Records an instruction that is proven elsewhere. Fails if the instruction was visited already.
     pub fn mark(&mut self, instruction: &Instruction) -> Result<(), VerifyError> {
         if self.visit(instruction.ip()).is_some() {
             return fail(instruction.ip(), Flaw::Untiled);
@@ -280,8 +280,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The instructions in a range that [`Walk::tile`] has accepted, and of each whether a thread that stands on it has changed nothing that is live: of
-    /// those that are proven elsewhere it is not known.
+    /// Instructions in a range that [`Walk::tile`] has accepted. For each, the flag says whether a thread at the instruction has changed
+    /// nothing that is live. The flag is `None` for instructions that are proven elsewhere.
     pub fn visited(&self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<bool>)> {
         let (from, until) = (range.start.0, range.end.0);
         let harmless = |visit: Visit| self.state(visit).map(|state| self.harmless(state));
@@ -290,7 +290,7 @@ impl<'a> Walk<'a> {
         own.filter(move |(at, _)| (from..until).contains(at)).chain(alike.map(|(at, harmless)| (at, Some(harmless))))
     }
 
-    /// The instructions that were visited fill the range exactly.
+    /// Checks that the visited instructions fill the range exactly.
     pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
         let mut at = range.start.0;
         while at < range.end.0 {
@@ -306,12 +306,13 @@ impl<'a> Walk<'a> {
         if at == range.end.0.max(range.start.0) { Ok(()) } else { fail(at, Flaw::Untiled) }
     }
 
-    /// No instruction was visited outside of the ranges that were tiled.
+    /// Checks that no instruction was visited outside the ranges that were tiled.
     pub fn all_tiled(&self) -> Result<(), VerifyError> {
         if self.tiled == self.touched() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
     }
 
-    /// Executes from `at` on, where nothing has happened yet, until every path has left in a permitted way; or finds code that is like this.
+    /// Executes code from `at` on, in the state at the point, until every path has left in a permitted way. If equivalent code was proven
+    /// before, executes nothing.
     pub fn from(&mut self, at: u64, point: &WovenPoint) -> Result<(), VerifyError> {
         self.measure(at, point);
         self.alike = self.facts.executed.alike(self.facts, &self.shape, &self.parts);
@@ -321,14 +322,14 @@ impl<'a> Walk<'a> {
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
         let leave = self.leave;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
-        // the slow routine would take the tail for a snippet
+        // The slow routine would take the tail for a snippet.
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
             return fail(leave, Flaw::Forbidden);
         }
         if self.alike.is_some() || self.visit(self.slot).is_some() { Ok(()) } else { fail(self.slot, Flaw::Astray) }
     }
 
-    /// The parts of a point's code that begins at `begin`, and what must be the same for another to be like it.
+    /// Determines the parts of a point's code, which begins at `begin`, and the shape. Code must have the same shape to be equivalent.
     fn measure(&mut self, begin: u64, point: &WovenPoint) {
         let aside = |(aside, _): &(AvmaRange, AvmaRange)| (aside.start.0, aside.end.0);
         let first = point.removal.code.start.0;
@@ -347,7 +348,7 @@ impl<'a> Walk<'a> {
         self.shape.extend(lengths);
     }
 
-    /// Keeps what was executed of a point, its twins included, for those that are like it.
+    /// Keeps the results for a point, its twins included, for points with equivalent code.
     pub fn keep(&mut self) {
         if self.alike.is_some() {
             return;
@@ -358,8 +359,8 @@ impl<'a> Walk<'a> {
         self.facts.executed.keep(self.facts, &self.shape, &self.parts, executed);
     }
 
-    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
-    /// page.
+    /// Checks the slot: it is the point's only snippet, in the form that the slow routine recognises, or a nop followed by the chain. The
+    /// slot must lie on one page.
     pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
         let at = self.slot;
         let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
@@ -380,7 +381,7 @@ impl<'a> Walk<'a> {
         if alone { Ok(()) } else { fail(at, Flaw::Astray) }
     }
 
-    /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
+    /// Checks that the instructions right before the slot let a thread pass only if the shard is its own, and never in a fork child.
     pub fn guards(&self, point: &WovenPoint) -> Result<(), VerifyError> {
         if self.alike.is_some() {
             return Ok(());
@@ -420,11 +421,11 @@ impl<'a> Walk<'a> {
                 }
                 ThreadIdentity::Locked => false,
             };
-        // nothing but these leads to the slot, and none of them is jumped over
+        // No other instruction leads to the slot, and no jump skips these.
         if right { Ok(()) } else { astray() }
     }
 
-    /// `lea r, [slot]` and the jump to the routine for `r`; anything else could run in circles.
+    /// Whether the code at `at` is `lea r, [slot]` and the jump to the routine for `r`. Other code could loop.
     fn enters_slow_routine(&self, at: u64, r: Gpr) -> Result<bool, VerifyError> {
         let lea = self.memory.decode(at)?;
         let jump = self.memory.decode(lea.next_ip())?;
@@ -435,7 +436,7 @@ impl<'a> Walk<'a> {
             && Some(jump.near_branch_target()) == routine)
     }
 
-    /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
+    /// Starts the proof of a snippet that is added to a woven point. Generated code ends at `next`, where the chain continues.
     pub fn begin_added(&mut self, point: &WovenPoint, mini: &MiniCode, next: u64) {
         self.restart();
         let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
@@ -459,7 +460,7 @@ impl<'a> Walk<'a> {
         self.execute(at, state, Mode::Point)
     }
 
-    /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
+    /// Proves the twin of a snippet, if there is one, and that the slow routine finds its way across the snippet.
     pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
         let state = self.visit(start).and_then(|visit| self.state(visit)).cloned();
@@ -487,12 +488,12 @@ impl<'a> Walk<'a> {
         }
         match state {
             Some(state) => self.execute(aside.start.0, state, Mode::Twin(mini.link.0)),
-            // with its point
+            // The twin was proven with the equivalent point.
             None => Ok(()),
         }
     }
 
-    /// Where a counter lies.
+    /// Displacement of a counter.
     pub fn displacement(&self, counter: u32) -> u32 {
         self.env.data.counter(counter)
     }
@@ -527,7 +528,7 @@ impl<'a> Walk<'a> {
         }
         let mode = Mode::Routine(routine);
         self.execute(at, State::entry(), mode)?;
-        // what a system call is asked for stands right before it, and nothing leads in between
+        // The instructions right before a system call set its arguments, so no jump may lead in between.
         let visited = || self.visits.keys().filter_map(|at| self.memory.decode(*at).ok());
         let calls =
             visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(&i, mode)?.start, i.ip())));
@@ -547,11 +548,11 @@ impl<'a> Walk<'a> {
         system_call::call(self.env, routine, i.ip(), &before)
     }
 
-    /// A system call of a routine, and what it leaves.
+    /// Checks a system call of a routine, and applies its effect to the state.
     fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
-        // a reading's answer lies where zeroes were pushed
+        // The kernel writes the answer over words that the routine has pushed.
         for _ in 0..call.writes {
             state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
         }
@@ -574,7 +575,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Executes the instruction at `at`. Where control goes on; `others` is where else it may. None where it has left, or nothing new is known.
+    /// Executes the instruction at `at`. Returns the address at which control continues, and adds further ones to `others`. Returns `None`
+    /// if control has left the code, or if the state holds nothing new.
     fn step(
         &mut self,
         at: u64,
@@ -591,7 +593,7 @@ impl<'a> Walk<'a> {
                 self.set(instruction, Visit::State(self.states.len() as u32));
                 self.states.push(state.clone());
             }
-            // generated code and displaced instructions do not mix
+            // Generated code must not run into displaced instructions.
             Some(Visit::Marked) => return fail(at, Flaw::Untiled),
             Some(Visit::State(n)) => {
                 let Some(old) = self.states.get_mut(n as usize) else { return fail(at, Flaw::Untiled) };
@@ -644,8 +646,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the flags are changed, and rcx is the top of the
-    /// activation records if the routine is one for these.
+    /// Returns the address at which a snippet continues after a jump to a shared routine, and applies the routine's effect. The flags
+    /// change. After a routine for activation records, rcx is the top of the records.
     fn past_routine(&mut self, at: u64, state: &mut State, routine: Routine) -> Result<u64, VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
@@ -668,7 +670,7 @@ impl<'a> Walk<'a> {
                 if state.stack.len() < self.pushed {
                     return fail(at, Flaw::Stack);
                 }
-                // the function may have forked
+                // The function may have forked.
                 state.parent = Parent::Unknown;
                 state.lose(1);
             }
@@ -680,14 +682,15 @@ impl<'a> Walk<'a> {
         Ok(back)
     }
 
-    /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets. What lies aside of a snippet is
-    /// reached from there only, and goes back to its link.
+    /// Checks that generated code has no loop: a branch leads forwards, out of the code, or along the chain of snippets. Code aside of a
+    /// snippet is reached only from the snippet, and returns to the snippet's link.
     fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
         if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
-        // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
+        // A routine's answer may be tested by `test ecx, ecx` and a branch back. The code at the target does not reach the jump to that
+        // routine again.
         let answered = self.answers.contains(&at.wrapping_sub(2));
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
             let right = if answered { holds(aside, at) } else { target > at && (holds(aside, at) || holds(place, at)) };
@@ -706,7 +709,7 @@ impl<'a> Walk<'a> {
         if right { Ok(()) } else { fail(at, Flaw::Astray) }
     }
 
-    /// Whether control leaves generated code at `at`, which only a right state permits.
+    /// Whether control leaves generated code at `at`. Fails if the state does not permit it.
     fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
         if matches!(mode, Mode::Routine(_)) {
             return Ok(false);
@@ -730,12 +733,12 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
-    /// A routine ends by a jump to its register, with everything else as it was.
+    /// Checks the end of a routine: a jump to rax, with all registers unchanged except the answer.
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
             Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
             Mode::Routine(Routine::Time) => (0, 1 << 2),
-            // the answer is in rcx
+            // The answer is in rcx.
             Mode::Routine(_) => (0, 1 << 1),
             Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
         };
@@ -748,7 +751,7 @@ impl<'a> Walk<'a> {
         if !state.kept & !changed == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
     }
 
-    /// Applies an instruction to the state. An error if it does what no code of ours may do there.
+    /// Applies an instruction to the state. Fails if generated code must not contain the instruction at this place.
     fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         if self.saves_or_restores(i, state, mode)? {
             return Ok(());
@@ -777,13 +780,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Applies an instruction that saves or restores registers and flags, or does nothing; `false` for any other. An error if it is not permitted.
+    /// Applies an instruction that saves or restores registers and flags, or does nothing. Returns false for any other instruction; fails
+    /// if the instruction is not permitted.
     fn saves_or_restores(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<bool, VerifyError> {
         let at = i.ip();
         match i.code() {
             Code::Push_r64 => {
                 let r = number_of(i.op0_register()).filter(|r| *r != 4);
-                // addresses of the arena stay in registers
+                // An address in the arena must stay in a register.
                 if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
                     return fail(at, Flaw::Forbidden);
                 }
@@ -830,7 +834,7 @@ impl<'a> Walk<'a> {
             Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == Image::Low => {
                 state.image = Image::Whole;
             }
-            // 1 + 0x7f overflows, 0 + 0x7f does not
+            // The addition overflows if al is 1, and not if al is 0.
             Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == Image::Whole => {
                 state.image = Image::Overflow;
                 state.flags_kept = false;
@@ -841,7 +845,7 @@ impl<'a> Walk<'a> {
                     return fail(at, Flaw::Lost);
                 }
             }
-            // how the answer of a routine gets past the register that holds the way back
+            // These moves bring the answer of a routine past the register with the resume address.
             Code::Mov_rm64_r64 | Code::Mov_r64_rm64
                 if matches!(mode, Mode::Routine(_)) && i.op_kinds().all(|k| k == OpKind::Register) =>
             {
@@ -854,7 +858,8 @@ impl<'a> Walk<'a> {
         Ok(true)
     }
 
-    /// Checks that an instruction writes to registers and memory that code of ours may change, and reads only memory that it may read.
+    /// Checks that an instruction writes only registers and memory that generated code may change, and reads only memory that such code
+    /// may read.
     fn check_accesses(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let env = self.env;
@@ -891,7 +896,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Notes the bound or the meaning of a register that an instruction sets.
+    /// Records the bound or the meaning of a register that an instruction sets.
     fn note_bound(&mut self, i: &Instruction, state: &mut State) {
         let env = self.env;
         match i.code() {
@@ -915,7 +920,7 @@ impl<'a> Walk<'a> {
             Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, i.immediate32()));
             }
-            // a mask below 0 bounds nothing: as a number it is larger than any room
+            // A mask that is negative as an i8 gives a bound that is larger than any table, so no access is permitted by it.
             Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {
                 let most = i.immediate8to32().cast_unsigned();
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, most));

@@ -1,4 +1,4 @@
-//! Words of shard 0 that code may touch to look up a key that the engine lists: exactly those of the tables that the plan's snippets name.
+//! Words of shard 0 that code may access to look up a listed key: exactly those of the tables that the plan's snippets name.
 
 use iced_x86::{Instruction, Register, UsedMemory};
 use ingraft_model::{Listing, VariableId};
@@ -8,7 +8,7 @@ use super::state::Bound;
 use crate::code::environment::Environment;
 use crate::snippet::mini::MiniRequest;
 
-/// The words of a table in shard 0.
+/// Words of one table in shard 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Listed {
     /// Address of the first place's key.
@@ -27,7 +27,8 @@ impl Listed {
         Some(Listed { keys: word(0), values: word(listing.value(0)), last: listing.places() - 1 })
     }
 
-    /// Whether an instruction reads the key of a place whose number is bounded by the table's size, or adds to its value in shard 0 with `lock`.
+    /// Whether an instruction reads the key of a place whose number is bounded by the table's size, or adds to the value of such a place
+    /// in shard 0 with `lock`.
     pub fn permits(&self, i: &Instruction, memory: &UsedMemory, bound: Bound) -> bool {
         let Bound::Most(register, last) = bound else { return false };
         let place = memory.displacement();

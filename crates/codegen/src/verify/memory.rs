@@ -1,4 +1,4 @@
-//! The new code of a plan, by address.
+//! New code of a plan, by address.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 use ingraft_model::AvmaRange;
@@ -6,13 +6,13 @@ use ingraft_model::patch::ArenaCode;
 
 use super::{Flaw, VerifyError, fail};
 
-/// The pieces of code that a plan writes, sorted.
+/// Pieces of code that a plan writes, sorted by address.
 pub(super) struct Memory<'a> {
     pieces: Vec<(u64, &'a [u8])>,
 }
 
 impl<'a> Memory<'a> {
-    /// The pieces, if they lie in the arena and do not overlap.
+    /// Collects the pieces. Fails if one lies outside the arena, or if two overlap.
     pub fn new(code: &'a [ArenaCode], arena: &AvmaRange) -> Result<Self, VerifyError> {
         let mut pieces: Vec<_> = code.iter().map(|c| (c.at.0, c.bytes.as_slice())).collect();
         pieces.sort_unstable_by_key(|c| c.0);
@@ -34,7 +34,7 @@ impl<'a> Memory<'a> {
         bytes.get(usize::try_from(at - start).ok()?..).filter(|rest| !rest.is_empty())
     }
 
-    /// Whether the plan writes that byte.
+    /// Whether the plan writes the byte at `at`.
     pub fn holds(&self, at: u64) -> bool {
         self.bytes(at).is_some()
     }
@@ -44,7 +44,7 @@ impl<'a> Memory<'a> {
         self.bytes(at).map_or_else(|| fail(at, Flaw::NoInstruction), |bytes| decode(bytes, at))
     }
 
-    /// Every byte is in a proven range or a breakpoint between two of them. Sorts the ranges.
+    /// Checks that every byte belongs to a proven range, or is a breakpoint between two of them. Sorts the ranges.
     pub fn all_proven(&self, proven: &mut [(u64, u64)]) -> Result<(), VerifyError> {
         proven.sort_unstable();
         let mut ranges = proven.iter().peekable();

@@ -1,15 +1,16 @@
-//! The verifier: proves from bytes alone that a plan does what it must and nothing else. It shares no code with the generator but the
-//! decoder, and believes neither the plan nor the woven points: it reads them as claims.
+//! The verifier: it proves from bytes alone that a plan does what it must and nothing else. It shares with the generator only the
+//! instruction decoder, types, constants, and the encoding of slots and links. It trusts neither the plan nor the woven points: it reads
+//! them as claims.
 //!
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
-//! - springboards lead to a base trampoline, and nothing can land inside them;
-//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
-//! - the tail does what the displaced instructions did (`equivalence`), and control goes home;
-//! - no call instruction is in an arena and no address of it is pushed, but by the routines that call functions which a snippet
-//!   names (`calling`) and the one of the vDSO that tells the time (`time`);
-//! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
-//! - from every instruction of code that will be taken away a thread has a way home.
+//! - springboards lead to a base trampoline, and control cannot land inside them;
+//! - code before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
+//! - the tail does the same as the displaced instructions (`equivalence`), and control goes home;
+//! - no code in an arena has a call instruction or pushes an address of the arena, except the routine that calls functions which a
+//!   snippet names (`calling`) and the routine that asks the vDSO for the time (`time`);
+//! - every byte of new code belongs to a proven instruction, and no jump leads into the middle of an instruction;
+//! - at every instruction of code that will be removed, a thread has a resume address or can be single-stepped.
 
 mod birth;
 mod calling;
@@ -48,24 +49,24 @@ use equivalence::Pair;
 use interpreter::{Facts, Walk};
 use memory::Memory;
 
-/// What is wrong with a plan: a defect of the generator, or of what stands between it and the verifier.
+/// Defect of a plan. The cause is a defect of the generator, or of the code that passes the plan to the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the plan is wrong at {at}: {flaw}")]
 pub struct VerifyError {
-    /// Where.
+    /// Address at which the plan is wrong.
     pub at: Avma,
-    /// What.
+    /// Kind of the defect.
     pub flaw: Flaw,
 }
 
-/// The ways in which a plan can be wrong.
+/// Kinds of defects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
     /// Text writes or code overlap or are out of order.
     #[error("writes overlap or are not sorted")]
     Disorder,
-    /// A text write of no bytes, of more than 8, or with bytes behind its length.
+    /// A text write has no bytes, more than 8, or bytes after its length.
     #[error("a malformed text write")]
     Malformed,
     /// A text write lies on two pages.
@@ -77,7 +78,7 @@ pub enum Flaw {
     /// The plan's text writes are not those of its points.
     #[error("text writes and removal records do not match")]
     Unmatched,
-    /// New code outside of the arena.
+    /// New code lies outside the arena.
     #[error("code outside of the arena")]
     OutsideArena,
     /// A springboard or a rewritten branch does not lead where it must.
@@ -86,16 +87,16 @@ pub enum Flaw {
     /// Control can land inside a springboard.
     #[error("control can land inside a springboard")]
     LandingInside,
-    /// Bytes that are no instruction, or that no plan has written.
+    /// There is no valid instruction, or the plan has not written it.
     #[error("no instruction")]
     NoInstruction,
-    /// An instruction that generated code must not contain.
+    /// Generated code must not contain the instruction.
     #[error("an instruction that must not be there")]
     Forbidden,
-    /// A write to memory that is neither a counter nor the code's own stack.
+    /// An instruction writes to memory that is neither a counter nor the code's own stack.
     #[error("a write to foreign memory")]
     ForeignWrite,
-    /// A read of memory that may not be there.
+    /// An instruction reads memory that may not be mapped.
     #[error("a read of foreign memory")]
     ForeignRead,
     /// Pushes and pops do not match.
@@ -107,13 +108,13 @@ pub enum Flaw {
     /// The tail does not do what the original instructions do.
     #[error("the displaced instructions are not equivalent")]
     NotEquivalent,
-    /// A jump leads into the middle of an instruction, or there is code that nothing proves.
+    /// A jump leads into the middle of an instruction, or some code is not proven.
     #[error("overlapping or unproven code")]
     Untiled,
-    /// A call of a function of the program that no snippet asks for.
+    /// Code calls a function of the program that no snippet names.
     #[error("a call that nobody has asked for")]
     Undeclared,
-    /// A move of program counters that is not an equivalence, or is missing.
+    /// A move of program counters is missing, or leads to an address that is not equivalent.
     #[error("a program counter has no right way to go")]
     BadMove,
 }
@@ -133,7 +134,7 @@ pub fn verify_weave(
     verify_weave_on(&OneThread, env, arena, text, requests, weave)
 }
 
-/// Proves a plan as [`verify_weave`] does, with many points proven in parts that `spread` runs.
+/// Proves a plan as [`verify_weave`] does. The points are proven in parts that `spread` runs.
 pub fn verify_weave_on(
     spread: &dyn Spread,
     env: &Environment,
@@ -150,7 +151,7 @@ pub fn verify_weave_on(
     let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
     for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
         let (r, routine) = routine;
-        // a routine of an earlier plan was proven then
+        // A routine of an earlier plan was proven with that plan.
         if memory.holds(routine.range.start.0) {
             walk.slow_routine(r as u8, routine)?;
             walk.tile(&routine.range)?;
@@ -176,21 +177,21 @@ pub fn verify_weave_on(
     memory.all_proven(&mut proven)
 }
 
-/// Number of points that are worth a part of their own.
+/// Number of points in a part.
 const POINTS_OF_PART: usize = 200;
 
-/// What the points of a plan were found to do.
+/// Results for the points of a plan.
 #[derive(Default)]
 struct Points {
     writes: Vec<TextWrite>,
-    /// Where threads may go on that stand on what is displaced.
+    /// Allowed moves of threads from displaced instructions.
     expected: Vec<PcMove>,
-    /// Their code.
+    /// Ranges of the points' code.
     proven: Vec<(u64, u64)>,
 }
 
 impl Points {
-    /// Proves points, many in parts. Overlaps between the code of points of different parts are found when all is put together.
+    /// Proves points in parts. Overlaps between the code of points in different parts are found after all results are collected.
     fn prove_all(
         spread: &dyn Spread,
         proofs: &[Proof<'_>],
@@ -226,7 +227,7 @@ impl Points {
     }
 }
 
-/// The shared routines that this plan writes; others were proven then.
+/// Proves the shared routines that this plan writes. Other routines were proven with the plans that wrote them.
 fn prove_routines(
     walk: &mut Walk<'_>,
     arena: &Arena,
@@ -261,14 +262,14 @@ fn check_writes(text: &[TextWrite]) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Every move is one of the expected equivalences, and every instruction that loses bytes has its move.
+/// Checks that every move is one of the expected moves, and that every instruction that loses bytes has a move.
 fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [PcMove]) -> Result<(), VerifyError> {
     expected.sort_unstable();
     let mut next = 0;
     let mut write = text.iter().peekable();
     for e in expected.iter() {
         while write.next_if(|w| w.at.0 + u64::from(w.len) <= e.from.0).is_some() {}
-        // where a springboard begins no move is expected
+        // An instruction at which a springboard begins has no move.
         let inside = write.peek().is_some_and(|w| w.at <= e.from);
         if moves.get(next) == Some(e) {
             next += 1;
@@ -282,8 +283,8 @@ fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [P
     }
 }
 
-/// From each of these instructions of a piece of code there is the move that is allowed, or it is stepped out of; how many moves that are. Moves
-/// out of order are not found.
+/// Checks that each of these instructions has the move that is allowed, or lies in a range to single-step. Returns the number of such
+/// moves. Moves that are not sorted are not found.
 fn ways_out(
     record: &RemovalRecord,
     visited: impl Iterator<Item = (u64, Option<bool>)>,
@@ -306,7 +307,7 @@ fn ways_out(
     Ok(used)
 }
 
-/// The proof of one point.
+/// Proof of one point.
 struct Proof<'a> {
     text: &'a TextSpace,
     request: &'a PointRequest<'a>,
@@ -331,9 +332,9 @@ impl Proof<'_> {
         }
         walk.begin(site, point);
 
-        // what stands in the text afterwards, and where it leads
+        // Pairs of original instructions and their copies.
         let mut pairs: Vec<Pair> = Vec::new();
-        // a branch to where something begins, or has been returned to, must miss it
+        // A branch to the springboard, or to the function's first byte, must be redirected to the tail.
         let begins = |t: u64| site.arrival().is_some() && t == at.0 || entry && t == point.function.0;
         let resolve = |t: u64| if begins(t) { point.tail.0 } else { t };
         let mut springboard = None;
@@ -369,7 +370,7 @@ impl Proof<'_> {
         if springboard.len as u64 > displaced_end - at.0 && u64::from(site.own) > displaced_end - at.0 {
             return fail(at.0, Flaw::NotEquivalent);
         }
-        // who may have come by a branch of the function's own is not seen by the snippets
+        // A thread at the first instruction may have arrived by one of the function's own branches, so it must not run the snippets.
         let looped = site.arrival().is_some() && !site.back_branches().is_empty();
         let mut begins = if looped { Vec::new() } else { vec![at.0] };
         for branch in site.back_branches() {
@@ -385,7 +386,7 @@ impl Proof<'_> {
         }
         inner::offered(walk, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
-        // a thread that has arrived at the point has not passed it
+        // A thread at the point's instruction has not passed the point yet.
         let arrival = |p: &Pair| if p.original == self.point_at() && site.arrival().is_none() { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
         if looped && entry && point.function != at {
@@ -403,7 +404,7 @@ impl Proof<'_> {
         site.point_kind().is_at_call() && now().is_some_and(|i| i.is_call_near())
     }
 
-    /// What stands at the site once the plan is applied, as far as its own instructions go.
+    /// The site's own bytes after the plan is applied.
     fn text_now(&self) -> Option<Vec<u8>> {
         let (site, at) = (self.site(), self.site().at.to_avma(self.request.bias).0);
         let mut bytes = site.bytes.get(..usize::from(site.own))?.to_vec();
@@ -416,8 +417,8 @@ impl Proof<'_> {
         Some(bytes)
     }
 
-    /// A call that leads to the base: still a call, which ends where it did, so that it pushes the same return address. The tail is the
-    /// jump to whom it called.
+    /// Proves a call that leads to the base. It must still be a call with the same end, so that it pushes the same return address. The
+    /// tail is the jump to the callee.
     fn call(&self, walk: &mut Walk<'_>) -> Result<(), VerifyError> {
         let (site, point) = (self.site(), self.point);
         let at = site.at.to_avma(self.request.bias).0;
@@ -445,7 +446,7 @@ impl Proof<'_> {
         self.snippets(walk, point.base.0, &pairs)
     }
 
-    /// What runs before the tail, from the base and from each link on.
+    /// Proves the code before the tail, from the base on and along the links.
     fn snippets(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
         let point = self.point;
         let at = point.at;
@@ -477,7 +478,7 @@ impl Proof<'_> {
             walk.tile(&record.code)?;
             self.ways_home(walk, record, pairs)?;
         }
-        // what is in the text is the point's own
+        // Changes in the text belong to the point, not to a snippet.
         let alone = |m: &WovenMini| {
             m.removal.text.is_empty() && m.removal.moves.iter().all(|to| m.removal.code.contains(&to.from))
         };
@@ -493,13 +494,13 @@ impl Proof<'_> {
         self.site().at.to_avma(self.request.bias).0 + u64::from(self.site().point)
     }
 
-    /// The instructions in front of the point run first, and straight on; where what follows them begins.
+    /// Checks that the instructions before the point run first, without a gap. Returns the end of their copies.
     fn before(&self, walk: &mut Walk<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
         let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
         equivalence::straight(walk, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
     }
 
-    /// The point's instruction and those behind it; where they go home, if they do.
+    /// Compares the point's instruction and those after it with the tail. Returns the home address, if the tail has one.
     fn behind(
         &self,
         walk: &mut Walk<'_>,
@@ -521,7 +522,7 @@ impl Proof<'_> {
         equivalence::run(walk, bytes, at, tail, resolve, pairs)
     }
 
-    /// Behind the branch that keeps those away from a conditional exit who do not take it.
+    /// End of the branch past the snippets for a thread that does not take a conditional exit. For other code, `begin`.
     fn past_condition(&self, walk: &Walk<'_>, begin: u64) -> Result<u64, VerifyError> {
         if self.site().point_kind() != PointKind::Exit {
             return Ok(begin);
@@ -530,7 +531,7 @@ impl Proof<'_> {
         Ok(if i.is_jcc_short_or_near() { i.next_ip() } else { begin })
     }
 
-    /// The original bytes at an address, as the facts state them.
+    /// Original bytes at an address, as the site and the padding state them.
     fn original(&self, at: u64, len: u8) -> Option<&[u8]> {
         let bias = self.request.bias;
         let within = |start: u64, bytes: &'_ [u8]| -> Option<std::ops::Range<usize>> {
@@ -556,9 +557,9 @@ impl Proof<'_> {
         bytes.get(within(start, bytes)?)
     }
 
-    /// Where the jump that a write leaves leads, an island of the same point included.
+    /// Target of the jump that a write puts in place, followed through an island of the same point.
     fn follow(&self, w: &TextWrite) -> Option<u64> {
-        // records hold the inverse: `old` is what we write
+        // A record holds the inverse of a write: `old` is the new code.
         let bytes = w.old_bytes();
         match *bytes {
             [0xe9, a, b, c, d] => Some((w.at.0 + 5).wrapping_add_signed(i64::from(i32::from_le_bytes([a, b, c, d])))),
@@ -575,7 +576,7 @@ impl Proof<'_> {
         (w.old[0] == 0xe9).then(|| self.follow(w)).flatten()
     }
 
-    /// Whether five bytes are padding, or what a clearing of this point leaves.
+    /// Whether five bytes are padding, or are free because this point displaces a range for an island.
     fn is_room(&self, at: u64) -> bool {
         if let Some((start, bytes)) = self.text.padding_at(at) {
             return at + 5 <= start + bytes.len() as u64;
@@ -587,7 +588,8 @@ impl Proof<'_> {
         self.site().clearings.iter().any(within)
     }
 
-    /// What makes room for an island is displaced as a whole, if it is at all; where it begins.
+    /// Checks a range that is displaced to make room for an island: all of it must be displaced. Returns the address of the range, or
+    /// `None` if the point does not displace it.
     fn clearing(&self, walk: &mut Walk<'_>, c: &Clearing, pairs: &mut Vec<Pair>) -> Result<Option<u64>, VerifyError> {
         let at = c.at.to_avma(self.request.bias).0;
         if !self.point.cleared.contains(&Avma(at)) {
@@ -615,7 +617,8 @@ impl Proof<'_> {
         Ok(Some(at))
     }
 
-    /// A function's own branch to its entry goes to the tail. Where the stretch begins that is displaced with it, if one is.
+    /// Checks that a function's own branch to the point leads to the tail. Returns the start of the range that is displaced with the
+    /// branch, if there is one.
     fn detour(
         &self,
         walk: &mut Walk<'_>,
@@ -629,11 +632,11 @@ impl Proof<'_> {
         let astray = || VerifyError { at: Avma(at), flaw: Flaw::Astray };
         let offset = usize::try_from(at.wrapping_sub(from)).map_err(|_| astray())?;
         let original = branch.bytes.get(offset..).ok_or_else(astray)?;
-        // padding behind it may hold an island
+        // Padding after the branch may hold an island.
         let end = memory::decode(original, at)?.next_ip();
         let until = branch.until.to_avma(bias).0;
         let inside = |w: &&TextWrite| w.at.0 >= from && w.at.0 < end && !displaced.contains(&w.at.0);
-        // what is in front of its own stretch may have been cleared for an island
+        // Bytes before the branch's own range may be displaced for an island.
         let last = self.point.removal.text.iter().filter(inside).max_by_key(|w| w.at);
         let Some(w) = last else { return Err(astray()) };
         if let [0xe9, ..] = *w.old_bytes()
@@ -646,7 +649,7 @@ impl Proof<'_> {
             let home = equivalence::run(walk, bytes, w.at.0, target, resolve, &mut own)?;
             let stretch_end = own.iter().map(|p| p.original_end).max().unwrap_or(0);
             let takes_branch = own.iter().any(|p| p.original == at);
-            // control that runs on must find the next instruction whole
+            // Control that continues after the range must find a whole instruction.
             if w.at.0 > at
                 || !takes_branch
                 || w.at.0 + 5 > until
@@ -663,7 +666,7 @@ impl Proof<'_> {
         if target == self.point.tail.0 { Ok(None) } else { Err(astray()) }
     }
 
-    /// From every instruction there is a move that is an equivalence, or it is stepped out of.
+    /// Checks that each instruction has a move to an equivalent address, or lies in a range to single-step.
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
         let home = self.point.resume;
         let proven_elsewhere = |at| pairs.iter().find(|p| p.copy == at).and_then(|pair| pair.back).map(Avma);
@@ -676,7 +679,7 @@ impl Proof<'_> {
         if used + islands == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
     }
 
-    /// Islands lie in the text: a thread on one goes to the entry.
+    /// Checks that a thread in an island, which lies in the text, moves to the point's springboard.
     fn islands_have_ways(&self, record: &RemovalRecord) -> Result<(), VerifyError> {
         let is_island = |at: u64| self.island(at).is_some();
         for m in record.moves.iter().filter(|m| m.from < record.code.start || m.from >= record.code.end) {

@@ -1,9 +1,9 @@
-//! Code that is another point's but for where it lies and which counters it takes: what abstract execution found there holds here as well, so
-//! that of many points that do the same few are executed.
+//! Cache of proofs. If the code of two points differs only in its address and its counters, the result of abstract execution is the same.
+//! So if many points run the same snippets, few of them are executed.
 //!
-//! Execution looks at an instruction's operands, at where control goes among the parts of the point's own code, and at constants of the plan.
-//! Of a counter it asks only whether it is one; of the number by which a record is named, nothing; of a nop, nothing. What else is said of
-//! a point, its slot and links and marks, is checked on its own bytes.
+//! Execution examines the operands of an instruction, the targets of branches among the parts of the point's own code, and constants of
+//! the plan. Of a counter, it asks only whether it is one. It ignores the number that names a record, and the operands of a nop. Other
+//! claims about a point, such as its slot, links and markers, are checked on the point's own bytes.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -12,58 +12,59 @@ use rustc_hash::FxHashMap;
 
 use super::interpreter::Facts;
 
-/// Most pieces of code of one shape that are known: among more, looking for one costs what it saves.
+/// Maximum number of known pieces of code with the same shape. With more, the search takes as long as the execution that it saves.
 const KNOWN_MAX: usize = 8;
 
-/// A part of a point's code that moves as a whole: from its first byte to behind its last one. The way into the slow routine; from the first
-/// instruction that is no displaced one to the tail; what lies aside of each snippet.
+/// Part of a point's code that moves as a whole: address of the first byte, and end. The parts are the jump to the slow routine; the code
+/// from the first instruction that is not displaced to the tail; and the code aside of each snippet.
 pub(super) type Part = (u64, u64);
 
-/// Which of a point's parts is the one that ends with the tail.
+/// Index of the part that ends with the tail.
 const MAIN: usize = 1;
 
-/// Code that was executed.
+/// Code that was executed, with the results.
 pub(super) struct Known {
     parts: Box<[Part]>,
-    /// In the order of their addresses.
+    /// Runs, sorted by address.
     runs: Vec<Run>,
 }
 
 /// Instructions without a gap in a part.
 struct Run {
     part: usize,
-    /// Bytes from the part's beginning.
+    /// Offset in bytes from the start of the part.
     offset: u64,
     bytes: Vec<u8>,
     steps: Vec<Step>,
-    /// What in the bytes may be different elsewhere, in order.
+    /// Fields whose values may differ in equivalent code, sorted by offset.
     fields: Vec<Field>,
 }
 
-/// An instruction.
+/// One instruction.
 struct Step {
-    /// Bytes from the run's beginning.
+    /// Offset in bytes from the start of the run.
     offset: u64,
-    /// Whether a thread that stands on it has changed nothing that is live.
+    /// Whether a thread at the instruction has changed nothing that is live.
     harmless: bool,
 }
 
-/// A constant of an instruction: what else is in an instruction decides what it is.
+/// Constant in an instruction. The other bytes of the instruction must be equal in equivalent code.
 struct Field {
-    /// Bytes from the run's beginning.
+    /// Offset in bytes from the start of the run.
     at: usize,
     len: usize,
     means: Means,
 }
 
-/// What execution asks of a constant.
+/// Condition that a constant must meet in equivalent code.
 enum Means {
     Nothing,
-    /// That it is a counter's place.
+    /// The constant is the displacement of a counter.
     Counter,
-    /// That it is not the address of a function that may be called.
+    /// The constant is not the address of a function that may be called.
     NoCallee,
-    /// Where it leads, counted from behind its instruction: into a part, or elsewhere.
+    /// The constant leads to the same address of the same part, or to the same address outside all parts. `behind` is the end of the
+    /// instruction.
     Leads {
         behind: u64,
         part: Option<(usize, u64)>,
@@ -71,23 +72,23 @@ enum Means {
     },
 }
 
-/// All that was executed so far, on any processor, by shape: what must be the same before instructions are compared.
+/// Code that was executed so far, on any processor, by shape. Only code of the same shape is compared.
 #[derive(Default)]
 pub(super) struct Executed(RwLock<ByShape>);
 
 type ByShape = FxHashMap<Box<[u64]>, Vec<Arc<Known>>>;
 
 impl Executed {
-    /// What the code at `parts`, of that shape, is like.
+    /// Known code that is equivalent to the code at `parts`, which has this shape.
     pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Arc<Known>> {
-        // nothing can panic while it is written
+        // No code can panic while it writes to the map, so a poisoned lock holds valid data.
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let all = executed.get(shape).filter(|_| is_ordered(parts))?;
         all.iter().find(|known| known.is_like(facts, parts)).map(Arc::clone)
     }
 
-    /// Notes what was executed: where instructions begin, and whether each is harmless. Nothing if one is outside of the parts, or cannot be told from others
-    /// by its bytes.
+    /// Keeps the results of an execution: the address of each instruction, and whether the instruction is harmless. Keeps nothing if an
+    /// instruction lies outside the parts, or if its bytes alone do not determine the result.
     pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
         let is_full = |all: &Vec<Arc<Known>>| all.len() >= KNOWN_MAX;
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -99,14 +100,14 @@ impl Executed {
         let Some(known) = Known::new(facts, parts, &visited) else { return };
         let mut executed = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let all = executed.entry(shape.into()).or_default();
-        // another processor may have been faster
+        // Another thread may have added the same code in the meantime.
         if !is_full(all) && !all.iter().any(|known| known.is_like(facts, parts)) {
             all.push(Arc::new(known));
         }
     }
 }
 
-/// Execution asks whether control goes forwards: the parts lie one behind the other.
+/// Whether the parts are sorted and disjoint. Execution depends on the direction of branches.
 fn is_ordered(parts: &[Part]) -> bool {
     parts.iter().all(|(from, until)| from <= until) && parts.windows(2).all(|two| two[0].1 <= two[1].0)
 }
@@ -145,18 +146,18 @@ impl Known {
         Some(known)
     }
 
-    /// What execution asks of the displacement and the immediate value of an instruction in a part, which ends `behind` in its run; nothing if they
-    /// have to be what they are. None if what it leads to is used in a way of which nothing is known here.
+    /// Conditions for the displacement and the immediate value of an instruction in part `own`, which ends at `behind` in its run. An
+    /// inner `None` requires the same value. The result is `None` if an address is used in a way that this function does not know.
     fn means(&self, facts: &Facts<'_>, i: &Instruction, own: usize, behind: usize) -> Option<[Option<Means>; 2]> {
         let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
         if branches || i.is_ip_rel_memory_operand() {
-            // the address of one relative to eip depends on where it lies
+            // An address relative to eip depends on the address of the instruction.
             if !branches && i.memory_base() != Register::RIP {
                 return None;
             }
             let to = if branches { i.near_branch_target() } else { i.ip_rel_memory_address() };
             let part = self.place(to);
-            // the same bytes lead to the same place of the part
+            // The same bytes lead to the same offset in the same part.
             if part.is_some_and(|(part, _)| part == own) {
                 return Some([None, None]);
             }
@@ -180,12 +181,12 @@ impl Known {
         })
     }
 
-    /// How many instructions it has.
+    /// Number of instructions.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| run.steps.len()).sum()
     }
 
-    /// Its instructions in a range of the code at `parts`, and whether each is harmless.
+    /// Instructions in a range of the code at `parts`, each with whether it is harmless.
     pub fn instructions(&self, parts: &[Part], range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, bool)> {
         let here = self.runs.iter().map(|run| (run.start(parts), run));
         let last = range.end;
@@ -195,18 +196,18 @@ impl Known {
         steps.filter(move |(at, _)| range.contains(at))
     }
 
-    /// If instructions begin at an address of code at `parts` that lie there without a gap: their end and number.
+    /// End and number of the instructions in the run that begins at `at` in the code at `parts`; `None` if no run begins there.
     pub fn run_at(&self, parts: &[Part], at: u64) -> Option<(u64, usize)> {
         let run = self.runs.iter().find(|run| run.start(parts) == at)?;
         Some((at + run.bytes.len() as u64, run.steps.len()))
     }
 
-    /// Whether execution cannot tell the code at `parts` from it.
+    /// Whether the code at `parts` is equivalent to this code.
     fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> bool {
         parts.len() == self.parts.len() && self.runs.iter().all(|run| run.is_like(facts, parts) == Some(true))
     }
 
-    /// The part in which an address is, and how far; the tail belongs to the code that leads to it.
+    /// Part that contains an address, and offset in it. The address of the tail belongs to the main part, which ends there.
     fn place(&self, at: u64) -> Option<(usize, u64)> {
         let tail = self.parts.get(MAIN).is_some_and(|(_, tail)| *tail == at).then_some(MAIN);
         let part = tail.or_else(|| self.parts.iter().position(|(from, until)| (*from..*until).contains(&at)))?;
@@ -215,12 +216,12 @@ impl Known {
 }
 
 impl Run {
-    /// Where it begins in code at `parts`.
+    /// Address of the run in code at `parts`.
     fn start(&self, parts: &[Part]) -> u64 {
         parts.get(self.part).map_or(u64::MAX, |(from, _)| from + self.offset)
     }
 
-    /// Whether execution cannot tell the code at `parts` from it; none if there is not as much.
+    /// Whether the code at `parts` is equivalent to this run; `None` if that code is shorter.
     fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> Option<bool> {
         let start = self.start(parts);
         let own = facts.memory().bytes(start)?.get(..self.bytes.len())?;
@@ -239,7 +240,7 @@ impl Run {
 }
 
 impl Means {
-    /// Whether it may be that number in a run at `start` of code at `parts`.
+    /// Whether `number` meets the condition in a run at `start` of the code at `parts`.
     fn is_met(&self, facts: &Facts<'_>, parts: &[Part], start: u64, number: i64) -> bool {
         match self {
             Means::Nothing => true,
@@ -253,7 +254,7 @@ impl Means {
     }
 }
 
-/// A little-endian number, as instructions read it.
+/// Value of a little-endian signed number.
 fn number(bytes: &[u8]) -> Option<i64> {
     Some(match bytes {
         [a] => i64::from(a.cast_signed()),
@@ -266,7 +267,7 @@ fn accesses(i: &Instruction) -> bool {
     i.op_kinds().any(|kind| kind == OpKind::Memory)
 }
 
-/// Whether its operand in memory is one counter, of a thread's shard or of shard 0.
+/// Whether the memory operand is one counter, of a thread's shard or of shard 0.
 fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
     accesses(i)
         && matches!(i.memory_segment(), Register::GS | Register::DS)

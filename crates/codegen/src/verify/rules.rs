@@ -1,4 +1,4 @@
-//! What instructions of generated code may touch, outside of the displaced ones.
+//! Memory and instructions that generated code may use, except for displaced instructions.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
@@ -10,7 +10,7 @@ use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 use crate::snippet::cpu::{PROCESSOR, SELF};
 
-/// Number of the general purpose register that this one is or is part of.
+/// Number of the general purpose register that `r` is, or is part of.
 pub(super) fn number_of(r: Register) -> Option<u8> {
     let full = r.full_register();
     full.is_gpr64().then(|| full.number() as u8)
@@ -20,7 +20,9 @@ pub(super) fn writes(access: OpAccess) -> bool {
     !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
 }
 
-/// Counters through gs; counters of shard 0, with `lock` unless they are set; in the slow routine also the header, claims and owners.
+/// Whether an instruction may write to its memory operand. A point may write to its thread's counters and records through gs. A point or a
+/// twin may write to counters of shard 0, with `lock` or by `mov`. A routine may write to its thread's shard, its stack, the thread's rseq
+/// pointer, and the header's words for its own results.
 pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
     let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
     let counters = base + u64::from(COUNTERS)..end;
@@ -44,8 +46,9 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
     }
 }
 
-/// The thread's identity, owners, counters, the `alive` word, the stack (arguments and saved words); in the slow routine also the data area's
-/// head and the chain of snippets at its register. All of it is mapped.
+/// Whether an instruction may read its memory operand: the thread's identity, owners, counters, records, lasting memory of the program,
+/// the `alive` word, or the stack (arguments and saved words). Further words are for clocks, failures and the loader's hook. All of this
+/// memory is mapped.
 pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
     if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
         return true;
@@ -77,7 +80,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     match memory.segment() {
         _ if i.mnemonic() == Mnemonic::Lea => true,
         Register::FS => {
-            // the number of the thread, and the thread pointer
+            // The thread's id, and the thread pointer.
             let known = matches!(env.identity, ThreadIdentity::FsOffset(at) if place == u64::from(at) || place == 0);
             absolute && (known || is_rseq(env, place, mode))
         }
@@ -94,7 +97,8 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     }
 }
 
-/// Through gs: the top of the activation records, the record at the top and the one below it, and buckets whose number is bounded.
+/// Whether the operand is, through gs, the top of the activation records, the record at the top or the one below, or a bucket with a
+/// bounded number.
 fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> bool {
     let data = &env.data;
     let place = memory.displacement();
@@ -115,7 +119,7 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> 
     }
 }
 
-/// One of these words of this thread's shard.
+/// Whether the operand is one of these words of this thread's shard.
 fn is_own(env: &Environment, memory: &UsedMemory, words: &[u32]) -> bool {
     let absolute = memory.base() == Register::None && memory.index() == Register::None;
     let place = memory.displacement();
@@ -126,7 +130,8 @@ fn is_own(env: &Environment, memory: &UsedMemory, words: &[u32]) -> bool {
         && words.iter().any(|word| place == u64::from(env.data.displacement(*word)))
 }
 
-/// The pointer in a thread's rseq area; in a routine also what tells whether the area is this thread's and registered.
+/// Whether the address is that of the pointer in a thread's rseq area. A routine may also read the words that show whether the area
+/// belongs to this thread and is registered.
 fn is_rseq(env: &Environment, place: u64, mode: Mode) -> bool {
     let CpuClock::Rseq { slot, .. } = env.cpu else { return false };
     let at = |offset: i32| place == i64::from(offset).cast_unsigned();
@@ -137,7 +142,7 @@ fn is_rseq(env: &Environment, place: u64, mode: Mode) -> bool {
     }
 }
 
-/// The address of our descriptor as a thread's critical section.
+/// Whether the instruction stores the address of our descriptor in the pointer of the thread's rseq area.
 fn is_descriptor(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
     let CpuClock::Rseq { slot, .. } = env.cpu else { return false };
     i.code() == Code::Mov_rm64_imm32
@@ -148,7 +153,7 @@ fn is_descriptor(env: &Environment, i: &Instruction, memory: &UsedMemory) -> boo
         && memory.displacement() == i64::from(slot).cast_unsigned()
 }
 
-/// One more in a word of the header: that a snippet with calls was not run, or that a reading has found nothing.
+/// Whether the instruction increments, with `lock`, this word of the header, which counts events such as failed reads.
 fn is_note(env: &Environment, i: &Instruction, memory: &UsedMemory, word: u32) -> bool {
     i.code() == Code::Inc_rm32
         && i.has_lock_prefix()
@@ -158,14 +163,15 @@ fn is_note(env: &Environment, i: &Instruction, memory: &UsedMemory, word: u32) -
         && memory.displacement() == u64::from(env.data.displacement(word))
 }
 
-/// What shared routines touch: this thread's shard.
+/// Whether a shared routine may access the operand: a word of this thread's shard, or the stack.
 fn routine_access(env: &Environment, memory: &UsedMemory) -> bool {
     let shard = env.data.base.0..env.data.base.0 + env.data.stride;
     memory.segment() == Register::GS && memory.index() == Register::None && shard.contains(&memory.displacement())
         || memory.segment() == Register::SS
 }
 
-/// What a thread at the loader's hook says to the engine: that one more has come, what it was about to do, and that nobody listens.
+/// Whether a thread at the loader's hook may write to the operand: it counts one more load, stores the loader's state, or clears a flag or
+/// the state.
 fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
     let word = |at: u32| memory.displacement() == u64::from(env.data.displacement(at));
     let what = match i.code() {
@@ -177,7 +183,8 @@ fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> 
     what && is_absolute(memory)
 }
 
-/// What it looks at: the words that it shares with the engine, whether it is the target at all, and the loader's own word.
+/// Whether a thread at the loader's hook may read the operand: the words that it shares with the engine, the `alive` word, or the loader's
+/// own word.
 fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound) -> bool {
     let words = [header::LISTENING, header::LOADS, header::ANSWERED, header::LOADER_STATE];
     let place = memory.displacement();

@@ -1,5 +1,5 @@
-//! The right form of the slow routine: it gives threads their shards, and finds its way along the snippets of any point by addresses that it
-//! reads and adds up. Neither is for an abstract execution to find out.
+//! Accepted form of the slow routine. The routine assigns shards to threads, and walks along the snippets of any point by addresses that
+//! it computes. Abstract execution could prove neither.
 
 use iced_x86::Register;
 use ingraft_model::ThreadIdentity;
@@ -13,7 +13,7 @@ use crate::code::environment::Environment;
 use crate::snippet::slot::{LEN, NOP, OPCODE};
 use crate::snippet::slow::{COUNT, MARKER};
 
-/// Proves the routine for the register of that number.
+/// Proves the routine for the register with the number `r`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
     let r = Register::RAX + u32::from(r);
     let own = Own::of(r);
@@ -23,18 +23,18 @@ pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, r: u8, routine: &Slo
     form::prove(walk, &chain(r), routine.walk.0).map(drop)
 }
 
-/// The registers of a routine, by name.
+/// Names of the registers that a routine uses.
 struct Own {
-    /// With the slot's address on entry, and the way on at the end.
+    /// Register with the slot's address on entry, and with the resume address at the end.
     r: String,
-    /// A shard's number or place.
+    /// Register with a shard's number or offset.
     k: [String; 2],
-    /// Who the thread is.
+    /// Register with the thread's identity.
     id: [String; 2],
     n: [String; 2],
-    /// Has the slot's address meanwhile: `cmpxchg` needs rax.
+    /// Register with the slot's address in between, because `cmpxchg` needs rax.
     slot: String,
-    /// Saved, in this order.
+    /// Saved registers, in the order of the pushes.
     saved: [String; 4],
 }
 
@@ -54,7 +54,7 @@ impl Own {
         Own { r: name(r), k, id, n, slot, saved }
     }
 
-    /// Everything as it was, and on.
+    /// Restores all registers.
     fn restore(&self, f: &mut Vec<Right>) {
         if self.r == "rax" {
             put(f, [format!("mov rax,{}", self.slot)]);
@@ -68,7 +68,7 @@ impl Own {
     }
 }
 
-/// Who has no shard claims one; who cannot have one goes along the chain, or past it.
+/// First part of the routine: a thread without a shard claims one. If that is impossible, control continues along the chain, or after it.
 #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
 fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     let data = &env.data;
@@ -86,7 +86,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     if r == "rax" {
         put(f, [format!("mov {slot},rax")]);
     }
-    // its gs base is no shard: not a multiple of the stride, or beyond the last one
+    // The gs base is not that of a shard: it is not a multiple of the stride, or it lies beyond the last shard.
     put(f, [format!("rdgsbase {k}"), format!("test {k_half},{last:#x}")]);
     f.push(Right::Jump("jne", "foreign"));
     put(f, [format!("mov {n},{all:#x}"), format!("cmp {k},{n}")]);
@@ -103,7 +103,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     put(f, [format!("test {id},{id}")]);
     f.push(Right::Jump("je", "locked"));
 
-    // what the thread that forked has left to its child
+    // The shard that the forking thread has prepared for its child.
     let heirs = data.base.0 + u64::from(CHILD_SHARD) * data.stride + u64::from(HEIRS);
     put(f, [format!("mov {n},{k}"), format!("shr {n},{:#x}", data.stride.trailing_zeros().saturating_sub(4))]);
     put(f, [format!("cmp dword ptr [{n}+{:#x}],0x0", heirs + 8)]);
@@ -116,7 +116,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     f.push(Right::Jump("jmp", "won"));
     f.push(Right::Label("fresh"));
 
-    // the next claim, from the hint on, round about
+    // Search for a free claim: from the hint on, then from the first shard on.
     put(
         f,
         [
@@ -156,7 +156,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     f.push(Right::Label("foreign"));
     put(f, [format!("cmp dword ptr {alive},0x0")]);
     f.push(Right::Jump("je", "skip"));
-    // inside of a call that a snippet makes, if the stack does not show that it was left
+    // The thread is inside a call that a snippet has made, unless the stack pointer shows that the thread has left the call.
     put(f, [format!("mov {n_half},{k_half}"), format!("and {n_half},{last:#x}"), format!("cmp {n_half},{CALLING:#x}")]);
     f.push(Right::Jump("jne", "locked"));
     put(f, [format!("mov {n},{all:#x}"), format!("cmp {k},{n}")]);
@@ -166,7 +166,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     put(f, [format!("lock inc dword ptr {}", place(header::CALLS_LEFT))]);
     put(f, [format!("sub {k},{CALLING:#x}"), format!("wrgsbase {k}")]);
     f.push(Right::Jump("jmp", "resume"));
-    // behind the slot, and behind its snippets if it is no count
+    // Continue after the slot; if the slot is no count, continue after its snippets.
     f.push(Right::Label("skip"));
     put(f, [format!("cmp dword ptr [{slot}],{:#x}", first_word(&COUNT))]);
     f.push(Right::Jump("je", "bare"));
@@ -200,7 +200,8 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     form
 }
 
-/// From the slot or a link at `r` on: counts are done in shard 0, a compiled snippet's twin takes over, and elsewhere control goes on.
+/// Second part of the routine, from the slot or link at `r` on: it counts in shard 0, enters the twin of a compiled snippet, and otherwise
+/// continues at the next address.
 fn chain(r: Register) -> Vec<Right> {
     let w = if r == Register::R11 { Register::R10 } else { Register::R11 };
     let (r, half, w) = (name(r), name(w.full_register32()), name(w));
@@ -216,7 +217,7 @@ fn chain(r: Register) -> Vec<Right> {
     f.push(Right::Jump("jne", "past"));
     put(f, [format!("movsxd {w},dword ptr [{r}+0x1]"), format!("lea {r},[{r}+{w}+0x5]")]);
     f.push(Right::Jump("jmp", "arrived"));
-    // a nop of five bytes, or of nine
+    // A nop of five bytes or of nine.
     f.push(Right::Label("past"));
     put(f, [format!("cmp byte ptr [{r}],{:#x}", NOP[0]), format!("lea {r},[{r}+0x5]")]);
     f.push(Right::Jump("jne", "arrived"));
@@ -274,7 +275,7 @@ mod tests {
         }
     }
 
-    /// Whether these bytes are a right routine for `r`, whose second entry is at `second`.
+    /// Whether the bytes are an accepted routine for `r` with its second entry at `second`.
     fn is_right(env: &Environment, r: u8, bytes: &[u8], second: Avma) -> bool {
         let arena = Arena::new(AT..AT.offset(0x1000));
         let code = [ArenaCode { at: AT, bytes: bytes.to_vec() }];
@@ -307,7 +308,7 @@ mod tests {
             for bit in 0..8 * code.bytes.len() {
                 let mut bytes = code.bytes.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                // some bits of an encoding mean nothing
+                // Some bits of an encoding have no effect.
                 let found = !is_right(&env, r, &bytes, AT.offset(code.walk as i64));
                 assert!(found || listing(&bytes) == right, "r{r}, bit {bit}");
             }

@@ -1,26 +1,27 @@
-//! What is known at one instruction of generated code: which registers still hold what they held at the point, and what lies on the code's own
-//! part of the stack.
+//! State at one instruction of generated code: which registers still hold their values at the point, and which words the code has pushed.
 
 use iced_x86::Instruction;
 
 use super::rules::number_of;
 use super::{Flaw, VerifyError, fail};
 
-/// A word on the stack: the original value of a register by number, or these.
+/// Kinds of words on the stack. A number below 16 stands for the original value of that register; `FLAGS` for the original flags; `OTHER`
+/// for anything else.
 pub(super) const FLAGS: u8 = 16;
 pub(super) const OTHER: u8 = 17;
-/// The flags as [`Image::Whole`].
+/// The original flags, in the form of [`Image::Whole`].
 pub(super) const IMAGE: u8 = 18;
-/// The address of a function that may be called.
+/// Address of a function that may be called.
 pub(super) const CALLEE: u8 = 19;
 
-/// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
+/// Placeholder for the resume address with which a shared routine is entered in rax. It is not the address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
 
-/// Most words that generated code may push: a snippet's levels and what is saved around it.
+/// Maximum number of words that generated code may push: the nesting of a snippet, and saved registers.
 const STACK_MAX: usize = 80;
 
-/// The words that generated code has pushed; no heap, because there is one per instruction.
+/// Words that generated code has pushed. The array is fixed because each instruction has a stack, and heap allocations would cost too
+/// much.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stack {
     words: [u8; STACK_MAX],
@@ -63,39 +64,39 @@ impl Stack {
     }
 }
 
-/// How far the flags of the point are in ax, or from there on their way back.
+/// Progress of saving the point's flags to ax, or of restoring them from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Image {
     None,
-    /// All but the overflow flag: behind lahf.
+    /// All arithmetic flags but the overflow flag are in ah (after lahf).
     Low,
-    /// With the overflow flag: behind seto.
+    /// The overflow flag is in al as well (after seto).
     Whole,
-    /// The overflow flag is set right: what sahf takes completes it.
+    /// The overflow flag is restored; sahf will restore the others.
     Overflow,
 }
 
-/// Whether this is the target itself, not a fork child.
+/// Knowledge whether the code runs in the target itself, not in a fork child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
     Unknown,
-    /// The flags say so, right behind the comparison: zero in a child.
+    /// The last comparison has set the flags: zero in a child.
     Compared,
     Yes,
 }
 
-/// What is known of a register's value.
+/// Knowledge about the value of one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// Nothing.
+    /// Nothing is known.
     None,
-    /// It is the top of this thread's activation records.
+    /// The register is the top of this thread's activation records.
     Top(u8),
-    /// It is at most this.
+    /// The register is at most this number.
     Most(u8, u32),
-    /// It is the address of a function that may be called.
+    /// The register is the address of a function that may be called.
     Callee(u8),
-    /// It is the address of the word by which the loader says what it does.
+    /// The register is the address of the loader's state word.
     Loader(u8),
 }
 
@@ -108,15 +109,15 @@ impl Bound {
     }
 }
 
-/// What is known at one instruction.
+/// State at one instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// Registers that hold what they held at the point, one bit each.
+    /// Registers that hold their original values, one bit each.
     pub kept: u16,
     pub flags_kept: bool,
-    /// A register that holds this address.
+    /// A register with this address of the arena.
     pub pointer: Option<(u8, u64)>,
-    /// A register of which this is known.
+    /// Bound or meaning of one register.
     pub bound: Bound,
     pub image: Image,
     pub parent: Parent,
@@ -124,7 +125,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Nothing has happened yet.
+    /// State at the point, before any instruction.
     pub fn entry() -> Self {
         State {
             kept: u16::MAX,
@@ -150,7 +151,7 @@ impl State {
         }
     }
 
-    /// A move between registers in a shared routine: the way back, which comes in rax, may wait in another one.
+    /// Applies a move between registers in a shared routine. The resume address, which arrives in rax, may be kept in another register.
     pub fn moves(&mut self, i: &Instruction) {
         let (Some(to), Some(from)) = (number_of(i.op0_register()), number_of(i.op1_register())) else { return };
         let (waits, kept) = (self.pointer == Some((from, WAY_BACK)), self.kept & 1 != 0);

@@ -1,5 +1,4 @@
-//! The system calls that shared routines make, one in each but the one that waits: what they are asked stands right before them and is compared instruction by
-//! instruction.
+//! System calls of shared routines. The instructions right before a system call set its arguments, and are compared one by one.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::{CpuClock, ThreadIdentity, WallClock};
@@ -12,14 +11,16 @@ use crate::snippet::reading::{Access, LENGTHS, VALUE};
 use crate::snippet::usage::{GETRUSAGE, THREAD};
 use crate::snippet::wall::CLOCK_MONOTONIC;
 
-/// What is answered: struct timespec, struct rusage.
+/// Number of words that a system call writes: struct timespec, struct rusage.
 pub(super) const TIME_WORDS: usize = 2;
 const RUSAGE_WORDS: usize = 18;
-/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`: something about the calling thread, into the words that were pushed last.
+/// Length in bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`, which asks for data of the calling thread, written to the words that
+/// were pushed last.
 const CLOCK_CALL: u64 = 13;
-/// Bytes of what [`is_memory`] compares, but for how the process is named: `mov edi, imm32` or `mov edi, fs:[disp32]`.
+/// Length in bytes of the instructions that [`is_memory`] compares, without the one that names the process: `mov edi, imm32` or `mov edi,
+/// fs:[disp32]`.
 const READ_CALL: u64 = 43;
-/// The same where the words that are pushed are loaded, not cleared.
+/// Length for a write, where the pushed word is loaded instead of cleared.
 const WRITE_CALL: u64 = READ_CALL + 2;
 const NAMED: u64 = 5;
 const NAMED_BY_THREAD: u64 = 8;
@@ -27,13 +28,13 @@ const NAMED_BY_THREAD: u64 = 8;
 /// A permitted system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SystemCall {
-    /// The first of the instructions that say what it is asked for: nothing may jump behind it.
+    /// Address of the first instruction that sets an argument. No jump may lead between it and the system call.
     pub start: u64,
-    /// How many of the words that were pushed last it writes.
+    /// Number of words, of those pushed last, that the kernel writes.
     pub writes: usize,
 }
 
-/// The system call at `at`, if it is what its routine may ask for; `before(n)` is the n-th instruction before it.
+/// The system call at `at`, if the routine may make it. `before(n)` is the n-th instruction before `at`.
 pub(super) fn call(
     env: &Environment,
     routine: Routine,
@@ -52,7 +53,7 @@ pub(super) fn call(
     permitted(env, routine, at, before).then_some(call)
 }
 
-/// How many bytes before a routine's system call nothing may jump into.
+/// Length in bytes of the code before a routine's system call that no jump may enter.
 fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
         (
@@ -78,7 +79,7 @@ fn named(identity: ThreadIdentity) -> u64 {
     }
 }
 
-/// Whether a system call at `at` is what its routine may ask for; `before(n)` is the n-th instruction before it.
+/// Whether the routine may make the system call at `at`. `before(n)` is the n-th instruction before `at`.
 fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     let processor_time = || env.cpu != CpuClock::None && asks_for(at, before, CLOCK_GETTIME, THREAD_CPUTIME);
     let time = || env.wall != WallClock::Tsc && asks_for(at, before, CLOCK_GETTIME, CLOCK_MONOTONIC);
@@ -93,7 +94,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
     }
 }
 
-/// Asks for what a number says, with an answer into the words that were pushed last.
+/// Whether the system call is `number` with the first argument `what`, and writes its answer to the words that were pushed last.
 fn asks_for(at: u64, before: &dyn Fn(usize) -> Instruction, number: i32, what: i32) -> bool {
     let (eax, rsi, edi) = (before(1), before(2), before(3));
     let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
@@ -108,8 +109,8 @@ fn sets(i: &Instruction, r: Register, value: u32) -> bool {
     i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value
 }
 
-/// At most 15 bytes from the address in rcx into the two words that are pushed first, or from these to there, of the process itself, by its number
-/// or its thread's.
+/// Whether the system call copies at most 15 bytes between the address in rcx and the two words that are pushed first, within the process
+/// itself. The process is named by its id or by its thread's.
 fn is_memory(env: &Environment, access: Access, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     use Register as R;
     let Some(process) = env.readable.process else { return false };

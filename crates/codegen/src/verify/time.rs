@@ -1,4 +1,5 @@
-//! The right form of the routine that asks the vDSO for the time: the function is the kernel's, and what it does to registers was looked up before.
+//! Accepted form of the routine that asks the vDSO for the time. The called function belongs to the kernel; its effect on registers was
+//! determined before.
 
 use ingraft_model::Avma;
 

@@ -1,4 +1,5 @@
-//! The system calls of the routine that waits at the loader's hook: each is one of these, and what it is asked for stands right before it.
+//! System calls of the routine that waits at the loader's hook. Each must be one of a few, and the instructions right before it set the
+//! arguments.
 
 use iced_x86::{Code, Instruction, Register};
 use ingraft_model::layout::header;
@@ -9,17 +10,18 @@ use crate::snippet::cpu::CLOCK_GETTIME;
 use crate::snippet::loader::{ANY_BIT, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
 use crate::snippet::wall::CLOCK_MONOTONIC;
 
-/// What a register is set to right before a system call.
+/// Value of a register that is set right before a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Given {
     Number(i32),
     StackPointer,
 }
 
-/// The call that the instructions in front of a `syscall` ask for, `before(1)` the last of them; none if it is not a permitted one.
+/// System call for which the instructions before a `syscall` set the arguments; `before(1)` is the last of these. `None` if it is not
+/// permitted.
 pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
     let given: Vec<_> = (1..).map(before).map_while(|i| given(&i).map(|(r, value)| (r, value, i.ip()))).collect();
-    // the last one that sets a register counts
+    // If several instructions set a register, the last one counts.
     let find = |r: Register| given.iter().find(|(set, ..)| *set == r);
     let needs = |wanted: &[(Register, Given)]| {
         let found: Option<Vec<u64>> =
@@ -56,7 +58,7 @@ pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> 
     asks.or_else(|| wake().or_else(wait).map(|start| SystemCall { start, writes: 0 }))
 }
 
-/// A register that an instruction sets to something known, and does nothing else.
+/// Register and value, if all that the instruction does is to set a register to a known value.
 fn given(i: &Instruction) -> Option<(Register, Given)> {
     match i.code() {
         Code::Mov_r32_imm32 => Some((i.op0_register().full_register(), Given::Number(i.immediate32().cast_signed()))),
