@@ -1,6 +1,6 @@
-//! Prints, for each file, how many of its functions can have their entry and all of their exits woven together in place, then how many can
-//! have all of their calls woven as well, and why the others cannot: `cargo run --release -p ingraft-codegen --example reach -- FILE…`. With
-//! `VERBOSE` set, all of their names.
+//! Prints, for each file, the share of its functions whose entry and all exits can be woven together, and then the share whose calls can
+//! all be woven as well. For the other functions it prints the reasons: `cargo run --release -p ingraft-codegen --example reach -- FILE…`.
+//! With `VERBOSE` set, it prints the names of all these functions.
 
 #[path = "../tests/support/program.rs"]
 mod program;
@@ -34,7 +34,7 @@ fn main() {
     }
 }
 
-/// The functions that are not woven whole, by the first reason.
+/// Prints the functions that are not woven completely, by the first reason.
 fn print_reasons(program: &program::Program, verbose: bool) {
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for f in program.functions.iter().filter(|f| !f.whole()) {
@@ -51,7 +51,7 @@ fn print_reasons(program: &program::Program, verbose: bool) {
     }
 }
 
-/// A refusal without what differs from function to function.
+/// Text of a refusal without the details that differ from function to function.
 fn kind(refusal: &Refusal) -> String {
     match refusal {
         Refusal::TooShort { available, next } => format!("TooShort {available} before {next}"),

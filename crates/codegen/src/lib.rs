@@ -15,15 +15,16 @@
 //!            jmp next mini, or leave
 //! ```
 //!
-//! Before a call nothing is displaced if the call itself can be made to lead to the base: it pushes the same return address as ever, and
-//! the tail is a jump to whom it calls. `call rel32` gets another displacement, an indirect call of five to eight bytes becomes a direct
-//! one that ends at the same address.
+//! A call of five to eight bytes need not be displaced if it can be made to lead to the base. Then it pushes the same return address as
+//! ever, and the tail is a jump to the callee. `call rel32` gets another displacement. An indirect call of five to eight bytes becomes a
+//! direct one that ends at the same address.
 //!
-//! Where a point has no bytes of its own, because another one displaces its instruction, its springboard lies over the copy of that.
+//! If another point displaces the instruction of a point, the springboard of the latter lies over the copy of the instruction.
 //!
-//! Everything is a value: [`weave_points`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
-//! [`RemovalRecord`] that undoes it without this crate, and [`verify`] proves both from the bytes alone. No call instruction and no
-//! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.
+//! All results are values. [`weave_points`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the [`RemovalRecord`] that
+//! undoes it without this crate. [`verify`] proves both from the bytes alone. Only the routines that call a function of the program or of
+//! the vDSO contain a call instruction. Elsewhere no return address points into an arena, so a change of code must examine only program
+//! counters.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

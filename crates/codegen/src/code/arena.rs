@@ -1,4 +1,4 @@
-//! Room for generated code near one or more modules. A value only: memory is mapped by the caller.
+//! Room for generated code near one or more modules. An arena is only a value: the caller maps the memory.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use ingraft_model::{Avma, AvmaRange, Gpr};
 use crate::code::block::EmitError;
 use crate::code::routine::Routine;
 
-/// Bytes at the end of an arena that stay unused: the slow routine looks at up to five bytes of where a jump leads.
+/// Bytes at the end of an arena that stay unused, because the slow routine reads up to five bytes at the target of a jump.
 const SLACK: u64 = 16;
 
-/// A range of addresses within 2 GiB of the modules that it serves, and what of it is in use.
+/// A range of addresses within 2 GiB of the modules that it serves, with the parts of it that are in use.
 #[derive(Clone, Debug)]
 pub struct Arena {
     range: AvmaRange,
     cursor: u64,
-    /// Ranges below the cursor that may be used again: start to end.
+    /// Ranges below the cursor that may be used again: end by start.
     free: BTreeMap<u64, u64>,
-    /// The slow routines that lie here, by register number.
+    /// Slow routines in this arena, by register number.
     pub(crate) slow: [Option<SlowRoutine>; 16],
-    /// The routines for activation records that lie here.
+    /// Ranges of the other shared routines in this arena, by [`Routine`].
     pub(crate) routines: [Option<AvmaRange>; Routine::ALL.len()],
-    /// It is a part of another one, whose shared routines stay the same meanwhile.
+    /// Whether this is a part of another arena. The list of shared routines of a part does not change.
     is_part: bool,
-    /// Something was refused because it did not fit.
+    /// Whether something was refused because it did not fit.
     pub(crate) lacked_room: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Arena {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlowRoutine {
     pub range: AvmaRange,
-    /// Entry for a thread whose count must go to shard 0 from some jump of a chain on.
+    /// Entry for a thread that must count in shard 0 from a jump of a chain on.
     pub walk: Avma,
 }
 
@@ -49,44 +49,45 @@ impl Arena {
         }
     }
 
-    /// Whether a point was refused because there was no room left for its code: a longer arena may have some.
+    /// Whether a point was refused because no room was left for its code. A longer arena may have room.
     pub fn lacked_room(&self) -> bool {
         self.lacked_room
     }
 
-    /// All of it.
+    /// The whole range of the arena.
     pub fn range(&self) -> AvmaRange {
         self.range.clone()
     }
 
-    /// The part that holds or held code: from the start to the highest byte ever given out.
+    /// Range that holds or held code: from the start to the end of the highest range in use.
     pub fn touched(&self) -> AvmaRange {
         self.range.start..Avma(self.cursor)
     }
 
-    /// Bytes in use.
+    /// Number of bytes in use.
     pub fn used(&self) -> u64 {
         self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
-    /// Length in bytes of an arena for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
-    /// take, because only pages that are written take memory. Snippets may be of any length: then [`Arena::lacked_room`] says so.
+    /// Length in bytes, in whole pages, of an arena for `points` entry points with one or two snippets each. The length is more than three
+    /// times that of plain counts, because only pages that are written take memory. If longer snippets do not fit, [`Arena::lacked_room`]
+    /// says so.
     pub fn estimate_bytes(points: usize) -> u64 {
         ((points as u64).saturating_mul(192) + 2 * 4096).next_multiple_of(4096)
     }
 
-    /// The ranges of shared routines: code that belongs to no single point and stays until the arena goes.
+    /// Ranges of the shared routines. Their code belongs to no single point and stays until the arena is unmapped.
     pub fn shared(&self) -> Vec<AvmaRange> {
         self.slow_routines().into_iter().chain(self.routines.iter().flatten().cloned()).collect()
     }
 
-    /// The same without that in which threads wait for the engine, at the loader's hook.
+    /// Ranges of the shared routines, except the routine in which threads wait for the engine at the loader's hook.
     pub fn shared_by_passers(&self) -> Vec<AvmaRange> {
         let waiting = self.routine(Routine::Await);
         self.shared().into_iter().filter(|range| Some(range) != waiting).collect()
     }
 
-    /// The slow routines alone, which read slots.
+    /// Ranges of the slow routines, which are the only routines that read slots. Sorted.
     pub(crate) fn slow_routines(&self) -> Vec<AvmaRange> {
         let mut ranges: Vec<_> = self.slow.iter().flatten().map(|s| s.range.clone()).collect();
         ranges.sort_unstable_by_key(|r| r.start);
@@ -98,7 +99,7 @@ impl Arena {
         self.routines.get(routine as usize)?.as_ref()
     }
 
-    /// Takes back code that nothing leads to any more: the `retired` ranges of a plan, once no thread is inside.
+    /// Frees a range to which no code leads any more: one of the `retired` ranges of a plan, once no thread is inside.
     pub fn release(&mut self, range: &AvmaRange) {
         let (mut start, mut end) = (range.start.0.max(self.range.start.0), range.end.0.min(self.cursor));
         if start >= end {
@@ -121,8 +122,8 @@ impl Arena {
         }
     }
 
-    /// The first address where `fits(address)` says how many bytes it needs and they are free: holes first, then the end. `fits`
-    /// may ask for a later start in the same place (alignment, pages) by returning a larger address.
+    /// Finds the first address with `len` free bytes: in holes first, then at the cursor. `adjust` may return a larger address than the
+    /// given start, for alignment or because of a page boundary.
     pub(crate) fn place(&self, len: u64, adjust: impl Fn(u64) -> u64) -> Option<u64> {
         for (&start, &end) in &self.free {
             let at = adjust(start);
@@ -134,7 +135,7 @@ impl Arena {
         at.checked_add(len)?.checked_add(SLACK).is_some_and(|end| end <= self.range.end.0).then_some(at)
     }
 
-    /// Marks a place found by [`Arena::place`] as used. What is skipped before it stays free.
+    /// Marks bytes found by [`Arena::place`] as used. Bytes that were skipped before them stay free.
     pub(crate) fn take(&mut self, at: u64, len: u64) {
         let end = at + len;
         if at >= self.cursor {
@@ -157,7 +158,7 @@ impl Arena {
         }
     }
 
-    /// Splits off the room from so many bytes behind the used part on. The new arena can be written at the same time, until [`Arena::join`].
+    /// Splits off the room that begins `bytes` after the part in use. Both arenas can be written at the same time, until [`Arena::join`].
     pub(crate) fn split(&mut self, bytes: u64) -> Option<Arena> {
         let start = self.cursor.checked_add(bytes)?.checked_add(SLACK)?;
         if start >= self.range.end.0 {
@@ -168,7 +169,7 @@ impl Arena {
         Some(Arena { slow, routines, is_part: true, ..Arena::new(range) })
     }
 
-    /// Takes back what was split off last; what is between the two is free.
+    /// Joins the arena that was split off last with this one. The room between the two is free.
     pub(crate) fn join(&mut self, part: Arena) {
         self.range.end = part.range.end;
         if part.cursor > part.range.start.0 {
@@ -180,7 +181,7 @@ impl Arena {
         }
     }
 
-    /// Whether what many points share may be written into it now.
+    /// Checks that shared routines may be written into this arena now; fails in a part.
     pub(crate) fn may_share(&self) -> Result<(), EmitError> {
         if self.is_part { Err(EmitError::Unshared) } else { Ok(()) }
     }

@@ -1,5 +1,5 @@
-//! A piece of arena code while it is written: every instruction comes with the place where a thread that stands on it goes on
-//! when the piece is taken away.
+//! Code of an arena under construction. Each instruction comes with the resume address for a thread that stands on it when the code is
+//! removed.
 
 use std::cell::RefCell;
 
@@ -8,10 +8,11 @@ use rustc_hash::FxHashMap;
 
 use crate::code::cost::Cost;
 
-/// Bytes of a page: what a kill of the writer can fall between.
+/// Size of a page in bytes. If the writer is killed in the middle of a write, the write may be complete on one page and missing on the
+/// next.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Beyond the last address of user space (47 bits): below it, sums of addresses and lengths cannot overflow.
+/// First address after user space (47 bits). Below it, sums of addresses and lengths cannot overflow.
 pub(crate) const USER_END: u64 = 1 << 47;
 
 /// Whether `len` bytes at `at` lie on two pages.
@@ -48,12 +49,12 @@ pub(crate) fn jmp_target(at: u64, bytes: &[u8]) -> Option<u64> {
     Some(at.wrapping_add(5).wrapping_add_signed(i64::from(disp)))
 }
 
-/// A link of a chain that leads to what is right behind it: `nop dword [rax+rax+0]`.
+/// Link of a chain that leads to the address right after the link: `nop dword [rax+rax+0]`.
 pub(crate) const LINK_NOP: [u8; LINK as usize] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Bytes of a link.
+/// Size of a link in bytes.
 pub(crate) const LINK: u64 = 5;
 
-/// The bytes of the link at `at` that leads to `target`: a jump, or a nop.
+/// Bytes of the link at `at` that leads to `target`: a jump or a nop. `None` if the jump does not reach.
 pub(crate) fn link_bytes(at: u64, target: u64) -> Option<[u8; LINK as usize]> {
     if target == at + LINK { Some(LINK_NOP) } else { jmp_bytes(at, target) }
 }
@@ -66,13 +67,13 @@ pub(crate) fn link_target(at: u64, bytes: &[u8]) -> Option<u64> {
 /// Resume point of a thread that stands on an instruction of retired code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Back {
-    /// At this address, with nothing else to change.
+    /// The thread resumes at this address; nothing else must change.
     To(u64),
-    /// Nowhere yet: it is single-stepped until it stands elsewhere.
+    /// The thread is single-stepped until it has left the code.
     StepOut,
 }
 
-/// Something lies further away than a displacement reaches.
+/// Error: the target is further away than a displacement reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OutOfReach;
 
@@ -82,12 +83,12 @@ pub(crate) struct Block {
     pub at: u64,
     pub bytes: Vec<u8>,
     backs: Vec<(u32, Back)>,
-    /// Known costs of pieces of code: those of one plan are much alike.
+    /// Known costs of pieces of code. The pieces of one plan are often equal.
     costs: RefCell<FxHashMap<Box<[u8]>, Cost>>,
 }
 
 impl Block {
-    /// Starts anew at `at`, keeping the buffers.
+    /// Starts a new block at `at`; keeps the buffers.
     pub fn restart(&mut self, at: u64) {
         self.at = at;
         self.bytes.clear();
@@ -99,13 +100,13 @@ impl Block {
         self.at + self.bytes.len() as u64
     }
 
-    /// The bytes between two addresses of the block, none where it has none.
+    /// Bytes between two addresses of the block; empty if the block does not contain all of them.
     pub fn stretch(&self, from: u64, until: u64) -> &[u8] {
         let offset = |at: u64| usize::try_from(at.wrapping_sub(self.at)).unwrap_or(usize::MAX);
         self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
     }
 
-    /// The bytes from an address of the block on.
+    /// Bytes from an address of the block to its end.
     pub fn rest_from(&mut self, from: u64) -> &mut [u8] {
         let offset = usize::try_from(from.wrapping_sub(self.at)).unwrap_or(usize::MAX);
         self.bytes.get_mut(offset..).unwrap_or_default()
@@ -122,20 +123,20 @@ impl Block {
         cost
     }
 
-    /// One instruction.
+    /// Adds one instruction.
     pub fn put(&mut self, bytes: &[u8], back: Back) {
         self.backs.push((self.bytes.len() as u32, back));
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Several instructions, none of which can be left other than by running on.
+    /// Adds several instructions. A thread inside them can only be single-stepped.
     pub fn put_unit(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.put(bytes, Back::StepOut);
         }
     }
 
-    /// An opcode that ends in a 32-bit displacement from its own end.
+    /// Adds an opcode and a 32-bit displacement, relative to the end of the instruction.
     pub fn put_relative(&mut self, opcode: &[u8], target: u64, back: Back) -> Result<(), OutOfReach> {
         let end = self.here() + opcode.len() as u64 + 4;
         let disp = displacement(end, target).ok_or(OutOfReach)?;
@@ -144,18 +145,18 @@ impl Block {
         Ok(())
     }
 
-    /// An opcode followed by an absolute 32-bit address or value.
+    /// Adds an opcode and an absolute 32-bit address or value.
     pub fn put_absolute(&mut self, opcode: &[u8], value: u32, back: Back) {
         self.put(opcode, back);
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// `jmp rel32`, always five bytes.
+    /// Adds `jmp rel32`, always in five bytes.
     pub fn jmp(&mut self, target: u64, back: Back) -> Result<(), OutOfReach> {
         self.put_relative(&[0xe9], target, back)
     }
 
-    /// `jcc rel8` to an address at most 128 bytes away.
+    /// Adds `jcc rel8`. Fails if the target is more than 127 bytes after or 128 bytes before the end of the instruction.
     pub fn jcc_short(&mut self, condition: u8, target: u64, back: Back) -> Result<(), OutOfReach> {
         let disp = target.wrapping_sub(self.here() + 2).cast_signed();
         let disp = i8::try_from(disp).map_err(|_| OutOfReach)?;
@@ -163,7 +164,7 @@ impl Block {
         Ok(())
     }
 
-    /// `push r` or `pop r` (opcode 0x50 or 0x58).
+    /// Adds `push r` or `pop r` (opcode 0x50 or 0x58).
     pub fn push_pop(&mut self, opcode: u8, r: Gpr, back: Back) {
         let low = opcode | (r.0 & 7);
         if r.0 < 8 {
@@ -173,7 +174,7 @@ impl Block {
         }
     }
 
-    /// An instruction `seg: op r, [disp32]` without base or index; `wide` for 64 bits.
+    /// Adds an instruction `seg: op r, [disp32]` without base or index; `wide` for 64 bits.
     pub fn segment_absolute(&mut self, segment: u8, opcode: u8, r: Gpr, wide: bool, disp: u32, back: Back) {
         let rex = 0x40 | u8::from(wide) << 3 | (r.0 >> 3) << 2;
         let modrm = 0x04 | (r.0 & 7) << 3;
@@ -184,23 +185,23 @@ impl Block {
         }
     }
 
-    /// `lea r, [rip + target]`.
+    /// Adds `lea r, [rip + target]`.
     pub fn lea(&mut self, r: Gpr, target: u64, back: Back) -> Result<(), OutOfReach> {
         self.put_relative(&[0x48 | (r.0 >> 3) << 2, 0x8d, 0x05 | (r.0 & 7) << 3], target, back)
     }
 
-    /// `cmp dword [address], 0`.
+    /// Adds `cmp dword [address], 0`.
     pub fn cmp_zero(&mut self, address: u32, back: Back) {
         let [a, b, c, d] = address.to_le_bytes();
         self.put(&[0x83, 0x3c, 0x25, a, b, c, d, 0], back);
     }
 
-    /// The instructions from `from` on that can be left at once, and the stretches that cannot.
+    /// Moves for the instructions in a range that have a resume address, and ranges of the others, which must be single-stepped.
     pub fn exits(&self, from: u64, until: u64) -> (Vec<PcMove>, Vec<AvmaRange>) {
         let index = |at: u64| self.backs.partition_point(|(offset, _)| self.at + u64::from(*offset) < at);
         let (first, last) = (index(from), index(until.max(from)));
         let backs = self.backs.get(first..last).unwrap_or_default();
-        // most code has none of the one or one of the other: there are many points, and they are kept
+        // The capacity is exact because many lists are kept: most code has no moves, or one range to single-step.
         let mut moves = Vec::with_capacity(backs.iter().filter(|(_, back)| matches!(back, Back::To(_))).count());
         let mut step_out: Vec<AvmaRange> = Vec::new();
         for (i, &(offset, back)) in (first..).zip(backs) {
@@ -220,14 +221,14 @@ impl Block {
     }
 }
 
-/// Why code could not be written where it should go.
+/// Reason why code could not be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EmitError {
     /// The target of a jump is too far away.
     OutOfReach,
-    /// The arena has no room left for it.
+    /// The arena has no room left for the code.
     ArenaFull,
-    /// It needs a routine that many points share, which is not to be written now.
+    /// The code needs a shared routine, which may not be written into a part of an arena.
     Unshared,
     Codegen(crate::code::environment::CodegenError),
 }
@@ -253,7 +254,7 @@ impl Block {
         Ok(())
     }
 
-    /// Rewrites the 32-bit displacement at `field`, which ends its instruction.
+    /// Rewrites the 32-bit displacement at `field`, the last four bytes of an instruction.
     pub fn patch_relative(&mut self, field: u64, target: u64) -> Result<(), OutOfReach> {
         let disp = displacement(field.wrapping_add(4), target).ok_or(OutOfReach)?;
         let offset = usize::try_from(field.wrapping_sub(self.at)).map_err(|_| OutOfReach)?;

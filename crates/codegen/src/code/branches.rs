@@ -1,20 +1,20 @@
-//! Places of branches in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes
-//! whose end a branch crosses or touches, or the comparison that is fused with one (Intel, "Mitigations for Jump Conditional Code Erratum",
-//! 2019): such code is decoded again at every hit.
+//! Placement of branches in code. Intel's processors from Skylake to Cascade Lake do not cache the decoded instructions of 32 aligned
+//! bytes if a branch crosses or touches the end of these bytes (Intel, "Mitigations for Jump Conditional Code Erratum", 2019). The same
+//! holds for a comparison that is fused with a branch. Such code is decoded again at every hit.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::code::block::Block;
 
-/// Bytes of code that the processor keeps decoded together.
+/// Number of bytes of code that the processor caches together after decoding.
 pub(crate) const WINDOW: u64 = 32;
 
-/// The branches of a block: where each begins, with what is fused with it, and ends.
+/// Branches of a block: start and end of each, with the comparison that is fused with it.
 #[derive(Default)]
 pub(crate) struct Branches(Vec<(u64, u64)>);
 
 impl Branches {
-    /// Adds those between two addresses of a block.
+    /// Adds the branches between two addresses of a block.
     pub fn add(&mut self, block: &Block, from: u64, until: u64) {
         let decoder = Decoder::with_ip(64, block.stretch(from, until), from, DecoderOptions::NONE);
         let mut before = Instruction::default();
@@ -28,22 +28,23 @@ impl Branches {
         }
     }
 
-    /// Best place in a window for the beginning of the block that was written at `at`: the fewest branches are hindered, and its base is as aligned as that allows.
+    /// Best offset in a window of 32 bytes for the start of the block that was written at `at`. With it, the fewest branches are decoded
+    /// at every hit; of equal offsets, the one that aligns `base` best is chosen.
     pub fn best_start(&self, at: u64, base: u64) -> u64 {
         let aligned = |shift: u64| (base + shift).trailing_zeros().min(WINDOW.trailing_zeros());
         let best = (0..WINDOW).min_by_key(|shift| (self.hindered(*shift), std::cmp::Reverse(aligned(*shift))));
         (at + best.unwrap_or_default()) % WINDOW
     }
 
-    /// Number of branches that the processor decodes at every hit if the block lies so many bytes further.
+    /// Number of branches that the processor decodes at every hit if the block lies `shift` bytes further on.
     fn hindered(&self, shift: u64) -> usize {
-        // the end of one that touches the end of its window is where the next window begins
+        // If a branch touches the end of its window, the end of the branch is the start of the next window.
         let hindered = |(start, end): &&(u64, u64)| (start + shift) / WINDOW != (end + shift) / WINDOW;
         self.0.iter().filter(hindered).count()
     }
 }
 
-/// Whether a conditional branch behind it may be one operation with it.
+/// Whether the processor may fuse the instruction with a conditional branch after it.
 fn may_fuse(i: &Instruction) -> bool {
     use Mnemonic as M;
     matches!(i.mnemonic(), M::Cmp | M::Test | M::Add | M::Sub | M::And | M::Inc | M::Dec)
@@ -87,7 +88,7 @@ mod tests {
     fn the_base_is_aligned_where_no_branch_minds() {
         let (_, branches) = block_of(&[NOP, NOP, CMP, JE]);
         assert_eq!(branches.best_start(0x1000, 0x1002), 30, "the base at a multiple of 32");
-        // a branch whose end is the window's: half a window further is the next best
+        // The end of the branch is the end of its window, so the next best offset is half a window further.
         let late: Vec<&[u8]> = std::iter::repeat_n(NOP, 30).chain([JE]).collect();
         let (_, late) = block_of(&late);
         assert_eq!(late.best_start(0x1000, 0x1000), 16);

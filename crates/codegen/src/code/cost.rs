@@ -1,10 +1,10 @@
-//! Costs of generated code, from its bytes: it has no loops, so the worst-case path through it is known.
+//! Costs of generated code, computed from its bytes. The code of a point has no loops, so the worst-case path is known.
 //!
-//! A core issues several instructions in a cycle, so instructions are counted in slots, a quarter of a cycle each: what they keep busy where
-//! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). Jumps that are
-//! taken keep something else busy, the fetching of instructions, for a cycle each, while those that were fetched before go on: whichever of
-//! the two takes longer counts. What differs much between machines is counted apart, to be priced by whoever has measured it: readings of
-//! the clock, locked operations, system calls.
+//! A core issues several instructions in a cycle, so instructions are counted in slots of a quarter of a cycle. An instruction counts the
+//! slots that it uses if nothing waits for its result, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of
+//! this project). A taken jump delays the fetching of instructions by a cycle, while instructions that were fetched before are executed.
+//! So the cost is the larger of the two times. Operations whose cost differs much between machines are counted apart: readings of the
+//! clock, locked operations, system calls. The caller prices them by measured values.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -13,27 +13,28 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 
 /// Slots of a cycle.
 pub const SLOTS_PER_CYCLE: u32 = 4;
-/// Weights of a reading of the clock, of the vDSO and of a locked operation when paths are compared: some 25, 60 and 20 cycles.
+/// Weights, in slots, for the comparison of paths: a reading of the clock takes some 25 cycles, a call of the vDSO 60, a locked operation
+/// 20, and a system call 500.
 const CLOCK_WEIGHT: u64 = 100;
 const VDSO_WEIGHT: u64 = 250;
 const LOCKED_WEIGHT: u64 = 80;
 const SYSTEM_CALL_WEIGHT: u64 = 2000;
 
-/// A worst case. Left out are the routines that a thread enters once, or when a call ended without passing its exit; and what caches and
-/// branch predictors miss.
+/// Worst-case cost of code. It does not include the routines that a thread enters once, or when a call has ended without an exit. Nor does
+/// it include misses of caches and branch predictors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct Cost {
     /// Quarters of a cycle in which instructions are issued.
     pub slots: u32,
-    /// Jumps that are taken: cycles in which instructions are fetched.
+    /// Number of taken jumps: cycles in which instructions are fetched.
     pub jumps: u32,
-    /// Readings of the time stamp counter.
+    /// Number of readings of the time stamp counter.
     pub clocks: u32,
-    /// Questions to the vDSO for the time.
+    /// Number of calls of the vDSO for the time.
     pub vdso: u32,
-    /// Operations with a `lock` prefix.
+    /// Number of operations with a `lock` prefix.
     pub locked: u32,
-    /// System calls that read a clock.
+    /// System calls, in units of one that reads a clock.
     pub system_calls: u32,
 }
 
@@ -65,12 +66,12 @@ impl Sum for Cost {
 }
 
 impl Cost {
-    /// Quarters of a cycle that a core is busy, without what is counted apart.
+    /// Quarters of a cycle that a core is busy, without the operations that are counted apart.
     pub fn busy(self) -> u32 {
         self.slots.max(self.jumps.saturating_mul(SLOTS_PER_CYCLE))
     }
 
-    /// So many jumps from one piece of code to another.
+    /// Cost of `count` jumps from one piece of code to another.
     pub(crate) fn jumps(count: u32) -> Cost {
         Cost { slots: count, jumps: count, ..Cost::default() }
     }
@@ -83,8 +84,9 @@ impl Cost {
             + SYSTEM_CALL_WEIGHT * u64::from(self.system_calls)
     }
 
-    /// The dearest path through `code`, which lies at `at` and is entered at its beginning. A jump elsewhere leads to a shared routine, which
-    /// comes back right behind it; what the routine does is left out. What jumps back goes on after an answer of such a routine.
+    /// Cost of the worst-case path through `code`, which lies at `at` and is entered at the start. A jump out of the code leads to a
+    /// shared routine, which resumes right after the jump; the cost of the routine is not included. A branch back follows the answer of
+    /// such a routine, and does not count as a path of its own.
     pub(crate) fn of(at: u64, code: &[u8]) -> Cost {
         let mut info = InstructionInfoFactory::new();
         let instructions: Vec<Instruction> = Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
@@ -111,7 +113,7 @@ impl Cost {
     }
 }
 
-/// One instruction where nothing waits for its result.
+/// Cost of one instruction if nothing waits for its result.
 fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) -> Cost {
     use Mnemonic as M;
     let alone = |slots| Cost { slots, ..Cost::default() };
@@ -122,7 +124,7 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         M::Pop => return alone(2),
         M::Pushfq => return alone(8),
         M::Popfq => return alone(40),
-        // what waits for all before it
+        // The fence waits for all earlier instructions.
         M::Lfence => return alone(40),
         M::Imul | M::Mul => 4,
         M::Div | M::Idiv => 120,

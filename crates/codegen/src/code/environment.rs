@@ -33,20 +33,20 @@ pub struct Readable {
     /// First byte of the writable segment of the program's own file. The segment is mapped as long as the process lives, in contrast to those of
     /// libraries, which may be unloaded.
     pub start: Avma,
-    /// First byte behind that segment.
+    /// First byte after that segment.
     pub end: Avma,
-    /// Id of the process as it sees itself; `None` if it may not make the system call that reads any other memory.
+    /// Id of the process in its own pid namespace; `None` if the process may not make the system call that reads other memory.
     pub process: Option<u32>,
 }
 
 impl Readable {
-    /// Whether all of these bytes are mapped for ever.
+    /// Whether all of these bytes stay mapped as long as the process lives.
     pub fn lasts(&self, at: Avma, bytes: u64) -> bool {
         self.start <= at && at.0.checked_add(bytes).is_some_and(|end| end <= self.end.0)
     }
 }
 
-/// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
+/// Reason why a request as a whole is invalid. The reason against a single point is a [`ingraft_model::Refusal`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodegenError {
     /// The data area breaks a rule of `model::layout`.
@@ -63,7 +63,7 @@ pub enum CodegenError {
         /// Number of the variable.
         variable: u32,
     },
-    /// A counter index beyond the shards.
+    /// A counter index is too large for a shard.
     #[error("counter {index} does not fit: a shard holds {counters}")]
     CounterOutOfRange {
         /// The index.
@@ -71,7 +71,7 @@ pub enum CodegenError {
         /// Number of counters that fit into a shard.
         counters: u32,
     },
-    /// Nesting that would use too much of the target's stack.
+    /// The nesting of a snippet would use too much of the target's stack.
     #[error("a snippet is nested more than {limit} levels deep")]
     TooDeep {
         /// The limit.
@@ -82,10 +82,10 @@ pub enum CodegenError {
     Assembler {
         /// Name of the code that was assembled.
         what: &'static str,
-        /// The assembler's words.
+        /// Message of the assembler.
         why: String,
     },
-    /// No snippet of that number at the point.
+    /// The point has no snippet with that number.
     #[error("no snippet {id} at {at:#x}")]
     NoSuchMini {
         /// The snippet's number.
@@ -93,10 +93,11 @@ pub enum CodegenError {
         /// The point.
         at: u64,
     },
-    /// A snippet reads the processor time of its thread, which cannot be had in this target.
+    /// A snippet reads the processor time of its thread, but the target has no clock for it.
     #[error("processor time cannot be read here")]
     NoCpuClock,
-    /// A snippet calls a function of the program: where that is not possible, or one that was not looked up, or with too many arguments.
+    /// A snippet calls a function of the program, but the target permits no calls, or the function was not looked up, or the call has too
+    /// many arguments.
     #[error("a function cannot be called here: {why}")]
     NoCall {
         /// Reason in words.
@@ -105,28 +106,28 @@ pub enum CodegenError {
     /// A snippet reads a floating-point argument that is in no register.
     #[error("only the first eight floating-point arguments are in registers")]
     NoFloat,
-    /// A snippet waits at the loader's hook, and it is not known where the loader says what it does.
+    /// A snippet waits at the loader's hook, but the address of the loader's state word (`r_state`) is not known.
     #[error("it is not known where the loader says what it does")]
     NoLoader,
-    /// A snippet reads or sets memory as if it could not go away, and it is not the program's own data.
+    /// A snippet reads or sets memory as if it stayed mapped, but the memory is not the program's own data.
     #[error("{at:#x} is not in the data of the program itself")]
     Fleeting {
         /// The address.
         at: u64,
     },
-    /// A snippet reads memory of the program by a system call, which may not be made in this target.
+    /// A snippet accesses memory of the program, or reads the kernel's counts, by a system call that may not be made in this target.
     #[error("memory of the program cannot be read here")]
     NoReads,
-    /// A snippet needs the thread pointer, and it is not proven that threads have it where it leads.
+    /// A snippet needs the thread pointer, but it is not proven that the thread pointer is stored where it leads to (fs:0).
     #[error("threads have no pointer to data of their own that is known")]
     NoThreadPointer,
-    /// A snippet reads an event of the processor, for which threads must have numbers and be allowed to make system calls.
+    /// A snippet reads a hardware event, but the threads have no known ids, or may not make system calls.
     #[error("events of the processor cannot be read here")]
     NoEvents,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,
-    /// A point was woven with a way to tell threads apart that differs from the environment's, or in another arena.
+    /// A point was woven in another arena, or with another method to tell threads apart.
     #[error("the point at {at:#x} was woven in another environment")]
     OtherEnvironment {
         /// The point.
@@ -135,7 +136,7 @@ pub enum CodegenError {
 }
 
 impl Environment {
-    /// Checks what the generated code takes for granted: displacements of 31 bits, a power of two between shards.
+    /// Checks the assumptions of generated code: displacements of 31 bits, a power of two between shards.
     pub(crate) fn check(&self) -> Result<(), CodegenError> {
         let data = &self.data;
         let bad = |why| Err(CodegenError::BadDataArea { base: data.base.0, why });
@@ -156,7 +157,7 @@ impl Environment {
     }
 }
 
-/// The assembler's refusal on its way to a [`CodegenError::Assembler`].
+/// Error of the assembler, to be turned into a [`CodegenError::Assembler`].
 #[derive(Debug)]
 pub(crate) struct Assembly(pub String);
 

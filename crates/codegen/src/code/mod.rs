@@ -1,4 +1,4 @@
-//! Pieces of generated code, the arenas that hold them, and woven points as values. It uses no other folder.
+//! Pieces of generated code, the arenas that hold them, and woven points as values. This folder uses no other one.
 
 pub(crate) mod arena;
 pub(crate) mod block;

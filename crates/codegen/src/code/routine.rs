@@ -1,38 +1,38 @@
-//! Names of the shared routines.
+//! The shared routines, each with its registers on entry and return.
 
-/// A shared routine, by what it does.
+/// A shared routine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routine {
-    /// At an entry: takes away the records of calls that have ended without passing an exit. Those that a jump has just handed over to this function
-    /// stay, and lose their mark.
+    /// At an entry: removes the records of calls that have ended without an exit. Records that a jump has just handed over to this
+    /// function stay, and lose their mark.
     Settle,
-    /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
-    /// if there is no such record.
+    /// Before a record is closed: finds the record of this call whose name is in ecx, and removes the records above it. Returns the top in
+    /// rcx, or 0 if there is no such record.
     Find,
-    /// Takes away all records of this frame whose name is in ecx, as their calls cannot be followed. Answers the top.
+    /// Removes all records of this frame whose name is in ecx, because their calls cannot be followed. Returns the top in rcx.
     GiveUp,
-    /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
+    /// Reads the thread's processor time by a system call. Leaves the result in the shard (`CPU_LAST`) and keeps rcx.
     CpuTime,
-    /// Reads the time where the time stamp counter is none, see `wall`; answers in rdx, and keeps rcx.
+    /// Reads the time if the time stamp counter is unusable, see `wall`. Returns it in rdx and keeps rcx.
     Time,
-    /// Calls a function of the program, see `calling`; answers in rcx.
+    /// Calls a function of the program, see `calling`. Returns the result in rcx.
     Call,
-    /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
-    /// all 0 if they cannot be read.
+    /// Reads memory of the program by a system call: edx bytes from the address in rcx. Returns the bytes in rcx, zero-extended, or 0 if
+    /// the memory cannot be read.
     Read,
-    /// Sets memory of the program by a system call: so many bytes as rdx says at the address in rcx, to the lowest of the word that was pushed last.
-    /// Changes rcx.
+    /// Writes memory of the program by a system call: the lowest edx bytes of the word that was pushed last, to the address in rcx.
+    /// Overwrites rcx.
     Write,
-    /// Asks the kernel what it has counted for this thread: the sum of the counts whose bits (see [`ingraft_model::Usage::counts`]) are set in
-    /// edx. Answers in rcx.
+    /// Asks the kernel for counts of this thread, and adds up those whose bits are set in edx (see [`ingraft_model::Usage::counts`]).
+    /// Returns the sum in rcx.
     Usage,
-    /// Reads an event of the processor, see `event`: that of the number in edx. Answers in rcx.
+    /// Reads the hardware event whose counter index is in edx, see `event`. Returns the count in rcx.
     Event,
-    /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
+    /// At the loader's hook: tells the engine that the loader has mapped or unmapped something, and waits for the engine. Keeps rcx.
     Await,
-    /// Before a fork, see `birth`. Keeps rcx.
+    /// Before a fork: prepares a shard for the child, see `birth`. Keeps rcx.
     Fork,
-    /// After a fork, in parent and child: what fork has returned is in ecx, the time in rdx. Keeps rcx.
+    /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
     Forked,
 }
 

@@ -1,4 +1,4 @@
-//! Parallel work without threads of this crate: the caller says how independent parts are run.
+//! Parallel work without threads of this crate: the caller decides how independent parts are run.
 
 use std::sync::{Mutex, PoisonError};
 
