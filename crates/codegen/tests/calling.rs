@@ -12,11 +12,11 @@ use ingraft_model::{
 use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
 use support::*;
 
-/// As large as it is with AVX-512 on any processor.
+/// The size of the state with AVX-512, on any processor.
 const VECTORS: VectorState = VectorState { components: 0xe7, bytes: 2688 };
 const CALLEE: u64 = TEXT + 0x400;
 const OUTER: u64 = TEXT + 0x800;
-/// Where the state is kept before and after, and the stack of `leaves`.
+/// Addresses of the state before and after the call; `leaves` keeps its stack pointer at `BEFORE`.
 const BEFORE: u64 = SCRATCH + 0x1000;
 const AFTER: u64 = SCRATCH + 0x2000;
 const STATE: u64 = 2688;
@@ -43,10 +43,10 @@ fn has_avx512() -> bool {
 
 type Written = Result<(), IcedError>;
 
-/// Where a function lies, and what writes it.
+/// Address of a function, and the code that writes it.
 type Part<'a> = (u64, &'a dyn Fn(&mut CodeAssembler) -> Written);
 
-/// A text of functions at their places.
+/// Text with functions at their addresses.
 fn text(parts: &[Part<'_>]) -> Vec<u8> {
     let mut text = Vec::new();
     for (at, write) in parts {
@@ -98,7 +98,7 @@ fn ask<T>(sites: &[Site], snippets: &[Snippet], f: impl FnOnce(&[PointRequest<'_
     f(&requests)
 }
 
-/// The first eight bytes of a function as the site of its entry, where nothing is dead.
+/// Entry site of a function: its first eight bytes, with no dead registers and live flags.
 fn entry(text: &[u8], at: u64) -> Site {
     let from = (at - TEXT) as usize;
     let bytes = text[from..from + 8].to_vec();
@@ -127,14 +127,14 @@ fn weigh(a: &mut CodeAssembler) -> Written {
         a.imul_3(r, r, n)?;
         a.add(rax, r)?;
     }
-    // room for what a compiler aligns
+    // Room for data that a compiler would align.
     a.sub(rsp, 8)?;
     a.movaps(xmmword_ptr(rsp - 0x40), xmm0)?;
     a.add(rsp, 8)?;
     a.ret()
 }
 
-/// Overwrites all that a function may change, and what it must not change as well.
+/// Overwrites all state that a function may change, and also state that it must not change.
 fn clobber(a: &mut CodeAssembler) -> Written {
     for r in [rax, rcx, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15] {
         a.mov(r, 0x5555_aaaa_5555_aaaau64)?;
@@ -172,8 +172,8 @@ fn ymm(n: u32) -> AsmRegisterYmm {
     get_ymm(iced_x86::Register::YMM0 + n).expect("a register")
 }
 
-/// Fills all vector state, keeps it, calls the function at `TEXT` with the registers and flags it was called with, keeps the state again, and
-/// leaves in r10 how many bytes differ.
+/// Fills all vector state, saves it, and calls the function at `TEXT` with the registers and flags that it was called with itself. Then it
+/// saves the state again, and returns in r10 the number of bytes that differ.
 fn around(a: &mut CodeAssembler) -> Written {
     let keep = |a: &mut CodeAssembler, place: u64| {
         a.push(rax)?;
@@ -209,7 +209,7 @@ fn around(a: &mut CodeAssembler) -> Written {
             a.vmovdqu(ymm(n), ymmword_ptr(r10 + 61 * n))?;
         }
     }
-    // the header must be 0
+    // XSAVE requires that the header is 0.
     for place in [BEFORE, AFTER] {
         a.mov(r10, place + 512)?;
         for n in 0..8 {
@@ -221,7 +221,7 @@ fn around(a: &mut CodeAssembler) -> Written {
     a.popfq()?;
     a.call(TEXT)?;
     a.pushfq()?;
-    // the register itself must be what it was
+    // r10 must have the same value as before.
     a.mov(r11, 0x7777_0000_1111_2222u64)?;
     a.sub(r11, r10)?;
     keep(a, AFTER)?;
@@ -259,7 +259,7 @@ fn not_one_register_changes() {
             _ => exit_site(TEXT, TEXT, 8, &code[..9], &[]),
         };
         let field = Field::new(GLIBC, vec![site], vec![set.clone()]);
-        // the second one has its shard; DF, CF, OF and others are set
+        // The second call finds its thread with a shard. DF, CF, OF and other flags are set.
         for flags in [0x246, 0xcd7, 0xad6] {
             let steps = vec![Step::Call { target: OUTER, registers: vec![], flags }; 2];
             let woven = field.run(&code, steps.clone());
@@ -280,7 +280,7 @@ fn what_the_function_does_would_be_seen() {
     let code = text(&[(TEXT, &goes), (CALLEE, &clobber), (OUTER, &around)]);
     let env = environment(GLIBC);
     let out = Program { env: &env, text: code, plans: vec![], steps: vec![plain(OUTER)], counters: 4 }.run();
-    // all vectors and masks, the modes, and four of six values of the x87 unit at least
+    // Bytes that differ: those of all vectors and masks, of the control words, and of at least four of six values of the x87 unit.
     let vectors = if has_avx512() { 32 * 64 + 60 } else { 16 * 32 };
     assert!(out.calls[0].registers[10] > vectors * 9 / 10, "{} bytes", out.calls[0].registers[10]);
 }
@@ -291,7 +291,7 @@ fn values_and_arguments_are_right_on_an_aligned_stack() {
     let c = Expr::Const;
     let six = || vec![Expr::Arg(2), Expr::Arg(3), c(-7), Expr::Arg(4), c(1 << 40), Expr::Arg(0)];
     let plus = |a, b| Expr::Binary(BinaryOp::Subtract, Box::new(a), Box::new(b));
-    // the nested call runs with six words and a half-computed value on the stack
+    // At the nested call, the stack holds six words and a partial result.
     let nested = plus(value(vec![value(vec![c(5)]), value(six())]), value(vec![]));
     let stmts = vec![
         Stmt::Set(v(0), value(six())),
@@ -316,7 +316,7 @@ fn values_and_arguments_are_right_on_an_aligned_stack() {
 
 #[test]
 fn what_a_called_function_reaches_is_not_counted_and_calls_nothing() {
-    // the callee is counted, and calls the function whose snippet calls it
+    // The callee is counted, and calls the function whose snippet calls the callee.
     let callee = |a: &mut CodeAssembler| -> Written {
         for _ in 0..8 {
             a.nop()?;
@@ -332,7 +332,7 @@ fn what_a_called_function_reaches_is_not_counted_and_calls_nothing() {
         let sites = vec![entry(&code, TEXT), entry(&code, CALLEE)];
         let field = Field::new(identity, sites, vec![calls.clone(), counts.clone()]);
         let out = field.run(&code, vec![plain(TEXT), plain(CALLEE), plain(TEXT)]);
-        // the callee once by the program, and the function three times: twice from here, once from the callee
+        // The program calls the callee once, and the function three times: twice from here, once from the callee.
         assert_eq!(out.shards[2][..2], [3, 1], "{identity:?}");
         assert_eq!((out.shards[0].clone(), out.called), (vec![0; 4], [0, 0, 0]));
     }
@@ -340,7 +340,7 @@ fn what_a_called_function_reaches_is_not_counted_and_calls_nothing() {
 
 #[test]
 fn a_function_that_leaves_without_a_return_is_noticed() {
-    // keeps the stack pointer for the callee, which goes back there
+    // The function keeps its stack pointer for the callee, which returns to it directly.
     let jumps = |a: &mut CodeAssembler| -> Written {
         a.mov(r11, BEFORE)?;
         a.mov(qword_ptr(r11), rsp)?;
@@ -361,7 +361,7 @@ fn a_function_that_leaves_without_a_return_is_noticed() {
     let field = Field::new(GLIBC, sites, snippets);
     let out = field.run(&code, vec![plain(OUTER), plain(OUTER + 0x100), plain(OUTER + 0x100)]);
     assert_eq!(out.shards[2][..2], [1, 2]);
-    // it may still be on a stack that nobody sees
+    // The call stays open, because its return address may still be on a stack that the engine does not see.
     assert_eq!(out.called, [1, 1, 0]);
 }
 
@@ -379,7 +379,7 @@ fn threads_without_a_shard_and_fork_children_call_nothing() {
 
 #[test]
 fn a_function_may_fork() {
-    // both processes return from it, the child with another thread id, as C libraries do it; the child ends behind the call
+    // Both processes return from the fork, the child with another thread id, as C libraries do. The child ends after the call.
     let forks = |a: &mut CodeAssembler| -> Written {
         let mut parent = a.create_label();
         a.mov(eax, 57)?;
@@ -401,7 +401,7 @@ fn a_function_may_fork() {
         a.xor(edi, edi)?;
         a.syscall()?;
         a.set_label(&mut parent)?;
-        // what the child counts, it has counted now
+        // wait4: the child has ended, so it counts nothing more.
         a.mov(eax, 61)?;
         a.mov(edi, -1)?;
         a.xor(esi, esi)?;
@@ -424,7 +424,7 @@ fn wrong_routines_and_calls_of_others_are_refused() {
     let routine = field.weave.plan.code.iter().position(|c| c.bytes.windows(2).any(|w| w == [0xff, 0xd3]));
     let routine = routine.expect("the routine is there");
     let piece = field.weave.plan.code[routine].clone();
-    // other shared code may be written right behind it
+    // Other shared code may come right after the routine.
     let end = field.arena.shared().iter().find(|range| range.start == piece.at).expect("it is shared").end;
     for bit in 0..8 * (end.0 - piece.at.0) as usize {
         let mut weave = field.weave.clone();
@@ -434,11 +434,11 @@ fn wrong_routines_and_calls_of_others_are_refused() {
             let decoded = iced_x86::Decoder::with_ip(64, &code.bytes, code.at.0, 0).into_iter();
             decoded.map(|i| text_of(&i)).collect::<Vec<_>>()
         };
-        // some bits of an encoding mean nothing (an index that is not there has a scale), and some instructions have two
+        // Some bits of an encoding have no effect (the scale without an index), and some instructions have two encodings.
         let same = code(&weave) == code(&field.weave);
         assert!(same || field.verify(&weave).is_err(), "bit {bit}\n{}", list(&weave.plan, &weave.woven));
     }
-    // another area, other components, no area at all
+    // An area of another size, other components, and no area at all.
     for vectors in [Some(VectorState { bytes: 2752, ..VECTORS }), Some(VectorState { components: 7, ..VECTORS }), None]
     {
         let env = Environment { vectors, ..field.env };

@@ -1,4 +1,4 @@
-//! Before and behind calls, on the processor.
+//! Points before and after calls, on the processor.
 
 mod support;
 
@@ -29,7 +29,8 @@ fn relative(opcode: &[u8], at: u64, target: u64) -> Vec<u8> {
     [opcode, &(target.wrapping_sub(end) as u32).to_le_bytes()].concat()
 }
 
-/// A function with one call, and where its parts lie: what is in front of the call from the stretch on, the call, what is behind it.
+/// A function with one call, and offsets in its text: `from`, the start of the bytes that may be displaced before the call; `behind`, the
+/// end of the call. `point` is the distance from `from` to the call.
 struct Shape {
     text: Vec<u8>,
     from: usize,
@@ -48,25 +49,25 @@ fn shape(front: &[&[u8]], first: usize, call: &[u8], behind: &[&[u8]]) -> Shape 
     }
 }
 
-/// Calls in all their forms; behind each there is room.
+/// Calls in all forms, each with enough room after the call.
 fn shapes() -> Vec<Shape> {
     let behind: &[&[u8]] = &[&[0x48, 0x8d, 0x4b, 0x05], ADD, &[0xc3]];
     let absolute = [&[0xff, 0x14, 0x25], (HELPER_POINTER as u32).to_le_bytes().as_slice()].concat();
     vec![
         shape(&[LEA], 1, &relative(&[0xe8], 4, HELPER), behind),
-        // as in front of __tls_get_addr
+        // call with the prefixes of a call of __tls_get_addr
         shape(&[LEA], 1, &relative(&[0x66, 0x66, 0x48, 0xe8], 4, HELPER), behind),
         shape(&[LEA], 1, &relative(&[0xff, 0x15], 4, HELPER_POINTER), behind),
         shape(&[LEA], 1, &absolute, behind),
         // call [r9 + 0x4f8], short and long
         shape(&[LEA], 1, &[0x41, 0xff, 0x91, 0xf8, 4, 0, 0], behind),
         shape(&[LEA], 1, &[0x41, 0xff, 0x94, 0x21, 0xf8, 4, 0, 0], behind),
-        // call r15, which stays, and which does not
+        // call r15: once it stays in place, once it is displaced.
         shape(&[&[0x53], LEA, ADD, &[0x5b]], 1, CALL_R15, behind),
         shape(&[LEA], 0, CALL_R15, behind),
         // push r15; lea; add; call [rsp]; pop rcx
         shape(&[&[0x41, 0x57], LEA, ADD], 0, &[0xff, 0x14, 0x24], &[&[0x59], LEA, &[0xc3]]),
-        // the return right behind, with padding
+        // The return comes right after the call, with padding.
         shape(&[LEA], 1, &relative(&[0xe8], 4, HELPER), &[&[0xc3]]),
     ]
 }
@@ -136,7 +137,7 @@ fn calls_of_every_shape_are_counted_and_change_nothing() {
     }
 }
 
-/// The write to text, and the tail, of each shape before its call.
+/// Lists the write to text and the tail for each shape before its call.
 #[test]
 fn forms() {
     let write = |shape: &Shape| {
@@ -160,7 +161,7 @@ fn shapes_index(shape: &Shape) -> usize {
 
 #[test]
 fn a_call_through_the_stack_pointer_is_not_moved() {
-    // push r15; lea; call [rsp]: too little in front
+    // push r15; lea; call [rsp]: too few bytes before the call
     let shape = shape(&[&[0x41, 0x57]], 0, &[0xff, 0x14, 0x24], &[&[0x59], LEA, &[0xc3]]);
     assert!(refusal(shape.before(), &[]).contains("stack pointer"), "{}", refusal(shape.before(), &[]));
 }
@@ -170,7 +171,7 @@ fn a_call_that_an_entry_displaces_is_woven_into_the_copy() {
     let shape = &shapes()[0];
     let env = environment(GLIBC);
     let (mut arena, mut text) = (arena(), TextSpace::new());
-    // an entry whose first five bytes reach into the call
+    // The first five bytes of this entry reach into the call.
     let entry = site(&shape.text[..16]).free(&[], true);
     let minis = [[0], [1]].map(|counters| (count(), counters));
     let minis = minis.each_ref().map(|(snippet, counters)| [MiniRequest { id: 0, snippet, counters }]);
@@ -185,7 +186,7 @@ fn a_call_that_an_entry_displaces_is_woven_into_the_copy() {
     let (plain, out) = (run(vec![]), run(vec![&weave.plan]));
     assert_eq!((plain.calls, &out.shards[2][..2]), (out.calls.clone(), [4, 4].as_slice()));
 
-    // a call that is woven already keeps its bytes, until it goes
+    // A call that is woven keeps its bytes until it is removed.
     let alone = weave_points(&env, &mut arena, &mut text, &requests[..1]).expect("makes sense");
     let Ok(call) = &alone.woven[0] else { panic!("{:?}", alone.woven) };
     let refused = weave_points(&env, &mut arena, &mut text, &requests[1..]).expect("makes sense");
@@ -229,7 +230,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         let (plain, out) = (run(vec![]), run(vec![&weave.plan]));
         assert_eq!(plain.calls, out.calls);
         let own = &out.shards[2];
-        // nobody left, unseen, unrecorded; the timer does not run, and has as much as was measured between, and a little more
+        // No call was left, unseen or unrecorded. The timer has stopped, with the measured time and a little more.
         assert_eq!((&own[4..7], own[8]), (&[0, 0, 0][..], 0));
         assert_eq!(own[10], image::initial(7).cast_signed());
         assert!(own[9] > 0 && own[11] >= 0, "{own:?}");
@@ -258,7 +259,7 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
             point.removal.text[0].old[at] = with;
         }
     };
-    // a jump instead of a call; a call that leads elsewhere; one that ends earlier
+    // A jump instead of a call; a call with another target; a call that ends earlier.
     assert!(check(&|w| byte(w, 1, 0xe9)).is_err());
     assert!(check(&|w| byte(w, 2, w.weave.plan.text[0].new[2] ^ 0x40)).is_err());
     assert!(check(&|w| byte(w, 0, 0xe8)).is_err());
@@ -270,9 +271,9 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
     assert!(check(&|w| point(w, |p| p.resume = Some(p.at))).is_err());
     assert!(check(&|w| point(w, |p| p.home = p.at)).is_err());
     assert!(check(&|w| point(w, |p| p.kind = PointKind::CallAfter)).is_err());
-    // facts that say that somebody lands inside
+    // The site says that control can land inside the call.
     assert!(check(&|w| w.site.landings = vec![Svma(w.site.at.0 + 2)]).is_err());
-    // the tail jumps elsewhere, or pushes the address of the arena
+    // The tail jumps elsewhere, or pushes the address of the arena.
     let tail = |w: &mut Woven, offset: i64, with: u8| {
         let at = w.point().tail.0.wrapping_add_signed(offset);
         let code = w.weave.plan.code.iter_mut().find(|c| c.at.0 <= at && at < c.at.0 + c.bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! Random heads, woven and unwoven, on the processor: same registers, same flags, same memory, and exact counts.
+//! Random functions, woven and not woven, on the processor: registers, flags and memory must be the same, and counts exact.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::image::{Program, Step};
 use support::random::{Field, Function, functions, lay_out};
 use support::*;
 
-/// Functions that were woven, and all.
+/// Compares woven functions with the originals. Returns the number of functions that were woven, and of all functions.
 fn check(functions: &[Function], identity: ThreadIdentity) -> (usize, usize) {
     let (image, sites, paddings) = lay_out(functions);
     let field = Field::new(identity, sites, &paddings);
@@ -44,16 +44,16 @@ fn check(functions: &[Function], identity: ThreadIdentity) -> (usize, usize) {
     (field.weave.woven.iter().filter(|w| w.is_ok()).count(), functions.len())
 }
 
-/// A thread that is moved from `from` to `to` ends up the same: enters every pair at both ends, with the same registers.
+/// Checks that a thread that moves from `from` to `to` has the same result: calls both addresses of every move with the same registers.
 fn check_moves(functions: &[Function], identity: ThreadIdentity) {
     let (image, sites, paddings) = lay_out(functions);
     let field = Field::new(identity, sites, &paddings);
     let removal = remove_points(field.weave.woven.iter().flatten());
     let inserted = field.weave.plan.moves.iter().map(|m| (m.from, m.to));
     let removed = removal.moves.iter().map(|m| (m.to, m.from));
-    // the jump to the slow routine needs what the instruction before it has put into the scratch register
+    // The jump to the slow routine uses the value that the instruction before it has loaded into the scratch register.
     let mut bound: Vec<_> = field.weave.woven.iter().flatten().map(|p| p.base.offset(-5)).collect();
-    // behind the copy of a return is room that nothing reaches
+    // After the copy of a return lies room that control never reaches.
     let exits = || field.weave.woven.iter().flatten().flat_map(|p| &p.inner);
     bound.extend(exits().flat_map(|e| (1..5).map(|n| e.copy.offset(n))));
     let pairs: Vec<_> = inserted.chain(removed).filter(|p| !bound.contains(&p.1)).collect();
@@ -82,7 +82,7 @@ proptest! {
     fn moves_of_program_counters_are_equivalences(mut functions in functions(), identity in 0..3) {
         let identity = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked][identity as usize];
         functions.truncate(40);
-        // entered in their middle, functions must not depend on what they have pushed before
+        // These functions are entered in the middle, so they must not depend on words that they have pushed before.
         for f in &mut functions {
             f.body.retain(|(kind, ..)| kind % 22 != 8);
         }

@@ -1,5 +1,5 @@
-//! Events of the processor that a thread reads itself: the routine's form, the kernel's protocol against a page that tests write, and
-//! the real thing where there is a unit that counts.
+//! Hardware events that a thread reads itself. The tests check the form of the routine, the kernel's protocol against a page that they
+//! write, and real counters where the machine has them.
 
 mod support;
 
@@ -12,9 +12,9 @@ use ingraft_model::{Avma, Bias, Expr, Site, Snippet, Stmt, Svma, ThreadIdentity,
 use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TLS, pmc};
 use support::*;
 
-/// The event whose words and page are used.
+/// Index of the event whose words and page are used.
 const EVENT: u32 = 3;
-/// Fields of the page (linux/perf_event.h, struct perf_event_mmap_page).
+/// Offsets of fields of the page (linux/perf_event.h, struct perf_event_mmap_page).
 const LOCK_AND_INDEX: u64 = 8;
 const OFFSET: u64 = 16;
 const CAPABILITIES: u64 = 40;
@@ -53,7 +53,7 @@ impl Field {
         ask(&self.site, |requests| verify_weave(&self.env, &self.arena, &self.text, requests, weave))
     }
 
-    /// The piece of the plan that holds the routine, and where in it the routine lies: from the first word that it pushes to its jump back.
+    /// Index of the piece of the plan that holds the routine, and range of the routine in it: from the first push to the jump back.
     fn routine(&self) -> (usize, std::ops::Range<usize>) {
         let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|w| w == what);
         let reads = |code: &ingraft_model::patch::ArenaCode| find(&code.bytes, &[0x0f, 0x33]).is_some();
@@ -65,7 +65,7 @@ impl Field {
         (piece, start..end)
     }
 
-    /// Runs it, and compares what it leaves in registers with what it leaves unwoven.
+    /// Runs the woven function. Its registers must be the same as those of the original.
     fn run(&self, steps: &[Step]) -> Outcome {
         let code = [&[0x90; 8][..], &[0xc3]].concat();
         let run =
@@ -75,7 +75,7 @@ impl Field {
         woven
     }
 
-    /// A place in the first thread's shard.
+    /// Address of a word in the first thread's shard.
     fn own(&self, offset: u32) -> u64 {
         self.env.data.base.0 + 2 * self.env.data.stride + u64::from(offset)
     }
@@ -88,7 +88,7 @@ impl Field {
         self.own(EVENT_WORDS + 16 * EVENT)
     }
 
-    /// A counter that is there: the event is counted by counter `index - 1`, which has `width` bits, from `offset` on.
+    /// Sets up a counter: hardware counter `index - 1`, which has `width` bits, counts the event, and `offset` is added.
     fn counter(&self, index: u64, offset: i64, width: u64) -> Vec<Step> {
         vec![
             Step::Store { at: self.words(), value: 1 },
@@ -135,7 +135,7 @@ fn every_flipped_bit_of_the_routine_is_found() {
     for bit in 8 * range.start..8 * range.end {
         let mut changed = field.weave.clone();
         changed.plan.code[piece].bytes[bit / 8] ^= 1 << (bit % 8);
-        // bits that mean nothing
+        // Some bits have no effect.
         assert!(field.verify(&changed).is_err() || shown(&changed) == original, "{bit}: {}", shown(&changed));
     }
 }
@@ -145,7 +145,7 @@ fn a_counter_is_read_as_its_page_says() {
     let field = Field::new(environment(GLIBC)).expect("it makes sense");
     for (value, width, offset, expected) in [
         (5, 48, 100, 105),
-        // the kernel begins below zero
+        // The kernel starts counters below zero.
         (0xffff_ffff_fffe, 48, 1000, 998),
         (0x8000_0000, 32, 0, -0x8000_0000),
         (0xffff_0000_0000_0001, 48, 7, 8),
@@ -165,7 +165,7 @@ fn a_reading_begins_anew_when_the_page_changes() {
     let lost = |lost: u64| {
         let mut steps = field.counter(1, 0, 48);
         let once = Step::Store { at: pmc::VALUE, value: 10 };
-        // a good reading first, then one that is disturbed
+        // A good reading first, then a disturbed one.
         steps.extend([once, call(), Step::Store { at: pmc::LOST, value: lost }, call()]);
         let out = field.run(&steps);
         (out.shards[2][0], scratch(&out, pmc::COUNT), out.unread)
@@ -173,7 +173,7 @@ fn a_reading_begins_anew_when_the_page_changes() {
     assert_eq!(lost(0), (10, 2, 0));
     assert_eq!(lost(1), (1010, 3, 0));
     assert_eq!(lost(7), (7010, 9, 0));
-    // in the end the last reading stands, and is counted
+    // After the last attempt, the result is the previous reading, and the failure is counted.
     assert_eq!(lost(8), (10, 9, 1));
 }
 
@@ -181,7 +181,7 @@ fn a_reading_begins_anew_when_the_page_changes() {
 fn without_a_counter_the_last_reading_stands_and_is_counted() {
     let field = Field::new(environment(GLIBC)).expect("it makes sense");
     let good = || [field.counter(1, 40, 48), vec![Step::Store { at: pmc::VALUE, value: 2 }, call()]].concat();
-    // no counter has it, it may not be read, or it was refused
+    // No hardware counter has the event, or it may not be read, or the kernel has refused it.
     for bad in [
         Step::Store { at: field.page(LOCK_AND_INDEX), value: 6 },
         Step::Store { at: field.page(CAPABILITIES), value: !MAY_READ },
@@ -191,17 +191,17 @@ fn without_a_counter_the_last_reading_stands_and_is_counted() {
         let out = field.run(&steps);
         assert_eq!((out.shards[2][0], scratch(&out, pmc::COUNT), out.unread), (42, 1, 2));
     }
-    // a thread without a shard has none
+    // A thread without a shard has no counter.
     let out = field.run(&[Step::Exhaust, call(), call()]);
     assert_eq!((out.shards[0][0], out.shards[0][2], out.unread), (0, 2, 2));
 }
 
-/// Opens a counter for an event (type, config), and reads it so many times.
+/// Defines an event (type, config) and reads it `times` times.
 fn open(field: &Field, event: (u32, u64), times: usize) -> Outcome {
     const PINNED_IN_THE_PROGRAM: u64 = 1 << 2 | 1 << 5 | 1 << 6;
     let attributes = field.env.data.base.0 + u64::from(header::EVENTS + header::EVENT_BYTES * EVENT);
     let mut steps = vec![
-        // gettid: the thread that is counted
+        // gettid, stored as the id of the thread that is counted
         Step::Syscall { number: 186, args: vec![], to: TLS + 0x2d0 },
         Step::Store { at: attributes, value: u64::from(event.0) | 72 << 32 },
         Step::Store { at: attributes + 8, value: event.1 },
@@ -210,9 +210,9 @@ fn open(field: &Field, event: (u32, u64), times: usize) -> Outcome {
     steps.extend(vec![call(); times]);
     steps.extend([
         Step::Copy { from: field.words(), to: SCRATCH + 0x600 },
-        // what the kernel has written there: the length of the struct
+        // The kernel has written a number there: the length of the struct.
         Step::Copy { from: field.page(72), to: SCRATCH + 0x608 },
-        // dup: the lowest descriptor that is free
+        // dup, which returns the lowest free descriptor
         Step::Syscall { number: 32, args: vec![1], to: SCRATCH + 0x610 },
     ]);
     field.run(&steps)
@@ -221,7 +221,7 @@ fn open(field: &Field, event: (u32, u64), times: usize) -> Outcome {
 #[test]
 fn a_thread_opens_its_counter_once_and_leaves_no_descriptor() {
     let field = Field::new(environment(GLIBC)).expect("it makes sense");
-    // page faults have a page, which says that RDPMC cannot read them
+    // Page faults have a page, which says that RDPMC cannot read them.
     let out = open(&field, (1, 2), 3);
     let state = scratch(&out, SCRATCH + 0x600) as u32;
     assert_eq!((scratch(&out, SCRATCH + 0x610), out.unread, out.shards[2][..1].to_vec()), (3, 3, vec![0]));
@@ -231,7 +231,7 @@ fn a_thread_opens_its_counter_once_and_leaves_no_descriptor() {
         println!("skipped: the page of a counter (the kernel has refused it)");
         assert_eq!(state, 2);
     }
-    // no such type of events: refused
+    // The kernel refuses this type of events, which does not exist.
     let out = open(&field, (77, 0), 2);
     assert_eq!((scratch(&out, SCRATCH + 0x600) as u32, scratch(&out, SCRATCH + 0x610), out.unread), (2, 3, 2));
 }

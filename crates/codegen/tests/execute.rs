@@ -1,4 +1,4 @@
-//! What woven code does on the processor, against the same code unwoven.
+//! Woven code on the processor, compared with the same code before weaving.
 
 mod support;
 
@@ -130,7 +130,7 @@ fn padding_and_islands_work() {
 
 #[test]
 fn identity_is_what_the_claims_hold() {
-    // the first claim is the thread's id: read it back through a function that loads it
+    // The first claim is the thread's id. The woven function loads it, so it returns the id.
     let claim = 0x1000_0000u32 + ingraft_model::layout::CLAIMS + 16;
     let mut text = vec![0x48, 0x8b, 0x04, 0x25];
     text.extend_from_slice(&claim.to_le_bytes());
@@ -141,7 +141,7 @@ fn identity_is_what_the_claims_hold() {
     assert_eq!(out.calls[1].registers[6], SCRATCH + 0x100);
 }
 
-/// `v0 += $arg[1] / 3`: something that needs all working registers.
+/// Statement `v0 += $arg[1] / 3`, which needs all work registers.
 fn complex() -> Snippet {
     let e = Expr::Binary(BinaryOp::Divide, Box::new(Expr::Arg(1)), Box::new(Expr::Const(3)));
     Snippet { stmts: vec![Stmt::Add(VariableId(0), e)] }
@@ -210,7 +210,7 @@ fn a_count_alone_stands_in_the_slot() {
             let slotted = |point: &ingraft_codegen::WovenPoint| point.minis.iter().any(|m| m.code.is_none());
             assert!(slotted(&point));
             let private = if identity == ThreadIdentity::Locked { vec![] } else { vec![Step::ForeignGs] };
-            // what comes (with its place) or goes, whether the slot is a count then, and what two calls count
+            // The snippet that is added (with its index) or removed, whether the slot is a count afterwards, and the counts of two calls.
             for (id, index, alone, counted) in [
                 (1, Some(0), false, [2, 2, 0, 0]),
                 (2, Some(9), false, [2, 2, 2, 0]),

@@ -1,4 +1,4 @@
-//! Exits, and what belongs to a call from its entry to its exit, on the processor.
+//! Exits, and records of calls from entry to exit, on the processor.
 
 mod support;
 
@@ -24,7 +24,7 @@ fn snippet(stmts: Vec<Stmt>) -> Snippet {
     Snippet { stmts }
 }
 
-/// A function's code, and where in it the stretch with its exit begins and the exit lies.
+/// Code of a function, offset of the bytes with its exit, distance from there to the exit, and length of the padding.
 struct End {
     text: Vec<u8>,
     from: usize,
@@ -32,7 +32,7 @@ struct End {
     padding: usize,
 }
 
-/// Ends of functions: what runs before the exit, `ret` in all its forms, tail jumps near, through memory and conditional.
+/// Ends of functions: instructions before the exit, `ret` in all forms, and tail jumps: near, through memory, and conditional.
 fn shapes() -> Vec<End> {
     let jump = |opcode: &[u8], at: u64| {
         let end = TEXT + at + opcode.len() as u64 + 4;
@@ -98,7 +98,7 @@ fn exits_of_every_shape_are_counted_and_change_nothing() {
             let plain = shape.run(&w.env, vec![], steps.clone());
             let out = shape.run(&w.env, vec![&w.weave.plan], steps.clone());
             assert_eq!(plain.calls, out.calls, "{identity:?} {n}");
-            // the scratch memory but for what lies below the stack pointer
+            // The scratch memory must be the same, except below the stack pointer.
             assert_eq!(plain.scratch, out.scratch);
             let own = &out.shards[if identity == ThreadIdentity::Locked { 0 } else { 2 }];
             let passes = if n == 6 { 0 } else { 4 };
@@ -107,7 +107,7 @@ fn exits_of_every_shape_are_counted_and_change_nothing() {
             let result = if n == 2 { image_rax() } else { result };
             assert_eq!(own[..2], [passes, result], "{identity:?} {n}");
 
-            // one more behind those, then everything away again
+            // Add another snippet after these, then remove all.
             let mut point = w.point().clone();
             let request = MiniRequest { id: 9, snippet: &count(), counters: &[3] };
             let added = add_mini(&w.env, &mut w.arena, &mut point, &request, 9).expect("there is room");
@@ -136,7 +136,8 @@ fn image_rax() -> i64 {
     image::initial(0).cast_signed()
 }
 
-/// `outer` calls `middle` calls `inner`, which returns, or leaves both by going back to where `outer` came from (rbx is not 0).
+/// Three functions: `outer` calls `middle`, which calls `inner`. If rbx is not 0, `inner` leaves both calls and resumes in `outer`;
+/// otherwise it returns.
 struct Nest {
     text: Vec<u8>,
     outer: u64,
@@ -148,7 +149,7 @@ fn nest() -> Nest {
     nest_where(false)
 }
 
-/// If it `jumps`, `middle` does not call `inner` but jumps to it at its end.
+/// Builds the functions. If `jumps`, `middle` ends by a jump to `inner` instead of a call.
 fn nest_where(jumps: bool) -> Nest {
     use iced_x86::IcedError;
     use iced_x86::code_asm::*;
@@ -204,7 +205,7 @@ fn nest_where(jumps: bool) -> Nest {
     Nest { outer: TEXT, middle: (middle, exit(middle, add)), inner: (inner, exit(inner, lea)), text }
 }
 
-/// Enough counters for three variables of any shape, and the top.
+/// First counter of each of four variables. The last variable may have any shape.
 const PLACES: [u32; 4] = [4, 8, 12, 20];
 
 impl Nest {
@@ -214,7 +215,7 @@ impl Nest {
         entry_at(function, bytes).free(&[], true)
     }
 
-    /// Entry and exit snippets for middle and inner; runs calls of outer with these values of rbx.
+    /// Weaves entry and exit snippets for `middle` and `inner`, and calls `outer` with these values of rbx.
     fn run(&self, identity: ThreadIdentity, middle: [&Snippet; 2], inner: [&Snippet; 2], rbx: &[u64]) -> Outcome {
         let steps = rbx.iter().map(|&rbx| self.call(rbx)).collect();
         self.run_in(&environment(identity), middle, inner, steps)
@@ -235,7 +236,7 @@ impl Nest {
             .iter()
             .zip(&minis)
             .map(|(site, minis)| {
-                // what has ended otherwise is looked for at entries
+                // The search for calls that have ended without an exit is done at entries.
                 let minis = if site.point_kind() == PointKind::Entry { &minis[..] } else { &minis[1..] };
                 PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
             })
@@ -257,7 +258,7 @@ fn record(activations: u32) -> Record {
     Record { activations: v(activations), kept: vec![], restore: None }
 }
 
-/// The ways in which the time is read.
+/// Clocks for the wall time.
 const WALLS: [WallClock; 3] = [WallClock::Tsc, WallClock::SystemCall, WallClock::Vdso(Avma(image::TELL_TIME))];
 
 #[test]
@@ -269,7 +270,7 @@ fn a_histogram_of_times_is_exact() {
 
 fn times_are_exact(env: &Environment) {
     let nest = nest();
-    // places: activations of middle, of inner; a counter; the histogram
+    // Counters: activations of `middle`, activations of `inner`, a counter, the histogram.
     let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| {
@@ -292,7 +293,7 @@ fn times_are_exact(env: &Environment) {
     );
 }
 
-/// The words in [`Outcome::cpu`].
+/// Indices of the words in [`Outcome::cpu`].
 const OFFSET: usize = 0;
 const LAST: usize = 1;
 const DESCRIPTOR: usize = 2;
@@ -317,7 +318,7 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
         let (own, calls) = (&out.shards[2], 2 * out.calls.len() as i64);
         assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
         assert_eq!(own[23..].iter().sum::<i64>(), calls);
-        // all calls together take less processor time than the program has had
+        // All calls together take less processor time than the program.
         assert!(own[20] > 0 && (own[20] as u64) < out.cpu[LAST], "{:?}", &own[20..23]);
         (out.cpu, out.slot)
     };
@@ -329,13 +330,13 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], slot), (1, descriptor, descriptor));
     assert_eq!(cpu[AT], image::TLS + image::SLOT as u64);
     assert!(cpu[OFFSET] != 0);
-    // a switch before each call, and a section of the program's own that is over
+    // The kernel switches the thread before each call, or the pointer leads to an old sequence of the program.
     for left in [0, 0x1234_5678] {
         assert_eq!(run(rseq, before(Step::Slot(left))).0[RENEWALS], 50);
     }
-    // an area that looks as if it held the offset of this thread, which has none yet
+    // The pointer leads to the descriptor as if there were an offset, but this thread has none yet.
     assert_eq!(run(rseq, [vec![Step::Slot(descriptor)], calls()].concat()).0[RENEWALS], 1);
-    // not registered, and without an area: nothing is put there
+    // The area is not registered, or there is none: the code writes nothing there.
     let (cpu, slot) = run(rseq, [vec![Step::Processor(-1)], calls()].concat());
     assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], cpu[AT], slot), (200, 0, 0, 0));
     let (cpu, slot) = run(CpuClock::SystemCall, calls());
@@ -364,7 +365,7 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     let nest = nest();
     let add = |key: Expr, amount: Expr| Stmt::AddAt(v(3), key, amount);
     let c = |n: u64| Expr::Const(n.cast_signed());
-    // keys whose search begins at the last place and goes on at the first
+    // The search for these keys begins at the last place and continues at the first.
     let hash = |key: &u64| key.wrapping_mul(MULTIPLIER) >> (64 - PLACE_BITS);
     let same: Vec<u64> = (1..).filter(|key| hash(key) == (1 << PLACE_BITS) - 1).take(PROBES as usize + 2).collect();
     let mut stmts: Vec<Stmt> = same.iter().map(|key| add(c(*key), c(key + 1))).collect();
@@ -406,7 +407,7 @@ fn values_by_index_fall_into_their_granules() {
     let nest = nest();
     let numbers = [-11, -10, -1, 0, 9, 10, 14, 15, 16, 63, 64, 1 << 40, i64::MIN, i64::MAX];
     let returned = |n: i64| {
-        // what is not known when the code is made: the result of a function, taken from itself
+        // A zero that the compiler does not know: the result of a function minus itself.
         let zero = Expr::Binary(BinaryOp::Subtract, Box::new(Expr::Return), Box::new(Expr::Return));
         Expr::Binary(BinaryOp::Add, Box::new(zero), Box::new(Expr::Const(n)))
     };
@@ -474,7 +475,7 @@ fn the_last_mark_of_an_object_tells_its_state() {
     ];
     expected.sort_unstable();
     assert_eq!(table.states().collect::<Vec<_>>(), expected);
-    // what was marked later has the later time
+    // A later mark has a later time.
     assert!(table.values[&0] < table.values[&0x10] && table.values[&0x10] <= table.values[&0x20]);
     assert_eq!((table.total(), table.others), (2, 0));
 }
@@ -482,7 +483,7 @@ fn the_last_mark_of_an_object_tells_its_state() {
 #[test]
 fn calls_that_are_left_otherwise_are_found_and_undone() {
     let nest = nest();
-    // middle runs a timer, inner a flag; 2 of 5 calls go past both exits
+    // `middle` has a timer, `inner` a flag; two of five calls do not pass the exits.
     for (clock, wall) in [Clock::Wall, Clock::Cpu].into_iter().flat_map(|clock| WALLS.map(|wall| (clock, wall))) {
         left_otherwise(&nest, clock, wall);
     }
@@ -504,7 +505,7 @@ fn left_otherwise(nest: &Nest, clock: Clock, wall: WallClock) {
     assert_eq!((&own[4..7], &own[8..11]), (&[2, 0, 0][..], &[2, 0, 0][..]));
     assert_eq!((own[12], own[20]), (0, 0), "the timer stands, the flag is down");
     assert!(own[13] > 0);
-    // one that is still open is stopped by nobody
+    // A timer of a call that is still open keeps running.
     let out = run([&start, &stop], [&up, &down], &[0, 1]);
     assert_eq!((out.shards[2][12], out.shards[2][20]), (1, 1));
     assert!(out.shards[2][13] < 0, "it runs");
@@ -570,7 +571,7 @@ fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
     let (float, argument) = (out.shards[2][12], image::initial(6).cast_signed());
     assert_eq!(out.shards[2][20], float.wrapping_sub(argument));
     assert_eq!((&out.shards[2][4..7], out.shards[2][8]), (&[0, 0, 0][..], 101));
-    // what no record has kept cannot be asked for
+    // A value that no record has kept is refused.
     let wrong = snippet(vec![Stmt::Close(record(0), vec![Stmt::Add(v(3), elapsed(Clock::Wall))])]);
     let minis = [MiniRequest { id: 0, snippet: &wrong, counters: &[4, 8, 12, 20] }];
     let request = PointRequest { site: &nest.middle.1, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
@@ -600,7 +601,7 @@ fn a_call_that_jumps_on_ends_where_that_function_returns() {
     let nothing = snippet(vec![]);
     let result = image::initial(7).cast_signed() + 5;
     for identity in [GLIBC, ThreadIdentity::FsBase] {
-        // the third call does not return; another caller of `inner` has no record
+        // The third call does not return. A direct call of `inner` has no record.
         let inner = Step::Call { target: nest.inner.0, registers: vec![(3, 0)], flags: 0x246 };
         let steps = [nest.call(0), inner.clone(), nest.call(0), nest.call(1), nest.call(0), inner].to_vec();
         let out = nest.run_in(&environment(identity), [&up, &hand], [&nothing, &close], steps);
@@ -617,7 +618,7 @@ fn what_was_handed_over_is_told_from_what_was_left() {
     let hand = snippet(vec![Stmt::HandOver(record(0), Whose::Own, vec![])]);
     let both = snippet(vec![Stmt::Open(record(1), vec![])]);
     let ends = |n: u32| vec![Stmt::Add(v(n), Expr::Const(1))];
-    // in the wrong order: the record of `inner` lies above
+    // The records close in the wrong order: the record of `inner` lies above.
     let close = snippet(vec![Stmt::CloseHanded(record(0), ends(2)), Stmt::Close(record(1), ends(3))]);
     let out = nest.run(GLIBC, [&open, &hand], [&both, &close], &[0, 1, 1, 0, 0]);
     let own = &out.shards[2];
@@ -635,7 +636,7 @@ fn a_call_that_jumps_where_nobody_looks_is_given_up() {
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&up, &give_up], [&nothing, &earlier], &[0, 0, 0]);
     assert_eq!((&out.shards[2][4..8], out.shards[2][20]), (&[0, 0, 0, 3][..], 0));
-    // without its entry it is none of the function's
+    // Without a record, a jump of the function itself counts as unseen, and an earlier function's does not.
     let out = nest.run(GLIBC, [&nothing, &give_up], [&nothing, &earlier], &[0, 0]);
     assert_eq!(&out.shards[2][4..8], &[0, 2, 0, 0]);
 }
@@ -659,7 +660,7 @@ fn records_of_one_call_may_close_in_any_order() {
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&open, &close], [&nothing, &nothing], &[0, 1, 0, 0]);
     let own = &out.shards[2];
-    // the second call leaves both records behind, which gives back what they found
+    // The second call leaves both records behind; their removal restores the values from before.
     assert_eq!((&own[4..7], &own[8..11]), (&[1, 0, 0][..], &[1, 0, 0][..]));
     assert_eq!((own[12], own[20]), (30, 60));
 }

@@ -1,4 +1,4 @@
-//! Facts that make no sense, bytes that are no code: refused, or woven and proven, never a panic.
+//! Contradictory facts and bytes that are no code: they are refused, or woven and proven, and never cause a panic.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn address() -> impl Strategy<Value = u64> {
 }
 
 fn bytes(max: usize) -> impl Strategy<Value = Vec<u8>> {
-    // opcodes of branches, prefixes and common instructions more often than chance
+    // Opcodes of branches, prefixes and common instructions are more frequent than by chance.
     let byte = prop_oneof![
         any::<u8>(),
         prop::sample::select(vec![
@@ -29,7 +29,7 @@ fn back_branch() -> impl Strategy<Value = BackBranch> {
         let (at, from, until) =
             if likely { (from, from, from.wrapping_add(bytes.len() as u64)) } else { (at, from, until) };
         if likely && bytes.len() >= 2 {
-            // a branch to about where the sites lie
+            // A branch to an address near the sites.
             bytes[0] = 0x75;
             bytes[1] = 0x401000u64.wrapping_sub(from).wrapping_sub(2) as u8;
         }
@@ -95,7 +95,7 @@ proptest! {
             sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, beside: &[] }).collect();
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
-        // facts that contradict each other (code that is padding too) may be woven; then it is the verifier that refuses
+        // Contradictory facts (code that is padding too) may be woven; then the verifier refuses the plan.
         let consistent = padding.is_empty() && sites.len() == 1 && sites[0].back_branches().is_empty();
         prop_assert!(proof.is_ok() || !consistent, "{proof:?}\n{}", list(&weave.plan, &weave.woven));
     }

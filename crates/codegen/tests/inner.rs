@@ -1,5 +1,5 @@
-//! Points without room of their own: exits and calls in the copies of them that others displace, jumps that others displace and that must
-//! miss a point, islands in cleared stretches, the end of a function. On the processor, and against a verifier that is lied to.
+//! Points without room of their own: exits and calls in copies that other points hold, displaced jumps that must miss a point, islands in
+//! displaced ranges, and the end of a function. The tests run them on the processor, and give the verifier false claims.
 
 mod support;
 
@@ -18,7 +18,7 @@ use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 
-/// A function: its bytes, its entry and its exits in order; and how often a call passes each.
+/// A function: its bytes, its entry and its exits in order, and the number of times that a call passes each of them.
 struct Function {
     text: Vec<u8>,
     sites: Vec<Site>,
@@ -30,19 +30,19 @@ fn jump(opcode: &[u8], at: u64) -> Vec<u8> {
     [opcode, &(HELPER.wrapping_sub(end) as u32).to_le_bytes()].concat()
 }
 
-/// An entry with these bytes, all displaced.
+/// Entry that displaces all of these bytes.
 fn entry(bytes: &[u8], padding: &[u8]) -> Site {
     let own = bytes.len() as u8;
     Site { bytes: [bytes, padding].concat(), ..site(bytes) }.least(own).free(&[], false)
 }
 
-/// An exit that the entry displaces.
+/// Exit that the entry displaces.
 fn within(text: &[u8], at: usize, len: usize) -> Site {
     let kind = SiteKind::Exit { within: true };
     Site { kind, ..exit_site(TEXT, TEXT + at as u64, 0, &text[at..at + len], &[]) }
 }
 
-/// Functions of which the entry displaces the exits: a return, jumps near and through memory, a conditional one taken and not.
+/// Functions whose entry displaces the exits: a return, jumps near and through memory, and a conditional jump, taken and not taken.
 fn short_functions() -> Vec<Function> {
     let padding = [0x90; 16];
     let plain = |body: &[u8], exit: usize| {
@@ -71,7 +71,7 @@ fn short_functions() -> Vec<Function> {
     ]
 }
 
-/// An exit of four bytes with nothing but a stretch to be cleared in reach.
+/// An exit of four bytes. In reach is only a range that can be displaced to make room for an island.
 fn cleared() -> Function {
     // lea rax,[rdi+rsi]; add rax,rdx; xor ecx,ecx; cmp rdi,rsi; ja 1f; inc rax; 1: dec rax; ret; int3
     let stretch: &[u8] = &[0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xd0, 0x31, 0xc9, 0x48, 0x39, 0xf7];
@@ -81,7 +81,7 @@ fn cleared() -> Function {
     Function { text, sites: vec![Site { clearings, ..exit }], passes: vec![1] }
 }
 
-/// A function that runs off its end, through a long `nop` or two, into what follows.
+/// Functions without a return, which continue in the code after them, through a long `nop` or two.
 fn run_off() -> [Function; 2] {
     let padding: [&[u8]; 2] = [&[0x0f, 0x1f, 0x80, 0, 0, 0, 0], &[0x0f, 0x1f, 0, 0x0f, 0x1f, 0x40, 0]];
     padding.map(|padding| {
@@ -91,7 +91,7 @@ fn run_off() -> [Function; 2] {
     })
 }
 
-/// A branch away in front of the exit: taken and not.
+/// A branch before the exit, taken and not taken.
 fn branched() -> Vec<Function> {
     let make = |condition: u8, stays: i64| {
         // lea rax; cmp rdi,rsi; jcc 1f; ret; 1: mov eax,7; ret
@@ -110,7 +110,7 @@ fn branched() -> Vec<Function> {
     vec![make(7, 0), make(6, 1)]
 }
 
-/// A place before or behind a call, with a stretch of the text.
+/// Site before or after a call, with a range of the text.
 fn beside_call(text: &[u8], stretch: std::ops::Range<usize>, point: usize, padding: usize, after: bool) -> Site {
     let (from, end) = (TEXT + stretch.start as u64, stretch.end);
     call_site(after, TEXT, from, point, &text[stretch], &text[end..end + padding])
@@ -120,7 +120,7 @@ const LEA: &[u8] = &[0x48, 0x8d, 0x04, 0x37];
 const CMP: &[u8] = &[0x48, 0x39, 0xf7];
 const ADD: &[u8] = &[0x48, 0x01, 0xd0];
 
-/// A call three bytes behind another, whose return is right in front of an exit: every point that there is.
+/// Two calls three bytes apart, and an exit right after the second one, with all points.
 fn neighbours() -> Function {
     // push rbx; lea rax,[rdi+rsi]; call; mov rax,rbx; call; pop rbx; ret
     let head = [&[0x53][..], LEA, &jump(&[0xe8], 5), &[0x48, 0x89, 0xd8]].concat();
@@ -137,7 +137,7 @@ fn neighbours() -> Function {
     Function { text, sites, passes: vec![1; 6] }
 }
 
-/// A jump past a call to where it returns: taken and not.
+/// A jump past a call to the return address, taken and not taken.
 fn jumped_past() -> Vec<Function> {
     let make = |condition: u8, calls: i64| {
         // lea rax; nop; cmp rdi,rsi; jcc 1f; call; 1: add; add; ret
@@ -157,7 +157,7 @@ fn jumped_past() -> Vec<Function> {
     vec![make(7, 0), make(6, 1)]
 }
 
-/// The same behind another call, whose springboard displaces the jump.
+/// The same jump after another call, whose springboard displaces the jump.
 fn displaced_jump() -> Vec<Function> {
     let make = |condition: u8, calls: i64| {
         // lea rax; nop; call; cmp rdi,rsi; jcc 1f; call; 1: add; add; ret
@@ -242,7 +242,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let first = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &first).expect("right");
             let entry = first.woven[0].clone().expect("woven");
-            // without it the exit has nowhere to be
+            // Without the entry, the exit cannot be woven.
             let minis = [mini(2, &[1])];
             let request =
                 |beside| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside }];
@@ -273,7 +273,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let removed = remove_within(&exit, |_| true).expect("it has a host");
             verify_removed_within(&removed, &exit, |_| true).expect("right");
             counted(vec![&first.plan, &second.plan, &added, &removed], [calls, 0]);
-            // the entry may not go without it
+            // The entry may not be removed without the exit.
             assert!(verify_removal(&remove_points([&exit]), std::slice::from_ref(&exit)).is_err());
             let both = [entry, exit];
             let gone = remove_points(&both);
@@ -312,7 +312,7 @@ fn a_jump_that_is_too_far_away_is_a_matter_of_its_point() {
         verify_weave(&env, &below, &text, &both, &weave).expect("right");
         assert_eq!(weave.woven[0].as_ref().err(), Some(&Refusal::NoRoomNearby));
         assert!(weave.woven[1].is_ok());
-        // what it would have taken is free for it where the jump can be led
+        // The refused point's text is free again. The point can be woven where the jump reaches.
         let alone = weave_points(&env, &mut above, &mut text, &both[..1]).expect("makes sense");
         verify_weave(&env, &above, &text, &both[..1], &alone).expect("right");
         assert!(alone.woven[0].is_ok());
@@ -357,7 +357,8 @@ fn a_point_goes_from_jumps_that_others_displace() {
                 wrong.text[i].new[1] ^= 1;
                 assert!(verify_removed_within(&wrong, &second, |_| true).is_err());
             }
-            // what displaces the jump may not go without it, and with it nothing of its code is written
+            // The point that displaces the jump may not be removed without this one. If both are removed, the removed code is not written
+            // to.
             assert!(verify_removal(&remove_points([&second]), std::slice::from_ref(&second)).is_err());
             assert_eq!(remove_within(&second, |_| false), None);
         }

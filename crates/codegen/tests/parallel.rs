@@ -1,4 +1,4 @@
-//! Many points at once: their code is written and proven in parts, whatever the arena has room for.
+//! Many points at once: their code is written and proven in parts, for arenas of any size.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::*;
 const START: u64 = 0x80_0000;
 const HEAD: &[u8] = &[0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
 
-/// Functions of which the later ones need shared routines that the first ones do not.
+/// Functions of which the later ones need shared routines that the first ones do not need.
 fn sites(n: usize) -> Vec<Site> {
     let register = |i: usize| Gpr(if i < n / 3 { 0 } else { 10 + (i / 7 % 2) as u8 });
     let place = |i: usize| Svma(0x40_1000 + 48 * i as u64);
@@ -29,7 +29,8 @@ impl Spread for ManyThreads {
     }
 }
 
-/// How many of the points are woven in so many bytes, all proven, and what is left when they are gone.
+/// Weaves and proves the points in an arena of `bytes` bytes, then removes them. Returns the number of woven points, and whether the arena
+/// lacked room.
 fn woven(sites: &[Site], spread: &dyn Spread, bytes: u64) -> (usize, bool) {
     let (env, mut arena, mut text) =
         (environment(GLIBC), Arena::new(Avma(START)..Avma(START + bytes)), TextSpace::new());
@@ -82,7 +83,7 @@ fn code_lies_at_the_same_place_however_it_is_written() {
         code.sort_by_key(|piece| piece.at);
         code
     };
-    // what is left over where parts of the arena meet
+    // Number of gaps in the code, which lie where parts of the arena meet.
     let gaps = |points| {
         let code = code(&OneThread, points);
         code.windows(2).filter(|two| two[1].at.0 - two[0].at.0 - two[0].bytes.len() as u64 > 256).count()
@@ -99,7 +100,7 @@ fn arenas_of_any_size_are_filled() {
     for bytes in (0..least).step_by(3331) {
         let (points, lacked) = woven(&sites, &ManyThreads, bytes);
         assert_eq!(lacked, points < sites.len());
-        // a little is lost to routines and where parts of the arena meet
+        // Routines and the gaps between parts take some room.
         let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
         assert!(filled > bytes, "{points} in {bytes} of {least} bytes");
     }

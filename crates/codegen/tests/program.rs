@@ -1,4 +1,5 @@
-//! Snippets that set variables of the program, give it texts, and take its floating-point numbers and what the kernel counts; on the processor.
+//! Snippets that set variables of the program, pass texts to functions, and read floating-point numbers and counts of the kernel; on the
+//! processor.
 
 mod support;
 
@@ -53,7 +54,7 @@ impl Field {
         ask(&self.site, snippet, |requests| verify_weave(&self.env, &self.arena, &self.text, requests, weave))
     }
 
-    /// Runs it, and compares what it leaves in registers with what it leaves unwoven.
+    /// Runs the woven function. Its registers must be the same as those of the original.
     fn run(&self, code: &[u8], steps: Vec<Step>) -> Outcome {
         let run =
             |plans| Program { env: &self.env, text: code.to_vec(), plans, steps: steps.clone(), counters: 4 }.run();
@@ -70,10 +71,10 @@ fn ask<T>(site: &Site, snippet: &Snippet, f: impl FnOnce(&[PointRequest<'_>]) ->
 
 type Written = Result<(), IcedError>;
 
-/// Where a function lies, and what writes it.
+/// Address of a function, and the code that writes it.
 type Part<'a> = (u64, &'a dyn Fn(&mut CodeAssembler) -> Written);
 
-/// `nop`s that can be displaced, then `ret`; and two other functions.
+/// A function of `nop`s that can be displaced and a `ret`, followed by two other functions.
 fn text(callee: &dyn Fn(&mut CodeAssembler) -> Written, outer: &dyn Fn(&mut CodeAssembler) -> Written) -> Vec<u8> {
     let empty = |a: &mut CodeAssembler| -> Written {
         for _ in 0..8 {
@@ -110,7 +111,7 @@ fn floating_point_numbers_are_truncated() {
     };
     let code = text(&nothing, &outer);
     let float = |register, format| Expr::Float(Float { register, format });
-    // all of them in order
+    // Set all of them, in order.
     let step = |n: u32, value| {
         let before = Expr::Binary(BinaryOp::Multiply, Box::new(Expr::Variable(v(n))), Box::new(Expr::Const(31)));
         Stmt::Set(v(n), Expr::Binary(BinaryOp::Add, Box::new(value), Box::new(before)))
@@ -157,7 +158,7 @@ fn floating_point_numbers_are_truncated() {
 
 #[test]
 fn texts_are_there_as_long_as_the_call() {
-    // what the texts are, in rax: both words of the first, one of the other, and a number
+    // The result in rax depends on the texts: both words of the first one, one word of the second one, and a number.
     let callee = |a: &mut CodeAssembler| -> Written {
         a.mov(rax, qword_ptr(rdi))?;
         a.add(rax, qword_ptr(rdi + 8))?;
@@ -193,7 +194,7 @@ fn texts_are_there_as_long_as_the_call() {
 
 #[test]
 fn counters_have_addresses() {
-    // adds its second argument to what the first one leads to
+    // Adds the second argument to the variable to which the first argument points.
     let callee = |a: &mut CodeAssembler| -> Written {
         a.add(qword_ptr(rdi), rsi)?;
         a.mov(rax, qword_ptr(rdi))?;
@@ -263,7 +264,7 @@ fn only_the_variables_that_are_asked_for_are_set() {
         let found = field.verify(&snippet(other), &field.weave);
         assert!(matches!(found, Err(VerifyError { flaw: Flaw::ForeignWrite | Flaw::NotEquivalent, .. })), "{found:?}");
     }
-    // the comparison, its branch, and what is written: every bit of them counts
+    // Every bit of the comparison, of the branch and of the stored operand matters.
     let is_store = |code: &ingraft_model::patch::ArenaCode| find_store(&code.bytes).is_some();
     let piece = field.weave.plan.code.iter().position(is_store).expect("the snippet");
     let (from, to) = find_store(&field.weave.plan.code[piece].bytes).expect("the snippet");
@@ -273,7 +274,7 @@ fn only_the_variables_that_are_asked_for_are_set() {
         let byte = &mut changed.plan.code[piece].bytes[bit / 8];
         *byte ^= 1 << (bit % 8);
         let now = shown(&changed.plan.code[piece].bytes);
-        // a store that became a load harms nobody
+        // A store that has become a load does no harm.
         let loads = |i: &Instruction| i.memory_displacement64() == PLACE && i.op0_kind() == OpKind::Register;
         let harmless = now == original || decoded(&changed.plan.code[piece].bytes).iter().any(loads);
         assert!(field.verify(&asked, &changed).is_err() || harmless, "{bit}: {now:#?}");
@@ -288,7 +289,7 @@ fn shown(bytes: &[u8]) -> Vec<String> {
     decoded(bytes).iter().map(ToString::to_string).collect()
 }
 
-/// Where the comparison begins in front of a write to the variable, and where the write ends.
+/// Start of the comparison before the write to the variable, and end of the write.
 fn find_store(bytes: &[u8]) -> Option<(usize, usize)> {
     let all = decoded(bytes);
     let is_write = |i: &Instruction| i.mnemonic() == Mnemonic::Mov && i.memory_displacement64() == PLACE;
@@ -312,7 +313,7 @@ fn the_kernel_tells_a_thread_its_faults() {
     ];
     for (identity, shard) in [(GLIBC, 2), (ThreadIdentity::FsBase, 2), (ThreadIdentity::Locked, 0)] {
         let field = Field::new(identity, &code, &snippet(stmts.clone())).expect("it makes sense");
-        // the second time everything has been touched
+        // At the second call, all memory has been touched before.
         let out = field.run(&code, vec![call(OUTER, vec![]); 2]);
         let [faults, minor, major, switches] = out.shards[shard][..4] else { panic!("four counters") };
         assert_eq!(faults, minor + major, "{identity:?}");
@@ -335,13 +336,13 @@ fn every_flipped_bit_of_the_question_is_found() {
     let all = decoded(&field.weave.plan.code[routine].bytes);
     let call = all.iter().position(|i| i.mnemonic() == Mnemonic::Syscall).expect("the call");
     let original = shown(&field.weave.plan.code[routine].bytes);
-    // from the first word of the answer's room on
+    // From the first push of the room for the answer on.
     for bit in 8 * all[call - 21].ip() as usize..8 * all[call].next_ip() as usize {
         let mut changed = field.weave.clone();
         changed.plan.code[routine].bytes[bit / 8] ^= 1 << (bit % 8);
         let now = shown(&changed.plan.code[routine].bytes);
         let room = bit < 8 * all[call - 3].ip() as usize;
-        // what the room holds before does not matter, only that it is there
+        // The initial contents of the room do not matter, only its size.
         let pushes = |all: &[String]| all.iter().filter(|i| i.starts_with("push")).count();
         let harmless = now == original || room && pushes(&now) == pushes(&original);
         assert!(field.verify(&asked, &changed).is_err() || harmless, "{bit}: {now:#?}");

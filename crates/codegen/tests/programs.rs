@@ -1,4 +1,4 @@
-//! Programs of the system: all points of all of their functions woven at once, and proven.
+//! Programs of the system: all points of all functions are woven at once, and proven.
 
 #[path = "support/program.rs"]
 mod program;
@@ -6,7 +6,8 @@ mod program;
 const PROGRAMS: [&str; 4] =
     ["/usr/sbin/nginx", "/usr/bin/redis-server", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/python3.11"];
 
-/// Weaves entries and exits, or with `calls` those as well, and panics if that is not proven or too few functions are woven whole.
+/// Weaves entries and exits, and with `calls` also points at calls. Panics if the proof fails, or if too few functions are woven
+/// completely.
 fn assert_woven(calls: bool, least: f64) {
     for path in PROGRAMS {
         let Some(program) = program::weave_all(path.as_ref(), calls) else {

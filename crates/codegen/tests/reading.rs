@@ -1,4 +1,4 @@
-//! Snippets that read memory of the program: what the verifier lets pass.
+//! Snippets that read memory of the program: code that the verifier accepts or refuses.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn every_flipped_bit_of_a_system_call_is_found() {
         let routine = weave.plan.code.iter().position(is_call).expect("the routine");
         let original = decoded(&weave.plan.code[routine].bytes, 0);
         let at = |mnemonic| original.iter().find(|i| i.mnemonic() == mnemonic).expect("the instruction");
-        // what it is asked; what is made of the answer changes a value, and harms nobody
+        // Only the arguments of the system call are checked. A change in the use of the answer changes a value and does no harm.
         let (first, last) = (at(Mnemonic::And).ip() as usize, at(Mnemonic::Syscall).next_ip() as usize);
         for bit in 8 * first..8 * last {
             let mut changed = weave.clone();
@@ -48,7 +48,7 @@ fn every_flipped_bit_of_a_system_call_is_found() {
             let shown = |all: &[Instruction]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
             let now = shown(&decoded(&changed.plan.code[routine].bytes, 0));
             let found = verify_weave(&env, &arena, &text, &requests, &changed);
-            // bits that mean nothing
+            // Some bits have no effect.
             assert!(found.is_err() || now == shown(&original), "{bit}: {now:#?}");
         }
     }
@@ -84,7 +84,7 @@ fn only_what_lasts_is_loaded() {
         let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = weave_points(env, &mut arena, &mut text, &requests)?;
-        // the same code where less lasts
+        // The same code, in an environment where less memory stays mapped.
         let less = Environment { readable: Readable { end: Avma(READABLE.end.0 - 1), ..READABLE }, ..*env };
         assert!(verify_weave(env, &arena, &text, &requests, &weave).is_ok());
         Ok(verify_weave(&less, &arena, &text, &requests, &weave).is_ok())

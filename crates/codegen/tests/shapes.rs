@@ -1,4 +1,4 @@
-//! The generated code of every shape, as a listing under `tests/golden/codegen`. `UPDATE_EXPECT=1` rewrites them.
+//! Generated code of every shape, as listings in `tests/golden/codegen`. `UPDATE_EXPECT=1` rewrites the files.
 
 mod support;
 
@@ -73,7 +73,7 @@ fn short_function_hops_over_an_island() {
     golden("island", &weave(GLIBC, s, &[padding(0x401040, &[0xcc; 8])], &[count()]));
 }
 
-/// Its springboard reaches the island, and nothing else is written that would have to reach the arena.
+/// The short springboard reaches the island, and no other write would have to reach the arena.
 #[test]
 fn what_is_out_of_reach_leaves_nothing_behind() {
     let mut site = site(&[0xf3, 0xc3]);
@@ -90,7 +90,7 @@ fn what_is_out_of_reach_leaves_nothing_behind() {
     verify_weave(&env, &arena, &text, &requests, &weave).expect("there is nothing to be wrong");
 }
 
-/// Only what a displaced head becomes: with locked counters nothing else is in the listing.
+/// Lists only the displaced instructions: with locked counters, the listing contains nothing else.
 fn relocated(name: &str, bytes: &[u8]) {
     golden(name, &weave(ThreadIdentity::Locked, site(bytes), &[], &[count()]));
 }
@@ -123,7 +123,7 @@ fn relocation() {
     relocated("relocate_syscall", &[0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xc3]);
     // xor eax,eax; syscall; ret
     relocated("relocate_syscall_displaced", &[0x31, 0xc0, 0x0f, 0x05, 0x90, 0xc3]);
-    // inc qword gs:[0x10012100]; ret: would look like a snippet to the slow routine
+    // inc qword gs:[0x10012100]; ret: the slow routine would take it for a snippet
     let gs = [0x65, 0x48, 0xff, 0x04, 0x25, 0, 0x21, 0x01, 0x10, 0xc3];
     golden("tail_like_a_snippet", &weave(GLIBC, site(&gs), &[], &[count()]));
 }
@@ -144,7 +144,7 @@ fn a_call_far_up_gets_its_whole_return_address() {
     golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
 }
 
-/// A head of 7 bytes and a loop of some length back to it.
+/// Entry of 6 bytes, with a branch back to it.
 fn looping(name: &str, change: impl FnOnce(&mut Site)) {
     let mut s = site(&PLAIN[..6]);
     s.landings = vec![Svma(0x401006)];
@@ -167,18 +167,18 @@ fn own_branches_back_to_the_entry() {
             &[0xff, 0xc9, 0x8d, 0x46, 0x05, 0x75, 0xc9],
         )]);
     });
-    // jmp at 0x401030, dead padding behind
+    // jmp at 0x401030, with dead padding after it
     looping("loop_stretch_padding", |s| {
         *s = s.clone().back(vec![back_branch(0x401030, 0x401030, 0x401036, &[0xeb, 0xce, 0xcc, 0xcc, 0xcc, 0xcc])]);
     });
-    // only the branch: over an island
+    // Only the branch may be displaced: it leads to an island.
     looping("loop_hop", |s| *s = s.clone().back(vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])]));
-    // dec ecx; jne to the entry right behind the springboard: taken along
+    // dec ecx; jne to the entry, right after the springboard, which displaces it
     let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xff, 0xc9, 0x75, 0xf6, 0xc3];
     let mut s = site(&bytes);
     s = s.back(vec![back_branch(0x401008, 0x401008, 0x40100a, &[0x75, 0xf6])]);
     golden("loop_extend", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
-    // the branch is displaced anyway, and leads to the endbr64: dec ecx; jne -8; nop; ret behind endbr64
+    // The branch is displaced anyway, and leads to the endbr64. After the endbr64: dec ecx; jne -8; nop; ret.
     let mut s = site(&[0xff, 0xc9, 0x75, 0xf8, 0x90, 0xc3]);
     s.at = Svma(0x401004);
     s = s.back(vec![back_branch(0x401006, 0x401006, 0x401008, &[0x75, 0xf8])]);
@@ -269,7 +269,7 @@ fn the_loaders_hook_waits_for_the_engine() {
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
         listing += &format!("{identity:?}\n{}\n", list(&weave.plan, &weave.woven));
-        // without a place to look at, or with another one, nothing of it may be executed
+        // Without the address of the loader's word, the code is refused; with another address, the proof fails.
         let mut arena_of_nobody = Arena::new(arena.range());
         let nowhere = ingraft_codegen::Environment { loader: None, ..env };
         assert!(weave_points(&nowhere, &mut arena_of_nobody, &mut TextSpace::new(), &requests).is_err());
@@ -281,7 +281,7 @@ fn the_loaders_hook_waits_for_the_engine() {
     expect_file![path].assert_eq(&listing);
 }
 
-/// Whatever the verifier accepts of code in which one bit is wrong makes no other system calls.
+/// Flips each bit of the code. If the verifier accepts the result, it must make no other system calls.
 fn refuses_other_calls(
     env: &ingraft_codegen::Environment,
     arena: &Arena,
@@ -303,7 +303,7 @@ fn refuses_other_calls(
     }
 }
 
-/// The system calls of a plan with the instructions before each that move something.
+/// System calls of a plan, each with the moves right before it.
 fn system_calls(weave: &ingraft_codegen::Weave) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
     for code in &weave.plan.code {
@@ -475,7 +475,7 @@ fn thousands_of_snippets_at_one_point() {
         let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
         verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
-        // in longer code some link lies on two pages wherever it begins
+        // In longer code, some link lies on two pages wherever the code begins.
         assert!(weave.woven[0].is_ok() || n > 1000, "{n} snippets: {:?}", weave.woven[0].as_ref().err());
     }
 }

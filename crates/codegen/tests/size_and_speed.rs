@@ -1,4 +1,4 @@
-//! What weaving costs: bytes of arena per function always, time on request (`--release -- --ignored --nocapture`).
+//! Costs of weaving: bytes of the arena per function always, time on request (`--release -- --ignored --nocapture`).
 
 mod support;
 
@@ -9,7 +9,7 @@ use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenP
 use ingraft_model::{Avma, Bias, Gpr, Site, Snippet, Svma};
 use support::*;
 
-/// Heads as compilers write them.
+/// First bytes of functions, as compilers write them.
 const HEADS: [&[u8]; 6] = [
     &[0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x41, 0x56],
     &[0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54],

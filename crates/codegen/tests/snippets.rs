@@ -1,4 +1,4 @@
-//! Random snippets on the processor against an evaluator of their own.
+//! Random snippets on the processor, compared with an evaluator.
 
 mod support;
 
@@ -31,7 +31,7 @@ const OPERATORS: [BinaryOp; 18] = [
     BinaryOp::LogicalAnd,
     BinaryOp::LogicalOr,
 ];
-/// Counters that one snippet may use.
+/// Number of counters that one snippet may use.
 const VARIABLES: u32 = 3;
 
 fn constant() -> impl Strategy<Value = i64> {
@@ -51,7 +51,7 @@ fn constant() -> impl Strategy<Value = i64> {
     ]
 }
 
-/// Where the program has data of its own.
+/// Address of the program's own data.
 const DATA: u64 = image::SCRATCH + 0x4000;
 
 fn scalar() -> impl Strategy<Value = Scalar> {
@@ -89,7 +89,7 @@ fn stmts() -> impl Strategy<Value = Vec<Stmt>> {
     prop::collection::vec(stmt, 0..4)
 }
 
-/// The meaning of snippets, written down a second time.
+/// Second implementation of the meaning of snippets.
 struct Evaluator {
     variables: [i64; VARIABLES as usize],
     arguments: [i64; 9],
@@ -120,7 +120,7 @@ impl Evaluator {
                 }
                 scalar.extend(u64::from_le_bytes(word))
             }
-            // the process that is read does not exist
+            // The process that is read does not exist, so the read fails.
             Expr::Read(..) => 0,
             Expr::Variable(v) => self.variables[v.0 as usize],
             Expr::Unary(UnaryOp::Negate, e) => 0i64.wrapping_sub(self.expr(e)),
@@ -173,7 +173,7 @@ impl Evaluator {
     }
 }
 
-/// What a function's site leaves free: everything saved, rax free, another register free, flags live.
+/// Sites with different free registers: none, rax, another register, and none with live flags.
 fn site_of(kind: usize, at: u64) -> Site {
     // lea rax,[rdx+rcx]; test rsi,rsi; ret
     let code = [0x48, 0x8d, 0x04, 0x0a, 0x48, 0x85, 0xf6, 0xc3];
@@ -224,7 +224,7 @@ fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, 
         assert_eq!(&a, b, "registers after {}\n{}", snippets[i / 2], shown());
     }
     let shard = if exhaust || identity == ThreadIdentity::Locked { 0 } else { 2 };
-    // above the return address lies what the stack of the driver held at the start
+    // Above the return address lie the initial words of the driver's stack.
     let word = |n: u64| -> i64 {
         let from = STACK + 8 * n - image::SCRATCH;
         i64::from_le_bytes(std::array::from_fn(|i| ((from + i as u64) as usize * 37 + 11) as u8))

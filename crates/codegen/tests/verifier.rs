@@ -1,4 +1,4 @@
-//! The verifier against plans that are wrong in one place.
+//! The verifier, with plans that are wrong in one place.
 
 mod support;
 
@@ -18,7 +18,7 @@ use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 
-/// Flips one bit of the code, of a point or of what points share; where.
+/// Flips one bit of the code of a point or of a shared routine. Returns the address and the bit.
 fn flip_code(weave: &mut Weave, n: usize) -> Option<(Avma, u8)> {
     let total: usize = weave.plan.code.iter().map(|c| c.bytes.len()).sum();
     let mut offset = n / 8 % total.max(1);
@@ -32,15 +32,15 @@ fn flip_code(weave: &mut Weave, n: usize) -> Option<(Avma, u8)> {
     None
 }
 
-/// The instruction that holds an address.
+/// Instruction that contains an address.
 fn decoded(weave: &Weave, at: Avma) -> Option<Instruction> {
     let code = weave.plan.code.iter().find(|c| c.at <= at && at.0 < c.at.0 + c.bytes.len() as u64)?;
     let mut decoder = Decoder::with_ip(64, &code.bytes, code.at.0, DecoderOptions::NONE);
     decoder.iter().find(|i| i.next_ip() > at.0)
 }
 
-/// Whether instructions mean the same although their bits differ: an index that is not there has a scale, for instance; and who leads to a
-/// jump of the program's own may as well lead where that does.
+/// Whether instructions have the same meaning although their bits differ: the scale without an index has no effect, for instance. A jump
+/// to a jump of the program may also lead directly to the target of the latter.
 fn mean_the_same(field: &Field, right: &Instruction, other: &Instruction) -> bool {
     let goes_on = |site: &Site, at: u64| {
         let bytes = site.bytes.get(usize::try_from(at.checked_sub(site.at.0)?).ok()?..)?;
@@ -57,7 +57,7 @@ fn point(weave: &mut Weave, n: usize) -> Option<&mut WovenPoint> {
     weave.woven.iter_mut().flatten().nth(n % count.max(1))
 }
 
-/// Makes a plan or its claims wrong in one place; whether anything was changed.
+/// Makes a plan or its claims wrong in one place. Returns whether anything was changed.
 fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
     let bit = 1u64 << (n / 7 % 40);
     match kind {
@@ -117,7 +117,7 @@ fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
             }
         }
         9 | 10 => {
-            // what a snippet's removal knows beyond its own code
+            // The removal of a snippet concerns bytes outside its own code.
             let Some(mini) = point(weave, n).and_then(|p| p.minis.first_mut()) else { return false };
             let elsewhere = Avma(mini.removal.code.end.0 + bit);
             match kind {
@@ -182,7 +182,8 @@ fn flaws_have_names() {
     assert_eq!(field.verify(&weave).map_err(|e| e.flaw), Err(Flaw::Straddles));
 }
 
-/// Every plan that is wrong in one bit of what it writes, moves or takes back, or does not step out of a slow routine.
+/// Plans that are wrong in one place: a bit of a write, of a move or of new code is flipped, or a write, a move, a retired range or a piece of
+/// code is missing.
 fn wrong(plan: &PatchPlan) -> Vec<PatchPlan> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut PatchPlan)| {
@@ -243,7 +244,7 @@ fn wrong_changes_of_a_slot_are_found() {
             for wrong in wrong(&plan) {
                 assert!(verify(&wrong).is_err(), "{identity:?} {id} {index:?}\n{wrong:#x?}");
             }
-            // nobody may be between two readings of the slot when a count comes
+            // When a count enters the slot, no thread may be between two reads of the slot.
             let slotted = point.minis.iter().any(|m| m.code.is_none());
             if identity != ThreadIdentity::Locked && slotted {
                 let wrong = PatchPlan { step_out: Vec::new(), ..plan.clone() };
@@ -269,7 +270,7 @@ fn a_place_of_a_table_that_may_be_any_is_refused() {
 fn words_of_shard_0_that_are_no_keys_are_refused() {
     let listing = Listing::of_places(256).expect("a size");
     let add = Stmt::AddListed(VariableId(0), listing, Expr::Arg(0), Expr::Const(1));
-    // in the code for the thread's own shard and in that for shard 0
+    // The code for the thread's own shard and the code for shard 0 have these masks.
     any_place_is_refused(add.clone(), listing.places(), 2 * listed::PROBES as usize);
     let snippet = Snippet { stmts: vec![add] };
     let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
@@ -285,7 +286,7 @@ fn words_of_shard_0_that_are_no_keys_are_refused() {
         let places: Vec<usize> = (0..code.len()).filter(|at| code[*at..].starts_with(&keys)).collect();
         found += places.len();
         for at in places {
-            // the next key, the values, what lies before the table, and the same words by another register
+            // The next key, the values, the word before the table, and the same words with another register.
             let others = [word(1), word(listing.value(0)), (w.env.data.counter(0) - 8).to_le_bytes()];
             for other in others {
                 let mut broken = w.weave.clone();
@@ -295,14 +296,14 @@ fn words_of_shard_0_that_are_no_keys_are_refused() {
             let mut broken = w.weave.clone();
             broken.plan.code[piece].bytes[at + 3] = 0xc5 | 2 << 3;
             assert_eq!(proof(&broken), Err(Flaw::ForeignRead), "at {at}");
-            // a write where a read was
+            // A write instead of a read.
             let mut broken = w.weave.clone();
             broken.plan.code[piece].bytes[at + 1] = 0x89;
             assert_eq!(proof(&broken), Err(Flaw::ForeignWrite), "at {at}");
         }
     }
     assert!(found >= listed::PROBES as usize, "{found}");
-    // the value of shard 0 without a lock
+    // The value in shard 0 without a lock.
     let value = [&[0x65, 0x48, 0xff, 0x04, 0xcd][..], &word(listing.value(0))].concat();
     let pieces = (0..).zip(&w.weave.plan.code);
     let (piece, at) = pieces
@@ -315,7 +316,7 @@ fn words_of_shard_0_that_are_no_keys_are_refused() {
     assert_eq!(proof(&broken), Err(Flaw::ForeignWrite));
 }
 
-/// The number of a place is masked so often; without it the code is refused.
+/// Checks that the code masks the number of a place `masked` times, and that the verifier refuses it with a larger mask.
 fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
     let snippet = Snippet { stmts: vec![stmt] };
     let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
@@ -337,7 +338,7 @@ fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
     }
 }
 
-/// A snippet with a record, a timer, a condition, and a record's name in it.
+/// Snippet with a record, which contains its name, a timer and a condition.
 fn timer() -> Snippet {
     let [activations, timer, hits] = [0, 1, 3].map(VariableId);
     let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
@@ -347,7 +348,8 @@ fn timer() -> Snippet {
     Snippet { stmts: vec![Stmt::Add(hits, Expr::Const(1)), Stmt::Settle, Stmt::If(met, vec![open])] }
 }
 
-/// For every bit of the code of each of two points that do the same with these counters: whether the plan is right with that bit flipped.
+/// For every bit of the code of two points with the same snippet and these counters: whether the verifier accepts the plan with that bit
+/// flipped.
 fn verdicts(identity: ThreadIdentity, snippet: &Snippet, counters: [[u32; 4]; 2]) -> [Vec<bool>; 2] {
     let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];
     let sites = [0x401000, 0x401100].map(|at| Site { function: Svma(at), at: Svma(at), ..site(&bytes) });
@@ -378,7 +380,7 @@ fn verdicts(identity: ThreadIdentity, snippet: &Snippet, counters: [[u32; 4]; 2]
 fn code_that_is_compared_with_another_point_s_is_judged_as_if_it_were_executed() {
     let (snippet, one, other) = (timer(), [5, 300, 0, 9], [900, 2, 0, 1000]);
     for identity in IDENTITIES {
-        // the first of them is executed, the second compared with it
+        // The first point is executed, and the second one compared with it.
         let [first, second] = verdicts(identity, &snippet, [one, other]);
         let [other_first, one_second] = verdicts(identity, &snippet, [other, one]);
         assert!(first.iter().any(|right| *right) && first.iter().any(|right| !right));
@@ -386,7 +388,7 @@ fn code_that_is_compared_with_another_point_s_is_judged_as_if_it_were_executed()
     }
 }
 
-/// The last word below 2^64, which as a sum with anything looks small.
+/// Tests the last word below 2^64: its address plus a length wraps to a small number.
 #[test]
 fn memory_below_address_0_is_no_counter() {
     let (snippet, counters) = (timer(), [[5, 300, 0, 9], [900, 2, 0, 1000]]);

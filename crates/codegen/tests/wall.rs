@@ -1,4 +1,4 @@
-//! The time where the time stamp counter is none: as text, and no other routine for it.
+//! Clocks other than the time stamp counter: the code as text, and the refusal of any other routine.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::*;
 
 const VDSO: WallClock = WallClock::Vdso(Avma(TELL_TIME));
 
-/// A timer that starts at an entry, woven and then proven in an environment that may be another.
+/// Weaves a timer that starts at an entry. `then` may prove the plan for another clock.
 fn woven<T>(wall: WallClock, then: impl FnOnce(&Weave, &dyn Fn(WallClock, &Weave) -> Result<(), Flaw>) -> T) -> T {
     let env = Environment { wall, ..environment(GLIBC) };
     let (mut arena, mut text) = (arena(), TextSpace::new());
@@ -49,10 +49,10 @@ fn wrong_routines_are_refused() {
         for bit in 0..8 * weave.plan.code[routine].bytes.len() {
             let mut other = weave.clone();
             other.plan.code[routine].bytes[bit / 8] ^= 1 << (bit % 8);
-            // some bits of an encoding mean nothing, and some instructions have two
+            // Some bits of an encoding have no effect, and some instructions have two encodings.
             assert!(listed(&other) == listed(weave) || verify(VDSO, &other).is_err(), "bit {bit}");
         }
-        // another function, and where nobody is to be called
+        // Another function, and clocks for which no function may be called.
         for wall in [WallClock::Vdso(Avma(TELL_TIME + 1)), WallClock::SystemCall, WallClock::Tsc] {
             assert!(verify(wall, weave).is_err(), "{wall:?}");
         }

@@ -30,8 +30,8 @@ pub struct Environment {
 /// Memory of the program that snippets may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readable {
-    /// First byte of the writable segment of the program's own file. The segment is mapped as long as the process lives, in contrast to those of
-    /// libraries, which may be unloaded.
+    /// First byte of the writable segment of the program's own file. The segment stays mapped as long as the process lives, in contrast to
+    /// segments of libraries, which may be unloaded.
     pub start: Avma,
     /// First byte after that segment.
     pub end: Avma,

@@ -1,5 +1,5 @@
-//! Woven code on the real processor: a small static program is written as a file, run, and read back. It maps a data area as the engine
-//! would, calls functions with known registers, and prints what they left behind.
+//! Woven code on the real processor. The test writes a small static program to a file, runs it, and reads its output. The program maps a
+//! data area as the engine would, calls functions with known registers, and prints the registers and memory afterwards.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,34 +14,34 @@ use ingraft_model::{CpuClock, PatchPlan};
 pub const TEXT: u64 = 0x401000;
 pub const TEXT_LEN: usize = 0x40000;
 pub const ARENA: u64 = 0x500000;
-/// Readable and writable, with known contents; registers rsi and r9 point into it.
+/// Address of readable and writable memory with known contents. Registers rsi, rdi and r9 point into it.
 pub const SCRATCH: u64 = 0x700000;
 const SCRATCH_LEN: usize = 0x10000;
 const OUT: u64 = 0x710000;
 const OUT_LEN: usize = 0x80000;
 const DRIVER: u64 = 0x800000;
 pub const TLS: u64 = SCRATCH + 0x8000;
-/// Top of the stack: what lies above it is known.
+/// Top of the stack. The words above it are known.
 pub const STACK: u64 = SCRATCH + 0xf000;
-/// A function `lea rbx, [rbx + rdi + 1]; ret` that every program has; r15 and a word of the scratch memory hold its address.
+/// Address of a function `lea rbx, [rbx + rdi + 1]; ret` that every program has. r15 and a word of the scratch memory hold the address.
 pub const HELPER: u64 = TEXT + 0x3f000;
 pub const HELPER_POINTER: u64 = SCRATCH + 0x7f8;
-/// A function like the vDSO's that tells the time by a system call, overwrites what it may, and faults on a stack that is not aligned; every program
-/// has it.
+/// Address of a function that every program has. Like the vDSO's function, it reads the time, here by a system call, and overwrites the
+/// registers that it may overwrite. It faults if the stack is not aligned.
 pub const TELL_TIME: u64 = HELPER + 0x40;
-/// Larger than any that the kernel gives, so that nobody has it.
+/// Thread id above all ids that the kernel assigns, so that no thread has it.
 pub const TID: u32 = 5_000_000;
-/// From fs to where the program's thread keeps the pointer to its critical section. The kernel does not know of it, and never clears it.
+/// Offset from fs of the thread's pointer to a critical section. The kernel does not know the area, and never clears the pointer.
 pub const SLOT: i32 = 0x40;
 
-/// What one call leaves: 16 registers (rsp included), flags.
+/// Registers (rsp included) and flags after one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct After {
     pub registers: [u64; 16],
     pub flags: u64,
 }
 
-/// What a run leaves.
+/// Result of a run.
 pub struct Outcome {
     pub calls: Vec<After>,
     pub scratch: Vec<u8>,
@@ -66,35 +66,35 @@ pub struct Program<'a> {
     pub env: &'a Environment,
     /// Bytes at `TEXT`.
     pub text: Vec<u8>,
-    /// What is woven in, in this order.
+    /// Plans to apply, in order.
     pub plans: Vec<&'a PatchPlan>,
-    /// What the driver does, in order.
+    /// Actions of the driver, in order.
     pub steps: Vec<Step>,
     pub counters: usize,
 }
 
-/// One thing that the driver does.
+/// Action of the driver.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Calls a function and notes what it leaves.
+    /// Calls a function and saves the registers and flags afterwards.
     Call { target: u64, registers: Vec<(u8, u64)>, flags: u32 },
-    /// Calls in a fork child, which takes this thread id, and waits for it.
+    /// Calls a function in a fork child with this thread id, and waits for the child.
     ForkCall { target: u64, tid: u32, times: u32 },
-    /// Takes all claims.
+    /// Occupies all claims.
     Exhaust,
-    /// Sets the pointer to a critical section; 0 is what the kernel does at a switch.
+    /// Sets the pointer to a critical section. The kernel sets it to 0 at a switch.
     Slot(u64),
-    /// Sets the number of the processor in the thread's rseq area, -1 in one that is not registered.
+    /// Sets the number of the processor in the thread's rseq area; -1 stands for an area that is not registered.
     Processor(i32),
-    /// Sets 8 bytes.
+    /// Stores 8 bytes.
     Store { at: u64, value: u64 },
     /// Copies 8 bytes.
     Copy { from: u64, to: u64 },
-    /// Makes a system call, and keeps its answer.
+    /// Makes a system call and saves its result.
     Syscall { number: u64, args: Vec<u64>, to: u64 },
-    /// From here on a fault at RDPMC is answered by [`pmc`], as if there were a counter.
+    /// Installs a handler that answers faults at RDPMC by [`pmc`], as if there were a counter.
     EmulateRdpmc { lock: u64 },
-    /// Sets the gs base to something of the program's own.
+    /// Sets the gs base to a value of the program's own.
     ForeignGs,
 }
 
@@ -102,19 +102,19 @@ pub enum Step {
 pub mod pmc {
     use super::SCRATCH;
 
-    /// How often it was executed.
+    /// Number of emulated readings.
     pub const COUNT: u64 = SCRATCH + 0x600;
-    /// What the counter has.
+    /// Value of the counter.
     pub const VALUE: u64 = SCRATCH + 0x608;
-    /// How often the counter is still taken away meanwhile: then the number on the page changes.
+    /// Number of further readings during which the kernel takes the counter away. Each changes the number on the page.
     pub const LOST: u64 = SCRATCH + 0x610;
-    /// Which counter was asked for.
+    /// Index of the counter in the last reading.
     pub const INDEX: u64 = SCRATCH + 0x618;
-    /// struct sigaction of the kernel.
+    /// Place for a struct sigaction of the kernel.
     pub const ACTION: u64 = SCRATCH + 0x620;
 }
 
-/// What every register holds at a call unless a step says otherwise: rsi, rdi and r9 point into the scratch memory, rcx is small.
+/// Value of a register at a call, unless a step states another one: rsi, rdi and r9 point into the scratch memory, rcx is small.
 pub fn initial(r: u8) -> u64 {
     match r {
         1 => 3,
@@ -136,9 +136,9 @@ fn syscall(a: &mut CodeAssembler, number: u64, args: &[u64]) -> Result<(), IcedE
     a.syscall()
 }
 
-/// Installs a handler for SIGSEGV that executes RDPMC in place of the processor.
+/// Installs a handler for SIGSEGV that emulates RDPMC.
 fn emulate_rdpmc(a: &mut CodeAssembler, lock: u64) -> Result<(), IcedError> {
-    // where the kernel has the thread's registers in its third argument (struct ucontext)
+    // Offsets of the thread's registers in the handler's third argument (struct ucontext).
     const RDX: u64 = 136;
     const RAX: u64 = 144;
     const RCX: u64 = 152;
@@ -191,7 +191,7 @@ impl Program<'_> {
         a.mov(rsp, STACK)?;
         let data = &self.env.data;
         let base = data.base.0;
-        // shared, then shard 1 private and wiped on fork
+        // All shards are shared; then shard 1 is replaced by private memory that is wiped on fork.
         syscall(&mut a, 9, &[base, data.stride * u64::from(data.shards), 3, 0x31, u64::MAX, 0])?;
         syscall(&mut a, 9, &[base + data.stride, data.stride, 3, 0x32, u64::MAX, 0])?;
         syscall(&mut a, 28, &[base + data.stride, data.stride, 18])?;
@@ -263,7 +263,7 @@ impl Program<'_> {
                 }
                 Step::EmulateRdpmc { lock } => emulate_rdpmc(&mut a, *lock)?,
                 Step::ForeignGs => {
-                    // gs:[owner] falls into the scratch memory
+                    // The address gs:[owner] lies in the scratch memory.
                     let owner = u64::from(data.displacement(ingraft_model::layout::OWNER));
                     a.mov(rax, (SCRATCH + 0x9000).wrapping_sub(owner))?;
                     a.wrgsbase(rax)?;
@@ -398,7 +398,7 @@ fn execute(file: &[u8]) -> Vec<u8> {
         f.set_permissions(std::fs::Permissions::from_mode(0o700)).expect("made executable");
     }
     let output = loop {
-        // another test thread may hold the file open for writing for a moment, as a fork of its own
+        // A fork by another test thread may hold the file open for writing for a moment.
         match Command::new(&path).output() {
             Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
             other => break other,

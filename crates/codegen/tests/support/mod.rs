@@ -18,7 +18,7 @@ use ingraft_model::{
     ThreadIdentity, VariableId, WallClock,
 };
 
-/// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
+/// Configuration with few cases; `PROPTEST_CASES` sets another number.
 pub fn property_config() -> proptest::test_runner::Config {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     proptest::test_runner::Config { cases, failure_persistence: None, ..Default::default() }
@@ -42,30 +42,30 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
-/// The scratch memory of programs that tests run, and a process that does not exist.
+/// Scratch memory of programs that tests run, and a process that does not exist.
 pub const READABLE: Readable =
     Readable { start: Avma(image::SCRATCH), end: Avma(image::SCRATCH + 0x8000), process: Some(0x7fff_ffff) };
 
-/// 3 GHz.
+/// Scale from ticks of 3 GHz to nanoseconds.
 pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
-/// An entry at 0x401000 with everything of it the function's own, where rax and the flags are free.
+/// Entry at 0x401000 whose bytes are all the function's own, with rax and the flags free.
 pub fn site(bytes: &[u8]) -> Site {
     let kind = SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true } };
     Site::new(kind, Svma(0x401000), Svma(0x401000), bytes.to_vec())
 }
 
-/// An entry at an address, where nothing is free.
+/// Entry at an address, with nothing free.
 pub fn entry_at(at: u64, bytes: &[u8]) -> Site {
     Site { function: Svma(at), at: Svma(at), ..site(bytes) }.free(&[], false)
 }
 
-/// An exit: `bytes` at `at`, of which the last instruction, at `point`, is the exit; then padding.
+/// Exit site: `bytes` at `at`, whose last instruction, at offset `point`, is the exit; then padding.
 pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
     site_of(SiteKind::Exit { within: false }, function, at, point, bytes, padding)
 }
 
-/// A place in front of a call or behind it, laid out as an exit is.
+/// Site before or after a call, with the layout of an exit site.
 pub fn call_site(after: bool, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
     let arrival = Arrival { least: bytes.len() as u8, back_branches: Vec::new() };
     let kind = if after { SiteKind::CallAfter { arrival } } else { SiteKind::CallBefore };
@@ -77,13 +77,13 @@ fn site_of(kind: SiteKind, function: u64, at: u64, point: usize, bytes: &[u8], p
     Site { point, own, ..Site::new(kind, Svma(function), Svma(at), all) }
 }
 
-/// Sites with other facts of their kind.
+/// Changes of facts about a site.
 pub trait WithFacts {
-    /// With these registers free, and the flags or not.
+    /// Sets the free registers, and whether the flags are free.
     fn free(self, scratch: &[Gpr], flags: bool) -> Site;
-    /// With branches back to it.
+    /// Sets the branches back to the site.
     fn back(self, branches: Vec<BackBranch>) -> Site;
-    /// With so many bytes that are better displaced.
+    /// Sets the number of bytes that are better displaced.
     fn least(self, least: u8) -> Site;
 }
 
@@ -128,7 +128,7 @@ pub fn count() -> Snippet {
     Snippet::increment(VariableId(0))
 }
 
-/// One site woven with one plain count and proven.
+/// One site that is woven with snippets and proven.
 pub struct Woven {
     pub env: Environment,
     pub arena: Arena,
@@ -171,7 +171,7 @@ pub fn refusal(site: Site, paddings: &[Padding]) -> String {
     }
 }
 
-/// A plan as text: writes with their meaning, code with the names of its parts, moves.
+/// Plan as text: writes with their meaning, code with the names of its parts, moves.
 pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
     let mut out = String::new();
     for refusal in woven.iter().filter_map(|w| w.as_ref().err()) {
@@ -218,7 +218,7 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
     out
 }
 
-/// A part of a plan's code as text.
+/// Part of a plan's code as text.
 pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range: &AvmaRange) -> String {
     let inside = |line: &&str| {
         let address = line.split("0x").nth(1).and_then(|l| u64::from_str_radix(l.get(..6)?, 16).ok());
@@ -227,7 +227,7 @@ pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range
     list(plan, woven).lines().filter(inside).map(|l| l.to_owned() + "\n").collect()
 }
 
-/// A removal as text.
+/// Removal as text.
 pub fn list_removal(plan: &PatchPlan) -> String {
     let mut out = String::new();
     for w in &plan.text {
@@ -251,7 +251,7 @@ fn instructions(at: u64, bytes: &[u8]) -> String {
     if i.is_invalid() { String::new() } else { text_of(&i) }
 }
 
-/// An instruction in words; what its encoding leaves open is not shown.
+/// Instruction as text, without bits of the encoding that have no effect.
 pub fn text_of(i: &iced_x86::Instruction) -> String {
     let mut formatter = IntelFormatter::new();
     formatter.options_mut().set_hex_prefix("0x");

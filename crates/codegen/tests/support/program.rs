@@ -12,27 +12,27 @@ use ingraft_model::{
 };
 use rayon::prelude::*;
 
-/// What became of one function.
+/// Result for one function.
 pub struct Outcome {
     pub name: String,
-    /// Why its entry is not woven.
+    /// Reason why the entry is not woven.
     pub entry: Option<Refusal>,
-    /// Why not all of its exits are, one reason per exit, or one for all.
+    /// Reasons why exits are not woven: one for each such exit, or one for all.
     pub exits: Vec<Refusal>,
-    /// Why not all places before its calls are, if calls were asked for.
+    /// Reasons why points before calls are not woven, if calls were requested.
     pub before: Vec<Refusal>,
-    /// Why not all places behind its calls are.
+    /// Reasons why points after calls are not woven.
     pub behind: Vec<Refusal>,
 }
 
-/// A program's functions, and whether the verifier accepts the plan for all of them.
+/// Functions of a program, and the result of the proof of the plan for all of them.
 pub struct Program {
     pub functions: Vec<Outcome>,
     pub points: usize,
     pub proof: Result<(), VerifyError>,
 }
 
-/// What one function asks for.
+/// Sites that one function requests.
 struct Asked {
     entry: Result<Arc<Site>, Refusal>,
     exits: Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>,
@@ -75,8 +75,8 @@ impl Asked {
     }
 }
 
-/// Asks for a count at every entry and every exit of a file, and with `calls` before and behind every call. `None` if there is no such
-/// file.
+/// Requests a count at every entry and every exit of a file, and with `calls` also before and after every call. `None` if the file cannot
+/// be read or woven.
 pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
     let image = Image::parse(std::fs::read(path).ok()?.into()).ok()?;
     let functions: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
@@ -124,14 +124,14 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
 }
 
 impl Outcome {
-    /// Whether all that was asked for is woven.
+    /// Whether all requested points are woven.
     pub fn whole(&self) -> bool {
         self.entry.is_none() && self.exits.is_empty() && self.before.is_empty() && self.behind.is_empty()
     }
 }
 
 impl Program {
-    /// Share of the functions that are woven whole.
+    /// Share of the functions that are woven completely.
     pub fn share(&self) -> f64 {
         self.functions.iter().filter(|f| f.whole()).count() as f64 / self.functions.len().max(1) as f64
     }

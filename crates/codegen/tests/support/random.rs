@@ -1,4 +1,4 @@
-//! Random functions and the facts that an analysis would find about them.
+//! Random functions, and the facts that an analysis would find about them.
 
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
@@ -12,27 +12,27 @@ use super::{back_branch, list, padding};
 
 const SLOT: u64 = 128;
 
-/// A random instruction: what it is and its free choices.
+/// A random instruction: its kind, and the choice of its operands.
 pub type Choice = (u8, u8, u8, u32);
 
-/// How a function ends and what is true at its entry.
+/// End of a function, and dead registers at its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Nothing is dead: everything must be saved.
+    /// Nothing is dead, so everything must be saved.
     Live,
     /// This register and the flags are dead.
     Dead(u8),
-    /// As `Dead(0)`; the function is a loop of three rounds back to its first instruction.
+    /// Register 0 and the flags are dead. The function is a loop of three rounds back to its first instruction.
     Loop(LoopKind),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopKind {
-    /// `dec ecx; jnz`, 8-bit; only the branch itself may be displaced.
+    /// `dec ecx; jnz` with an 8-bit displacement; only the branch itself may be displaced.
     Short,
-    /// The same, and instructions before it may be displaced.
+    /// The same branch, where instructions before it may be displaced too.
     ShortWithStretch,
-    /// With a 32-bit displacement.
+    /// `dec ecx; jnz` with a 32-bit displacement.
     Long,
     /// The `loop` instruction.
     Loop,
@@ -43,18 +43,18 @@ pub struct Function {
     pub style: Style,
     pub endbr: bool,
     pub body: Vec<Choice>,
-    /// Free choices of its surroundings.
+    /// Random bits for the padding, the address and the loop's target.
     pub gap: u8,
 }
 
-/// Registers that a body may write; never rsi, r9, r15, rsp, nor rcx (loops).
+/// Registers that a body may write. They exclude rsi, r9, r15, rsp, and rcx, which loops use.
 const POOL: [u8; 9] = [2, 3, 5, 7, 8, 10, 12, 13, 14];
 
 struct Instruction {
     bytes: Vec<u8>,
-    /// The return point of a call.
+    /// Whether the instruction is a call, so that control can land after it.
     call: bool,
-    /// Jumps over the next instruction: the last byte is its displacement.
+    /// Whether the instruction jumps over the next one. Its displacement is its last field.
     skips: bool,
 }
 
@@ -66,7 +66,7 @@ fn modrm(r: u8, b: u8) -> u8 {
     0xc0 | (r & 7) << 3 | (b & 7)
 }
 
-/// One instruction at `at`. With `dead`, flags and that register are not read.
+/// One instruction at `at`. If `dead` is a register, the instruction reads neither that register nor the flags.
 fn instruction((kind, x, y, imm): Choice, at: u64, dead: Option<u8>) -> Instruction {
     let pick = |n: u8| -> u8 {
         let r = POOL[usize::from(n) % POOL.len()];
@@ -135,7 +135,7 @@ fn instruction((kind, x, y, imm): Choice, at: u64, dead: Option<u8>) -> Instruct
     Instruction { bytes, call, skips }
 }
 
-/// The bytes of a function at `function`, and the facts that an analysis would find.
+/// Bytes of a function at `function`, and the facts that an analysis would find.
 fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
     let mut bytes = if f.endbr { vec![0xf3, 0x0f, 0x1e, 0xfa] } else { Vec::new() };
     let at = function + bytes.len() as u64;
@@ -173,7 +173,7 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
     match f.style {
         Style::Live => {}
         Style::Dead(r) => {
-            // the function overwrites what is dead at its entry
+            // The function overwrites the registers that are dead at its entry.
             bytes.extend_from_slice(&[rex(r, 6), 0x8d, 0x46 | (r & 7) << 3, 5][..]);
             let n = bytes.len();
             bytes[n - 4] = rex(r, 0);
@@ -192,7 +192,7 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
                 LoopKind::Short => bytes.extend_from_slice(&[0x75, disp8(2)]),
                 LoopKind::ShortWithStretch => {
                     bytes.extend_from_slice(&[0x75, disp8(2)]);
-                    // the lea before it as well, unless something lands behind that
+                    // The range may include the lea before the branch, unless control can land after the lea.
                     from -= 3;
                     if landings.last().is_some_and(|l| l.0 > from) {
                         from += 3;
@@ -234,13 +234,13 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
     (bytes, site)
 }
 
-/// Functions laid out in an image: its bytes, the facts, and the padding between them.
+/// Lays out functions in an image. Returns its bytes, the sites, and the padding between functions.
 pub fn lay_out(functions: &[Function]) -> (Vec<u8>, Vec<Site>, Vec<Padding>) {
     let mut image = vec![0xccu8; functions.len() * SLOT as usize];
     let mut sites = Vec::new();
     let mut paddings = Vec::new();
     for (i, f) in functions.iter().enumerate() {
-        // a few bytes on, so that page boundaries run through some heads
+        // The start is moved by up to three bytes, so that page boundaries divide some entries.
         let start = TEXT + i as u64 * SLOT + u64::from(f.gap >> 4) % 4;
         let (bytes, site) = build(f, start);
         let offset = (start - TEXT) as usize;
@@ -255,7 +255,7 @@ pub fn lay_out(functions: &[Function]) -> (Vec<u8>, Vec<Site>, Vec<Padding>) {
     (image, sites, paddings)
 }
 
-/// A weave of these sites with one count each.
+/// Weave of these sites, each with one snippet.
 pub struct Field {
     pub env: Environment,
     pub arena: Arena,
@@ -271,7 +271,7 @@ impl Field {
         Field::with(identity, sites, paddings, super::count())
     }
 
-    /// With this snippet at every site, each time for another counter.
+    /// Weaves `snippet` at every site, each time with another counter.
     pub fn with(identity: ThreadIdentity, sites: Vec<Site>, paddings: &[Padding], snippet: Snippet) -> Self {
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
