@@ -65,7 +65,7 @@ impl Field {
         (piece, start..end)
     }
 
-    /// Runs the woven function. Its registers must be the same as those of the original.
+    /// Runs the woven function. The registers afterwards must be the same as those of the original.
     fn run(&self, steps: &[Step]) -> Outcome {
         let code = [&[0x90; 8][..], &[0xc3]].concat();
         let run =

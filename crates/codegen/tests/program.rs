@@ -54,7 +54,7 @@ impl Field {
         ask(&self.site, snippet, |requests| verify_weave(&self.env, &self.arena, &self.text, requests, weave))
     }
 
-    /// Runs the woven function. Its registers must be the same as those of the original.
+    /// Runs the woven function. The registers afterwards must be the same as those of the original.
     fn run(&self, code: &[u8], steps: Vec<Step>) -> Outcome {
         let run =
             |plans| Program { env: &self.env, text: code.to_vec(), plans, steps: steps.clone(), counters: 4 }.run();

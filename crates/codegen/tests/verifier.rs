@@ -182,8 +182,8 @@ fn flaws_have_names() {
     assert_eq!(field.verify(&weave).map_err(|e| e.flaw), Err(Flaw::Straddles));
 }
 
-/// Plans that are wrong in one place: a bit of a write, of a move or of new code is flipped, or a write, a move, a retired range or a piece of
-/// code is missing.
+/// Plans that are wrong in one place: a bit of a write, of a move or of new code is flipped, or a write, a move, a retired range or a piece
+/// of code is missing.
 fn wrong(plan: &PatchPlan) -> Vec<PatchPlan> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut PatchPlan)| {

@@ -19,7 +19,7 @@ pub struct Arena {
     free: BTreeMap<u64, u64>,
     /// Slow routines in this arena, by register number.
     pub(crate) slow: [Option<SlowRoutine>; 16],
-    /// Ranges of the other shared routines in this arena, by [`Routine`].
+    /// Ranges of the other shared routines in this arena, by `Routine`.
     pub(crate) routines: [Option<AvmaRange>; Routine::ALL.len()],
     /// Whether this is a part of another arena. The list of shared routines of a part does not change.
     is_part: bool,

@@ -20,8 +20,8 @@ const VDSO_WEIGHT: u64 = 250;
 const LOCKED_WEIGHT: u64 = 80;
 const SYSTEM_CALL_WEIGHT: u64 = 2000;
 
-/// Worst-case cost of code. It does not include the routines that a thread enters once, or when a call has ended without an exit. Nor does
-/// it include misses of caches and branch predictors.
+/// Worst-case cost of code. The cost does not include the routines that a thread enters once, or when a call has ended without an exit, or
+/// misses of caches and branch predictors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct Cost {
     /// Quarters of a cycle in which instructions are issued.

@@ -63,8 +63,8 @@ pub struct WovenPoint {
     /// First of the nine live bytes of the slot. The slot is a plain count if that is the only snippet. Otherwise it leads to the first
     /// snippet, or to `leave`.
     pub slot: Avma,
-    /// Code that restores the registers and flags that the base trampoline has saved. It comes after the slot and the snippets that were
-    /// woven together with the point.
+    /// Code that restores the registers and flags that the base trampoline has saved. This code comes after the slot and the snippets that
+    /// were woven together with the point.
     pub leave: Avma,
     /// First byte of the copies of the displaced instructions.
     pub tail: Avma,
@@ -80,8 +80,8 @@ pub struct WovenPoint {
     pub rax_free: bool,
     /// Number of words that the base trampoline pushes.
     pub pushed: u8,
-    /// Worst-case cost of the springboard, the base trampoline and the way home. It includes neither the snippets and the jumps between
-    /// them nor the function's own instructions.
+    /// Worst-case cost of the springboard, the base trampoline and the way home. The cost includes neither the snippets and the jumps
+    /// between them nor the function's own instructions.
     pub cost: Cost,
     /// Snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
@@ -90,7 +90,7 @@ pub struct WovenPoint {
     pub inner: Vec<Inner>,
     /// Copy into which the point is woven, if another point displaces its instruction.
     pub host: Option<Inner>,
-    /// Jumps to the springboard that other points displace. Their copies lead to the tail.
+    /// Jumps to the springboard that other points displace. The copies of these jumps lead to the tail.
     pub led: Vec<Inner>,
     /// First bytes of ranges that are displaced to make room for islands.
     pub cleared: Vec<Avma>,
@@ -99,7 +99,7 @@ pub struct WovenPoint {
 }
 
 impl WovenPoint {
-    /// Copies that this point changes in the code of other points. They must stay as long as this point does.
+    /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.
     pub fn needs(&self) -> impl Iterator<Item = &Inner> {
         self.host.iter().chain(&self.led)
     }
@@ -136,8 +136,8 @@ pub struct WovenMini {
 pub struct MiniCode {
     /// First instruction, to which the link before it leads.
     pub start: Avma,
-    /// Last instruction: the live link to the next snippet or to the point's `leave`. It is a `jmp rel32`, or a nop if the target comes
-    /// right after it.
+    /// Last instruction: the live link to the next snippet or to the point's `leave`. The link is a `jmp rel32`, or a nop if the target
+    /// comes right after the link.
     pub link: Avma,
     /// Range that is freed with the snippet: the code aside ([`MiniCode::aside`]), and also all code before it if the snippet was added
     /// later.

@@ -1,5 +1,5 @@
-//! A function's own branches to its entry or to a return address. They must reach the tail, because neither a loop nor a jump past a call
-//! is a call.
+//! A function's own branches to its entry or to a return address. These branches must reach the tail, because neither a loop nor a jump
+//! past a call is a call.
 
 use ingraft_model::point::BackBranch;
 use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};

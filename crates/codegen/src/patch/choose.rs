@@ -23,9 +23,9 @@ pub(crate) enum Choice {
 
 /// Chooses a springboard for each request, and takes its bytes of text.
 ///
-/// A point that must begin at one address, an entry or a return address, goes first. It leaves calls that are points themselves in place
-/// where it can, because the processor pairs a call in the text with its return. Springboards of five bytes go before those of two, so
-/// that the padding that remains is for islands.
+/// A point that must begin at one address, an entry or a return address, goes first. Where possible, such a point leaves calls that are
+/// points themselves in place, because the processor pairs a call in the text with its return. Springboards of five bytes go before those
+/// of two, so that the padding that remains is for islands.
 pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointRequest<'_>]) -> Vec<Choice> {
     let point = |r: &PointRequest<'_>| r.site.at.to_avma(r.bias).0.wrapping_add(u64::from(r.site.point));
     let before_call = |r: &PointRequest<'_>| r.site.kind == SiteKind::CallBefore;

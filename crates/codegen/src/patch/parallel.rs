@@ -25,7 +25,7 @@ pub(crate) struct Task<'t, 'a> {
     pub request: &'t PointRequest<'a>,
 }
 
-/// Result of writing a point. It is boxed because it is large and moved several times.
+/// Result of writing a point. The point is boxed because it is large and moved several times.
 pub(crate) type Built = Result<Box<WovenPoint>, EmitError>;
 
 /// Writes the code of points; returns the result for each, in order.

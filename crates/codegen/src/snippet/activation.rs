@@ -27,7 +27,7 @@ const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
 const BUCKETS: u32 = 3;
 
-/// Mask that covers every bucket number. It keeps the address of the bucket inside the shard, whatever the value.
+/// Mask that covers every bucket number. The mask keeps the address of the bucket inside the shard, whatever the value.
 fn bucket_mask(resolution: Resolution) -> i32 {
     (resolution.buckets().next_power_of_two() - 1) as i32
 }
@@ -93,8 +93,8 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Compares the top with the end of the first record, and returns the operator to test. It holds if this thread has more than that
-    /// record, or if it has never had any.
+    /// Compares the top with the end of the first record, and returns the operator to test. The operator holds if this thread has more
+    /// than that record, or if the thread has never had any record.
     pub(crate) fn has_records(&mut self) -> Result<BinaryOp, Assembly> {
         self.a.cmp(self.top(), record::SIZE as i32)?;
         Ok(BinaryOp::NotEqual)

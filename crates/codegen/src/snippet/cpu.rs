@@ -101,8 +101,8 @@ impl Writer<'_> {
             self.a.jne(put)?;
             self.a.cmp(dword_ptr(thread(slot.wrapping_add(PROCESSOR))).fs(), 0)?;
             self.a.jl(put)?;
-            // Whoever removes the descriptor must know all pointers to it, so the shard records the address of the pointer before the
-            // pointer is set.
+            // The code that removes the descriptor must know all pointers to it, so the shard records the address of the pointer before
+            // the pointer is set.
             self.a.lea(rcx, qword_ptr(rcx + slot))?;
             self.a.mov(own(env, layout::CPU_SLOT), rcx)?;
             self.a.mov(qword_ptr(thread(slot)).fs(), descriptor(env))?;

@@ -135,7 +135,7 @@ fn deeper(depth: u32) -> Result<u32, CodegenError> {
     if depth < DEPTH_MAX { Ok(depth + 1) } else { Err(CodegenError::TooDeep { limit: DEPTH_MAX }) }
 }
 
-/// Code of a snippet. It is position-independent except for the jumps to shared routines.
+/// Code of a snippet, position-independent except for the jumps to shared routines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Code {
     pub bytes: Vec<u8>,
@@ -657,7 +657,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Sets the flags for a comparison. Returns the operator to test; it is mirrored if the operands were swapped.
+    /// Sets the flags for a comparison. Returns the operator to test, which is mirrored if the operands were swapped.
     fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
         if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a), self.leaf(b)) {
             self.a.cmp(slot, c)?;
@@ -713,7 +713,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Sets the flags for a value or a comparison. Returns the operator to test; it holds if the value is not 0.
+    /// Sets the flags for a value or a comparison. Returns the operator to test, which holds if the value is not 0.
     fn test(&mut self, e: &Expr) -> Result<BinaryOp, Assembly> {
         match e {
             Expr::Binary(op, a, b) if is_comparison(*op) => return self.compare(*op, a, b),

@@ -27,7 +27,7 @@ const EAGAIN: i32 = 11;
 const RT_DELETE: i32 = 2;
 
 impl Writer<'_> {
-    /// Emits the routine. It is valid only if the address of `r_state` is known; otherwise `check_snippet` refuses every snippet that
+    /// Emits the routine, which is valid only if the address of `r_state` is known. Otherwise `check_snippet` refuses every snippet that
     /// needs the routine.
     #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {

@@ -1,4 +1,5 @@
-//! Snippets to machine code: mini trampolines, the slots that lead to them, and the shared routines that they use. It uses `code`.
+//! Snippets to machine code: mini trampolines, the slots that lead to them, and the shared routines that they use. This folder uses
+//! `code`.
 
 pub(crate) mod activation;
 pub(crate) mod birth;

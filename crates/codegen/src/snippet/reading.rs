@@ -46,8 +46,8 @@ impl Access {
 
 /// Offset in bytes from the stack pointer to the value to write, after the routine has saved its registers.
 pub(crate) const VALUE: i32 = 64;
-/// Mask for the length of an access in bytes. It covers every length that snippets use, and is less than the 16 bytes of room for the
-/// answer.
+/// Mask for the length of an access in bytes. The mask covers every length that snippets use, and is less than the 16 bytes of room for
+/// the answer.
 pub(crate) const LENGTHS: i32 = 15;
 /// Worst-case cost of one access, in system calls that read a clock: an access took 1.13 µs where such a call took 0.52 µs.
 pub(crate) const SYSTEM_CALLS: u32 = 3;

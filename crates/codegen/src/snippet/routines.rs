@@ -13,8 +13,8 @@ use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
 use crate::snippet::reading::Access;
 
-/// Placeholder for a routine's address while a snippet is assembled at address 0. It is so far away that the assembler uses a jump of five
-/// bytes.
+/// Placeholder for a routine's address while a snippet is assembled at address 0. The placeholder is so far away that the assembler uses a
+/// jump of five bytes.
 pub(crate) const FAR: u64 = 0x1000_0000;
 
 /// Counters of a record's activations: calls that ended without an exit, and calls that left by a tail jump.
@@ -157,8 +157,8 @@ impl Writer<'_> {
         self.a.jae(own)?;
         self.abandon(LEFT)?;
         self.a.jmp(pop)?;
-        // If the exits of a call close its records in another order, other records of the same call lie above this one. It trades places
-        // with each of them.
+        // If the exits of a call close its records in another order, other records of the same call lie above this one. This record trades
+        // places with each of them.
         self.a.set_label(&mut own)?;
         self.a.cmp(r8, self.top())?;
         self.a.mov(rcx, r8)?;

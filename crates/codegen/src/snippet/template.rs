@@ -142,8 +142,8 @@ impl<'a> Templates<'a> {
     }
 }
 
-/// Number by which the counter of a variable is shifted in order to find its fields. It is odd: a displacement changes by eight times as
-/// much as an index, so the two cannot be confused.
+/// Number by which the counter of a variable is shifted in order to find its fields. The number is odd: a displacement changes by eight
+/// times as much as an index, so the two cannot be confused.
 fn shift(variable: u32) -> u32 {
     2 * variable + 1
 }

@@ -1,5 +1,5 @@
-//! Comparison of a routine with the one form that is accepted, instruction by instruction. It serves routines whose correctness abstract
-//! execution could not prove.
+//! Comparison of a routine with the one form that is accepted, instruction by instruction. The comparison serves routines whose
+//! correctness abstract execution could not prove.
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 

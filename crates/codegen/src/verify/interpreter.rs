@@ -38,7 +38,7 @@ use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Point,
-    /// Code of a snippet for shard 0. It ends in the slow routine, which walks on from the link at this address.
+    /// Code of a snippet for shard 0. The code ends in the slow routine, which walks on from the link at this address.
     Twin(u64),
     /// A shared routine.
     Routine(Routine),

@@ -1,6 +1,6 @@
-//! The verifier: it proves from bytes alone that a plan does what it must and nothing else. It shares with the generator only the
-//! instruction decoder, types, constants, and the encoding of slots and links. It trusts neither the plan nor the woven points: it reads
-//! them as claims.
+//! The verifier: it proves from bytes alone that a plan does what it must and nothing else. The verifier shares with the generator only
+//! the instruction decoder, types, constants, and the encoding of slots and links. The verifier trusts neither the plan nor the woven
+//! points: it reads them as claims.
 //!
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
@@ -417,8 +417,8 @@ impl Proof<'_> {
         Some(bytes)
     }
 
-    /// Proves a call that leads to the base. It must still be a call with the same end, so that it pushes the same return address. The
-    /// tail is the jump to the callee.
+    /// Proves a call that leads to the base. The changed instruction must still be a call with the same end, so that it pushes the same
+    /// return address. The tail is the jump to the callee.
     fn call(&self, walk: &mut Walk<'_>) -> Result<(), VerifyError> {
         let (site, point) = (self.site(), self.point);
         let at = site.at.to_avma(self.request.bias).0;

@@ -2,8 +2,8 @@
 //! So if many points run the same snippets, few of them are executed.
 //!
 //! Execution examines the operands of an instruction, the targets of branches among the parts of the point's own code, and constants of
-//! the plan. Of a counter, it asks only whether it is one. It ignores the number that names a record, and the operands of a nop. Other
-//! claims about a point, such as its slot, links and markers, are checked on the point's own bytes.
+//! the plan. Execution asks of a counter only whether it is one, and ignores the number that names a record and the operands of a nop.
+//! Other claims about a point, such as its slot, links and markers, are checked on the point's own bytes.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -14,7 +14,7 @@ pub(super) const IMAGE: u8 = 18;
 /// Address of a function that may be called.
 pub(super) const CALLEE: u8 = 19;
 
-/// Placeholder for the resume address with which a shared routine is entered in rax. It is not the address of an instruction.
+/// Placeholder for the resume address with which a shared routine is entered in rax. The placeholder is not the address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
 
 /// Maximum number of words that generated code may push: the nesting of a snippet, and saved registers.

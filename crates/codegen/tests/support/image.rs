@@ -27,7 +27,7 @@ pub const STACK: u64 = SCRATCH + 0xf000;
 pub const HELPER: u64 = TEXT + 0x3f000;
 pub const HELPER_POINTER: u64 = SCRATCH + 0x7f8;
 /// Address of a function that every program has. Like the vDSO's function, it reads the time, here by a system call, and overwrites the
-/// registers that it may overwrite. It faults if the stack is not aligned.
+/// registers that it may overwrite. The function faults if the stack is not aligned.
 pub const TELL_TIME: u64 = HELPER + 0x40;
 /// Thread id above all ids that the kernel assigns, so that no thread has it.
 pub const TID: u32 = 5_000_000;

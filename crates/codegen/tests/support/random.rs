@@ -47,14 +47,14 @@ pub struct Function {
     pub gap: u8,
 }
 
-/// Registers that a body may write. They exclude rsi, r9, r15, rsp, and rcx, which loops use.
+/// Registers that a body may write. Excluded are rsi, r9, r15, rsp, and rcx, which loops use.
 const POOL: [u8; 9] = [2, 3, 5, 7, 8, 10, 12, 13, 14];
 
 struct Instruction {
     bytes: Vec<u8>,
     /// Whether the instruction is a call, so that control can land after it.
     call: bool,
-    /// Whether the instruction jumps over the next one. Its displacement is its last field.
+    /// Whether the instruction jumps over the next one. The displacement is the instruction's last field.
     skips: bool,
 }
 
