@@ -2,7 +2,7 @@
 
 mod support;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 use ingraft_codegen::verify::{Flaw, verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
     Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_mini, weave_points,
@@ -414,4 +414,41 @@ fn memory_below_address_0_is_no_counter() {
             assert_eq!(proof.map_err(|e| e.flaw), Err(Flaw::ForeignWrite), "counter at {counter:#x}");
         }
     }
+}
+
+/// Tests every place that the branch behind the search for a record could lead back to: those before the right one would search again.
+#[test]
+fn a_branch_that_closes_a_loop_is_refused() {
+    let record = Record { activations: VariableId(0), restore: None, kept: vec![] };
+    let close = Stmt::Close(record, vec![Stmt::Add(VariableId(3), Expr::Const(1))]);
+    let snippet = Snippet { stmts: vec![close] };
+    let site = site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]);
+    let w = weave(GLIBC, site, &[], std::slice::from_ref(&snippet));
+    let counters: Vec<u32> = (0..16).collect();
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &counters }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let mut loops = 0;
+    for (n, piece) in w.weave.plan.code.iter().enumerate() {
+        let code = Decoder::with_ip(64, &piece.bytes, piece.at.0, DecoderOptions::NONE);
+        let instructions: Vec<Instruction> = code.into_iter().collect();
+        for pair in instructions.windows(2) {
+            let [test, branch] = pair else { continue };
+            if !(test.code() == Code::Test_rm32_r32 && branch.code() == Code::Jne_rel8_64) {
+                continue;
+            }
+            let right = branch.near_branch_target();
+            if right >= branch.ip() {
+                continue;
+            }
+            for wrong in instructions.iter().map(Instruction::ip).filter(|at| *at < right) {
+                let Ok(distance) = i8::try_from(wrong.wrapping_sub(branch.next_ip()).cast_signed()) else { continue };
+                let mut broken = w.weave.clone();
+                broken.plan.code[n].bytes[(branch.next_ip() - piece.at.0) as usize - 1] = distance.cast_unsigned();
+                let proof = verify_weave(&w.env, &w.arena, &w.text, &requests, &broken);
+                assert!(proof.is_err(), "{wrong:#x} instead of {right:#x}");
+                loops += 1;
+            }
+        }
+    }
+    assert!(loops > 0, "no branch leads back");
 }

@@ -10,7 +10,7 @@ use iced_x86::{
 };
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::birth;
 use super::calling;
@@ -142,8 +142,11 @@ pub(super) struct Walk<'a> {
     facts: &'a Facts<'a>,
     env: &'a Environment,
     memory: &'a Memory<'a>,
-    /// Addresses at which routines for activation records have returned, in the current proof.
-    answers: Vec<u64>,
+    /// The jumps to routines in the current proof: address of the jump, where the routine comes back to, and whether the routine answers in rcx
+    /// whether there is an activation record.
+    passes: Vec<(u64, u64, bool)>,
+    /// Branches that lead backwards behind an answer, as the current proof has met them: target and branch.
+    backwards: Vec<(u64, u64)>,
     info: InstructionInfoFactory,
     /// Instructions of the current proof: end and result, by address.
     visits: FxHashMap<u64, (u64, Visit)>,
@@ -179,7 +182,8 @@ impl<'a> Walk<'a> {
             facts,
             env: facts.env,
             memory: facts.memory,
-            answers: Vec::new(),
+            passes: Vec::new(),
+            backwards: Vec::new(),
             info: InstructionInfoFactory::new(),
             visits: FxHashMap::default(),
             before: FxHashMap::default(),
@@ -210,7 +214,8 @@ impl<'a> Walk<'a> {
         self.visits.clear();
         self.before.clear();
         self.states.clear();
-        self.answers.clear();
+        self.passes.clear();
+        self.backwards.clear();
         self.alike = None;
         self.tiled = 0;
     }
@@ -572,7 +577,30 @@ impl<'a> Walk<'a> {
                 next = self.step(at, &mut state, mode, &mut others)?;
             }
         }
-        Ok(())
+        match self.backwards.iter().find(|(target, branch)| self.reaches(*target, *branch)) {
+            Some((_, branch)) => fail(*branch, Flaw::Astray),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether control that is at `from` can come to the instruction at `to`, on ways that were visited.
+    fn reaches(&self, from: u64, to: u64) -> bool {
+        let (mut work, mut seen) = (vec![from], FxHashSet::default());
+        while let Some(at) = work.pop() {
+            if at == to {
+                return true;
+            }
+            if self.visit(at).is_none() || !seen.insert(at) {
+                continue;
+            }
+            let Ok(i) = self.memory.decode(at) else { continue };
+            let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
+            let pass = self.passes.iter().filter(|(jump, ..)| *jump == at).map(|(_, back, _)| *back);
+            work.extend(pass);
+            work.extend(branches.then(|| i.near_branch_target()));
+            work.extend((i.flow_control() != FlowControl::UnconditionalBranch).then(|| i.next_ip()));
+        }
+        false
     }
 
     /// Executes the instruction at `at`. Returns the address at which control continues, and adds further ones to `others`. Returns `None`
@@ -625,7 +653,12 @@ impl<'a> Walk<'a> {
             FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                 let target = instruction.near_branch_target();
                 if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
-                    return Ok(Some(self.past_routine(at, state, *routine)?));
+                    let back = self.past_routine(at, state, *routine)?;
+                    let answers = matches!(routine, Routine::Settle | Routine::Find | Routine::GiveUp);
+                    if !self.passes.contains(&(at, back, answers)) {
+                        self.passes.push((at, back, answers));
+                    }
+                    return Ok(Some(back));
                 }
                 self.forward(at, target, mode)?;
                 Ok(Some(target))
@@ -656,7 +689,6 @@ impl<'a> Walk<'a> {
         }
         match routine {
             Routine::Settle | Routine::Find | Routine::GiveUp => {
-                self.answers.push(back);
                 state.lose(1);
                 state.bound = Bound::Top(1);
             }
@@ -684,14 +716,17 @@ impl<'a> Walk<'a> {
 
     /// Checks that generated code has no loop: a branch leads forwards, out of the code, or along the chain of snippets. Code aside of a
     /// snippet is reached only from the snippet, and returns to the snippet's link.
-    fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
+    fn forward(&mut self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
         if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
-        // A routine's answer may be tested by `test ecx, ecx` and a branch back. The code at the target does not reach the jump to that
-        // routine again.
-        let answered = self.answers.contains(&at.wrapping_sub(2));
+        // A routine's answer may be tested by `test ecx, ecx` and a branch back. That such a branch closes no loop is proven at the end, when
+        // all instructions are known.
+        let answered = self.passes.iter().any(|(_, back, answers)| *answers && *back == at.wrapping_sub(2));
+        if answered && target <= at {
+            self.backwards.push((target, at));
+        }
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
             let right = if answered { holds(aside, at) } else { target > at && (holds(aside, at) || holds(place, at)) };
             return if right { Ok(()) } else { fail(at, Flaw::Astray) };
