@@ -227,6 +227,13 @@ pub struct PairInfo {
     pub exact_since_ns: Option<u64>,
 }
 
+impl PairInfo {
+    /// A pair of which nothing else is known yet: no function, no point, no refusal.
+    pub(crate) fn new(pair: Arc<MetricFocus>, metric: Arc<MetricInfo>) -> Self {
+        PairInfo { pair, metric, function: None, points: 0, refused: Vec::new(), exact_since_ns: None }
+    }
+}
+
 /// A function by module, name, and offset.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FunctionRef {

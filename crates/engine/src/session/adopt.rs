@@ -301,16 +301,13 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             before: FxHashMap::default(),
         });
         infos.push(PairInfo {
-            pair: measured,
-            metric,
             function: pair.function.map(|(module, function, offset)| FunctionRef {
                 module,
                 function,
                 offset: Svma(offset),
             }),
             points: pair.points,
-            refused: Vec::new(),
-            exact_since_ns: None,
+            ..PairInfo::new(measured, metric)
         });
     }
     let request = EnableRequest {

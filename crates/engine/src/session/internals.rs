@@ -90,20 +90,11 @@ pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pai
     for ((position, key, known), view) in own.iter().zip(internal) {
         let at = (*position).min(views.len()).min(pairs.len());
         views.insert(at, view);
-        pairs.insert(
-            at,
-            PairInfo {
-                pair: Arc::clone(&key.pair),
-                metric: match known {
-                    Known::Internal(which) => Arc::new(which.info()),
-                    Known::Event(wish) => Arc::clone(&wish.metric),
-                },
-                function: None,
-                points: 0,
-                refused: Vec::new(),
-                exact_since_ns: None,
-            },
-        );
+        let metric = match known {
+            Known::Internal(which) => Arc::new(which.info()),
+            Known::Event(wish) => Arc::clone(&wish.metric),
+        };
+        pairs.insert(at, PairInfo::new(Arc::clone(&key.pair), metric));
     }
 }
 

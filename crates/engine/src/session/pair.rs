@@ -117,12 +117,10 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
             let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
             let function = function.or(only.filter(|_| code.is_some()));
             Some(PairInfo {
-                pair: Arc::clone(&key.pair),
-                metric: Arc::clone(&pair.metric),
                 function: function.and_then(|f| function_ref(&control.modules, f)),
                 points: functions.len() as u32,
                 refused: pair.refused(),
-                exact_since_ns: None,
+                ..PairInfo::new(Arc::clone(&key.pair), Arc::clone(&pair.metric))
             })
         })
         .collect()
