@@ -24,7 +24,7 @@ use crate::conn::{
     Request, Source, Target, Value,
 };
 use crate::exit::{Failure, Stop};
-use crate::objects::{self, Cost, Object, hex, millis};
+use crate::objects::{self, Cost, Object, PairFacts, hex, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -466,6 +466,12 @@ async fn until(deadline: Option<Instant>) {
 }
 
 impl Site {
+    /// The facts about a pair that are told with its value.
+    pub(crate) fn facts(&self, pair: usize) -> PairFacts {
+        let known = self.enabled.pairs.get(pair).map(|pair| pair.facts).unwrap_or_default();
+        PairFacts { exact_since_ns: known.exact_since_ns.or(self.late_ns) }
+    }
+
     /// A measurement that an earlier command has left in, with its values.
     pub(crate) fn left_in(client: Client, pid: i32, measurement: u64, grown: Grown, reading: Reading) -> Self {
         let Grown { pairs, refused } = grown;

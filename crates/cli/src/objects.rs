@@ -221,9 +221,8 @@ pub(crate) struct Sample {
     /// Unix time in nanoseconds from which on the value stays as it is, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
-    /// Unix time in nanoseconds from which on the value has everything, if that is later than `attached`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) exact_since_ns: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) facts: PairFacts,
     /// Functions that the pair needs and that are not woven for it, which the value lacks; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) refused: u32,
@@ -413,6 +412,15 @@ pub(crate) struct FunctionId {
     pub(crate) offset: String,
 }
 
+/// Facts about a pair that are told with every value of it: a new one needs a field here, and a line where the engine's answer is read
+/// (`conn/answers.rs`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PairFacts {
+    /// Unix time in nanoseconds from which on the value has everything, if that is later than `attached`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) exact_since_ns: Option<u64>,
+}
+
 /// The calls of one function.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Count {
@@ -420,9 +428,8 @@ pub(crate) struct Count {
     pub(crate) id: FunctionId,
     pub(crate) calls: i64,
     pub(crate) threads: Vec<ThreadCount>,
-    /// Unix time in nanoseconds from which on the number is exact, if that is later than `attached`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) exact_since_ns: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) facts: PairFacts,
 }
 
 /// The calls by one thread.
@@ -455,9 +462,8 @@ pub(crate) struct Latency {
     /// Unix time in nanoseconds from which on nothing was measured, because the function's code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
-    /// Unix time in nanoseconds from which on every call is measured, if that is later than `attached`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) exact_since_ns: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) facts: PairFacts,
 }
 
 /// The time that the calls of one function by one thread took.

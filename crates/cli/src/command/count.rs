@@ -57,7 +57,7 @@ impl Presentation for Calls {
             id: row.id(),
             calls: row.calls(),
             threads: threads.iter().map(|t| ThreadCount { tid: t.tid, pid: t.pid, calls: t.value }).collect(),
-            exact_since_ns: row.exact_since_ns(),
+            facts: row.facts(),
         })
     }
 }

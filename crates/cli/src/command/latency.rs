@@ -91,7 +91,7 @@ impl Presentation for Latencies {
             threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
             missing: Missing { left_by_tail_jump, ..activations.into() },
             taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
-            exact_since_ns: row.exact_since_ns(),
+            facts: row.facts(),
         })
     }
 

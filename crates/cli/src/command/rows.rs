@@ -6,7 +6,7 @@ use crate::args::{self, Follow};
 use crate::conn::{Request, Target, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
-use crate::objects::{FunctionId, Object, hex};
+use crate::objects::{FunctionId, Object, PairFacts, hex};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
@@ -228,9 +228,9 @@ impl<'a> Row<'a> {
         self.value().map_or(0, |v| v.value)
     }
 
-    /// Unix time from which on the value is exact, if that is later than the insertion.
-    pub(super) fn exact_since_ns(&self) -> Option<u64> {
-        self.site.enabled.pairs.get(self.pair)?.exact_since_ns.or(self.site.late_ns)
+    /// The facts about the pair.
+    pub(super) fn facts(&self) -> PairFacts {
+        self.site.facts(self.pair)
     }
 
     /// Function and target of the row.

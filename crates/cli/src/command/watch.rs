@@ -144,7 +144,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         object: value.and_then(|v| v.object.as_ref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
-        exact_since_ns: info.exact_since_ns.or(site.late_ns),
+        facts: site.facts(pair),
         refused: info.refused,
         dropped: site.reading.dropped,
         counted_share: value.and_then(Value::counted_share),

@@ -8,7 +8,7 @@ use ingraft_model::{Aggregate, Flavor};
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
-use crate::objects::{self, Corrections, Host, hex, millis};
+use crate::objects::{self, Corrections, Host, PairFacts, hex, millis};
 
 /// The process or processes that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub(crate) struct PairInfo {
     pub(crate) function: Option<FunctionRef>,
     /// Functions of the focus that are not measured.
     pub(crate) refused: u32,
-    pub(crate) exact_since_ns: Option<u64>,
+    pub(crate) facts: PairFacts,
 }
 
 /// A function that was asked for and is not measured.
@@ -353,7 +353,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         focus,
         function: pair.function.map(function_ref),
         refused: pair.refused_count,
-        exact_since_ns: pair.exact_since_ns,
+        facts: PairFacts { exact_since_ns: pair.exact_since_ns },
     }
 }
 

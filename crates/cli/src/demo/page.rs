@@ -145,7 +145,12 @@ impl<'a> Page<'a> {
         threads.sort_by_key(|t| t.tid);
         let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
         let id = FunctionId { host: None, pid: self.pid, module, function, offset };
-        self.out.object(&Object::Count(crate::objects::Count { id, calls, threads, exact_since_ns: None }))
+        self.out.object(&Object::Count(crate::objects::Count {
+            id,
+            calls,
+            threads,
+            facts: crate::objects::PairFacts::default(),
+        }))
     }
 
     /// The counters are out.

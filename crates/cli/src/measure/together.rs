@@ -200,7 +200,7 @@ mod tests {
             time: false,
             function: None,
             refused: 0,
-            exact_since_ns: None,
+            facts: crate::objects::PairFacts::default(),
         }
     }
 

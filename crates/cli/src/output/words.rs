@@ -121,7 +121,7 @@ fn pair(metric: &str, focus: &str) -> String {
 
 /// Values that do not have everything from the insertion on, for a warning; none if there is no such value.
 pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Option<String> {
-    let mut late = pairs.filter_map(|pair| Some((pair, pair.exact_since_ns?)));
+    let mut late = pairs.filter_map(|pair| Some((pair, pair.facts.exact_since_ns?)));
     let (first, since_ns) = late.next()?;
     let since = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_nanos(since_ns));
     let others = match late.count() as u64 {
