@@ -88,8 +88,8 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     Ok(())
 }
 
-/// How many entries could have their springboard behind the first instruction, which then stays in place: a uprobe at the entry, for which the
-/// kernel executes the file's first instruction elsewhere and goes on behind it, would be harmless there.
+/// Prints the share of entries that could have their springboard after the first instruction, which then stays in place. A uprobe at such
+/// an entry would be harmless: the kernel executes the file's first instruction elsewhere and continues after it.
 fn behind_the_first(sites: &[&Site]) {
     let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     for site in sites {
@@ -114,7 +114,7 @@ fn first_instruction(site: &Site) -> &'static str {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     let rest = own.get(first.len()..).unwrap_or_default();
     let mut covered = 0;
-    // what is displaced runs on to what follows, but for the last
+    // every displaced instruction except the last must fall through to the next
     for i in Decoder::with_ip(64, rest, at, DecoderOptions::NONE).iter() {
         covered += i.len() as u64;
         if covered >= 5 || i.flow_control() != FlowControl::Next {
@@ -136,7 +136,7 @@ fn first_instruction(site: &Site) -> &'static str {
     }
 }
 
-/// What an instruction that runs before the snippets changes of what they read.
+/// Names the change that the first instruction makes to state that the snippets read, because it would run before them.
 fn changes(first: &Instruction) -> &'static str {
     let mut factory = InstructionInfoFactory::new();
     let written = factory.info(first).used_registers().iter().filter(|used| {
@@ -154,7 +154,8 @@ fn changes(first: &Instruction) -> &'static str {
     }
 }
 
-/// How many calls, and how many functions all of whose calls, can be reached before (or behind) them without an island, each alone.
+/// Prints the share of calls that a springboard can reach before (or after) the call without an island, each call considered alone, and the
+/// share of functions for which that holds for every call.
 fn calls(image: &Image, counted: &[&Function], after: bool, verbose: bool) {
     let start = Instant::now();
     let points: Vec<_> = counted.par_iter().map(|f| image.call_points(f, after)).collect();
@@ -189,7 +190,7 @@ fn calls(image: &Image, counted: &[&Function], after: bool, verbose: bool) {
     print_reasons(&reasons, verbose);
 }
 
-/// Whether a springboard of five bytes fits.
+/// Whether a springboard of five bytes fits before the next landing and on one page.
 fn is_near(site: &Site) -> bool {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     free >= 5 && site.at.0 / 4096 == (site.at.0 + 4) / 4096
@@ -214,7 +215,7 @@ enum Fit {
     No(String),
 }
 
-/// What a springboard of 5 bytes, or one of 2 bytes to an island, finds at a site.
+/// Returns the room that a site has for a springboard: 5 bytes for a direct jump, or 2 bytes for a jump to an island.
 fn fit(image: &Image, site: &Site) -> Fit {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     let same_page = |len: u64| site.at.0 / 4096 == (site.at.0 + len - 1) / 4096;

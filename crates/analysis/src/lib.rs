@@ -1,9 +1,11 @@
-//! ELF images to functions, control flow and points.
+//! Finds functions, control flow and points in ELF images.
 //!
-//! [`Image::parse`] reads an image's tables and decodes its text once, in parallel; afterwards every question about one function
-//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know, [`Image::exit_sites`] the same of its exits,
-//! [`Image::call_sites`] lists its calls, [`Image::analyse`] gives blocks, edges and points. Pure: bytes in, values out. Hostile files
-//! give an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
+//! [`Image::parse`] reads an image's tables and decodes its text once, in parallel. Afterwards every query about one function is cheap:
+//! [`Image::entry_site`] describes the place of a springboard at the entry, [`Image::exit_sites`] does so for the exits,
+//! [`Image::call_sites`] lists the calls, and [`Image::analyse`] returns blocks, edges and points.
+//!
+//! The crate is pure: its functions take bytes and return values. A hostile file gives an error or fewer facts, never a panic, and costs
+//! time and memory in proportion to its size.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

@@ -1,7 +1,7 @@
-//! Debugging information (DWARF) as far as code needs it that reads data of the program: entries of variables and functions, found by
-//! their addresses.
+//! Debugging information (DWARF), as far as generated code needs it to read the program's data: entries of variables and functions, found
+//! by their addresses.
 //!
-//! Hostile input: every walk takes from one budget, in proportion to the size of the file.
+//! Hostile input: every walk spends from one budget that is proportional to the size of the file.
 
 use std::cell::Cell;
 
@@ -20,17 +20,17 @@ pub(crate) type Entry<'a> = DebuggingInformationEntry<Bytes<'a>>;
 pub(crate) type Value<'a> = AttributeValue<Bytes<'a>>;
 type Unit<'a> = gimli::Unit<Bytes<'a>>;
 
-/// Entries that are read for each byte of debugging information: each is read a few times.
+/// Budget of entries to read for each byte of debugging information; honest input reads each entry a few times.
 const READS_PER_BYTE: usize = 8;
 
-/// Where an entry is.
+/// Location of an entry: the unit, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     unit: usize,
     at: UnitOffset,
 }
 
-/// What a file says of the types of its data.
+/// The descriptions of types in a file's debugging information.
 #[derive(Debug)]
 pub struct DebugInfo<'a> {
     dwarf: gimli::Dwarf<Bytes<'a>>,
@@ -57,7 +57,7 @@ impl<'a> DebugInfo<'a> {
         let mut headers = dwarf.units();
         let mut units = Vec::new();
         while let Ok(Some(header)) = headers.next() {
-            // one that makes no sense hides no other
+            // a unit that cannot be parsed is skipped, so that the other units stay usable
             units.extend(dwarf.unit(header).ok());
         }
         Ok(DebugInfo { dwarf, units, budget: Cell::new(budget) })
@@ -87,14 +87,14 @@ impl<'a> DebugInfo<'a> {
         }
     }
 
-    /// The name of an entry, or of the one that it completes or stands for.
+    /// The name of an entry, or of the entry that it completes (specification) or stands for (abstract origin).
     pub(crate) fn name(&self, place: Place, entry: &Entry<'a>) -> Option<&'a str> {
         let value = self.attribute(place, entry, dw::DW_AT_name)?.1;
         let name = self.dwarf.attr_string(self.units.get(place.unit)?, value).ok()?;
         std::str::from_utf8(name.slice()).ok()
     }
 
-    /// An attribute of an entry, or of the one that it completes or stands for, and of which of them.
+    /// An attribute of an entry, or of the entry that it completes or stands for, with the location of the entry that has the attribute.
     pub(crate) fn attribute(&self, place: Place, entry: &Entry<'a>, name: dw::DwAt) -> Option<(Place, Value<'a>)> {
         let (mut place, mut entry) = (place, entry.clone());
         // a concrete function stands for an abstract one, which completes a declaration
@@ -115,7 +115,7 @@ impl<'a> DebugInfo<'a> {
         self.follow(place, Some(value))
     }
 
-    /// The entries right below one.
+    /// The direct children of an entry.
     pub(crate) fn children(&self, of: Place) -> Vec<(Place, Entry<'a>)> {
         let mut found = Vec::new();
         let Some(unit) = self.units.get(of.unit) else { return found };
@@ -132,7 +132,7 @@ impl<'a> DebugInfo<'a> {
         found
     }
 
-    /// The first entry that fits, over all units.
+    /// The first entry of any unit for which `fits` returns a value; returns that value.
     pub(crate) fn find<T>(&self, mut fits: impl FnMut(Place, &Entry<'a>) -> Option<T>) -> Option<T> {
         for (number, unit) in self.units.iter().enumerate() {
             let mut cursor = unit.entries();
@@ -156,7 +156,7 @@ impl<'a> DebugInfo<'a> {
         }
     }
 
-    /// The variable that lies at an address, or there in the data of which every thread has its own.
+    /// The variable that lies at an address or, with `per_thread`, at that offset in the thread-local data.
     pub(crate) fn variable_at(&self, at: Svma, per_thread: bool) -> Option<Place> {
         self.find(|place, entry| {
             if entry.tag() != dw::DW_TAG_variable {
@@ -174,7 +174,7 @@ impl<'a> DebugInfo<'a> {
             if per_thread && operations.next().ok()? != Some(Operation::TLS) {
                 return None;
             }
-            // a computation with the address, as of a variable in parts, is none
+            // a location that computes on with the address, as that of a variable in pieces does, is not the address of the variable
             (address == at.0 && operations.next().ok()?.is_none()).then_some(place)
         })
     }

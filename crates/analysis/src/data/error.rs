@@ -1,6 +1,6 @@
 //! Reasons why the type of a variable, an argument or a result does not lead to an integer.
 
-/// Why something is no integer that can be read.
+/// Reason why a variable, an argument or a result has no integer that can be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TypeError {
     /// The file has no debugging information, and no separate debug file was found.
@@ -9,10 +9,10 @@ pub enum TypeError {
     /// The debugging information is compressed.
     #[error("the debugging information of its module is compressed")]
     Compressed,
-    /// The debugging information does not describe it.
+    /// The debugging information does not describe the variable or function.
     #[error("the debugging information does not describe {what}")]
     NotDescribed {
-        /// What.
+        /// The undescribed thing, as the message names it.
         what: &'static str,
     },
     /// A structure has no such member.
@@ -25,32 +25,32 @@ pub enum TypeError {
         /// The members that it has.
         has: Vec<String>,
     },
-    /// A member of something that has none.
+    /// A member was asked for in something that has no members.
     #[error("`{member}` is asked of {of}, which has no members")]
     NoStructure {
         /// The member.
         member: String,
-        /// Of what.
+        /// The type without members, as the message names it.
         of: String,
     },
-    /// It takes a part of a byte, or parts of several.
+    /// The member is a bit field: it takes a part of a byte, or parts of several bytes.
     #[error("`{member}` is a bit field")]
     BitField {
         /// The member.
         member: String,
     },
-    /// It is something else.
+    /// The value has a type that is no integer.
     #[error("it is {what}, not an integer of 1, 2, 4 or 8 bytes")]
     NoInteger {
-        /// The type that it has, as the message names it.
+        /// The type of the value, as the message names it.
         what: String,
     },
-    /// Where an argument is cannot be told.
+    /// The location of an argument cannot be told.
     #[error("where argument {argument} is cannot be told: {why}")]
     Misplaced {
         /// Number of the argument, as the message names it.
         argument: u8,
-        /// Why.
+        /// The reason, as the message words it.
         why: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! From a variable, an argument or a result to an integer in it: what members lead to, and how wide the integer is.
+//! The way from a variable, an argument or a result to an integer in it: the members on the way, and the width of the integer.
 
 use gimli::AttributeValue;
 use gimli::constants as dw;
@@ -7,19 +7,19 @@ use ingraft_model::{Scalar, Svma, Width};
 use crate::data::debug_info::{DebugInfo, Entry, Place, Value};
 use crate::data::error::TypeError;
 
-/// Longest way through typedefs, qualifiers, pointers and anonymous members.
+/// Largest number of typedefs, qualifiers, pointers and anonymous members that are followed from one type.
 const STEPS_MAX: u32 = 32;
-/// Arguments that are passed in registers.
+/// Number of integer arguments that are passed in registers.
 const REGISTERS: u8 = 6;
 
-/// How an integer is reached from an address.
+/// The way to an integer from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// Where pointers on the way lie, each behind where the one before it leads.
+    /// Offset of each pointer on the way, in bytes from the address that the pointer before it holds.
     pub pointers: Vec<i64>,
-    /// Where the integer lies behind where the last one leads.
+    /// Offset of the integer, in bytes from the address that the last pointer holds.
     pub offset: i64,
-    /// The integer.
+    /// Width and sign of the integer.
     pub scalar: Scalar,
 }
 
@@ -30,8 +30,8 @@ struct Type<'a> {
 }
 
 impl<'a> DebugInfo<'a> {
-    /// From the address of a variable to the integer that it is, or that members lead to in it. Of a variable of which every thread has its own `at`
-    /// is what its symbol says.
+    /// The way from the address of a variable to the integer that the variable is, or that members lead to in it. For a thread-local
+    /// variable, `at` is the value of its symbol.
     pub fn reach_in_variable(&self, at: Svma, per_thread: bool, members: &[&str]) -> Result<Reach, TypeError> {
         let missing = TypeError::NotDescribed { what: "this variable" };
         let place = self.variable_at(at, per_thread).ok_or(missing.clone())?;
@@ -39,18 +39,19 @@ impl<'a> DebugInfo<'a> {
         self.reach(self.type_of(place, &entry).ok_or(missing)?, members)
     }
 
-    /// From a pointer that is argument `argument` of a function, counted as the calling convention counts integers, to what members lead to.
+    /// The way from a pointer, which is argument `argument` of a function, to the integer that members lead to. Arguments are counted as
+    /// the calling convention counts integers.
     pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<Reach, TypeError> {
         let missing = TypeError::NotDescribed { what: "this function" };
         let place = self.function_at(function).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing)?;
         let misplaced = |why| TypeError::Misplaced { argument, why };
-        // C, C++ and what is compatible with them
+        // only C, C++ and languages compatible with them follow the System V calling convention
         let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Rust, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
         if self.language(place).is_none_or(|language| foreign.contains(&language)) {
             return Err(misplaced("its language has a calling convention of its own"));
         }
-        // a compiler that has taken arguments away says that nobody else can call it
+        // a compiler that has removed arguments marks the function as one with a calling convention of its own
         if self.attribute(place, &entry, dw::DW_AT_calling_convention).is_some_and(|(_, v)| !is_normal(&v)) {
             return Err(misplaced("the function has a calling convention of its own"));
         }
@@ -87,7 +88,7 @@ impl<'a> DebugInfo<'a> {
         Err(TypeError::NotDescribed { what: "an argument of this number" })
     }
 
-    /// From a pointer that a function returns to what members lead to.
+    /// The way from a pointer that a function returns to the integer that members lead to.
     pub fn reach_in_result(&self, function: Svma, members: &[&str]) -> Result<Reach, TypeError> {
         let missing = TypeError::NotDescribed { what: "what this function returns" };
         let place = self.function_at(function).ok_or(missing.clone())?;
@@ -96,7 +97,7 @@ impl<'a> DebugInfo<'a> {
         self.reach_through(of, members)
     }
 
-    /// From the value of a pointer on.
+    /// The way from the value of a pointer to the integer that members lead to.
     fn reach_through(&self, pointer: Type<'a>, members: &[&str]) -> Result<Reach, TypeError> {
         if !self.is_pointer(&pointer) {
             let member = members.first().map_or_else(String::new, |m| (*m).to_owned());
@@ -167,7 +168,7 @@ impl<'a> DebugInfo<'a> {
                 return None;
             }
             match &found {
-                // two structures of one name
+                // two different structures have this name
                 Some(known) if size(&known.entry) != size(entry) => return Some(()),
                 Some(_) => {}
                 None => found = Some(Type { place, entry: entry.clone() }),
@@ -177,7 +178,8 @@ impl<'a> DebugInfo<'a> {
         found.filter(|_| contradiction.is_none()).ok_or(missing)
     }
 
-    /// A member of a structure, of its bases or its anonymous members: how far it lies behind the beginning, and its type.
+    /// A member of a structure, of its bases or of its anonymous members: the offset in bytes from the beginning of the structure, and the
+    /// type.
     fn member(
         &self,
         of: &Type<'a>,
@@ -189,7 +191,7 @@ impl<'a> DebugInfo<'a> {
             return Ok(None);
         }
         for (place, entry) in self.children(of.place) {
-            // static ones are variables
+            // static members are variables
             let is_member = entry.tag() == dw::DW_TAG_member && entry.attr(dw::DW_AT_external).is_none();
             let is_base = entry.tag() == dw::DW_TAG_inheritance && entry.attr(dw::DW_AT_virtuality).is_none();
             if !is_member && !is_base {
@@ -233,7 +235,7 @@ impl<'a> DebugInfo<'a> {
         of.entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value())
     }
 
-    /// The integer that a type is.
+    /// The integer type that `of` denotes; an error if `of` is no integer.
     fn scalar(&self, of: &Type<'a>) -> Result<Scalar, TypeError> {
         let no_integer = || TypeError::NoInteger { what: self.words(of) };
         if self.is_pointer(of) {
@@ -241,7 +243,7 @@ impl<'a> DebugInfo<'a> {
         }
         let encoding = match of.entry.tag() {
             dw::DW_TAG_base_type => encoding(&of.entry),
-            // without a word about it enumerations are unsigned, as compilers make them that have no negative value
+            // an enumeration without a stated type is unsigned, as compilers make enumerations without negative values
             dw::DW_TAG_enumeration_type => {
                 let underlying = self.type_of(of.place, &of.entry).and_then(|t| self.plain(t));
                 underlying.and_then(|t| encoding_of(&t)).or(encoding(&of.entry)).or(Some(dw::DW_ATE_unsigned))
@@ -293,7 +295,7 @@ fn is_structure(tag: dw::DwTag) -> bool {
     matches!(tag, dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type)
 }
 
-/// How far a member lies behind the beginning: a number, nothing in unions.
+/// Offset of a member from the beginning of its structure, in bytes. Members of unions have no such attribute.
 fn offset(entry: &Entry<'_>) -> Option<i64> {
     match entry.attr_value(dw::DW_AT_data_member_location) {
         None => Some(0),

@@ -1,4 +1,4 @@
-//! Variables of a program: symbols of data, with the file that they are from.
+//! Variables of a program: symbols of data, with the source file that defines each.
 
 use ingraft_model::Svma;
 use object::elf;
@@ -7,26 +7,26 @@ use crate::file::elf::{Elf, c_string, u16_at, u32_at, u64_at};
 use crate::file::name::{Binding, Name};
 use crate::file::symbols::dynamic_table;
 
-/// Longest name that is compared.
+/// Longest name that is compared, in bytes.
 const NAME_MAX: usize = 4096;
 
 /// A variable with a symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSymbol {
-    /// Where it lies; in a thread's own data, how far from its beginning.
+    /// Address of the variable; for a thread-local variable, its offset from the beginning of the thread's data.
     pub at: Svma,
-    /// Its bytes; 0 if the symbol does not say.
+    /// Size in bytes; 0 if the symbol does not say.
     pub size: u64,
-    /// The source file of a static one, if a symbol names it.
+    /// The source file of a static variable, if a symbol names the file.
     pub file: Option<String>,
-    /// Whether only its own object file knows it.
+    /// Whether the symbol is local to its object file.
     pub local: bool,
-    /// Whether every thread has its own.
+    /// Whether the variable is thread-local.
     pub per_thread: bool,
 }
 
 impl DataSymbol {
-    /// The variables of a name, from an image and its debug file, each once. A name with `::` is a demangled one.
+    /// The variables with a name, from an image and its debug file, each once. A name that contains `::` is compared with demangled names.
     pub fn named(image: &Elf, debug: Option<&Elf>, wanted: &str) -> Vec<DataSymbol> {
         let mut found: Vec<DataSymbol> = Vec::new();
         DataSymbol::each(image, debug, &mut |name, symbol| {
@@ -39,7 +39,7 @@ impl DataSymbol {
         found
     }
 
-    /// The variable that an image offers to all others by a name.
+    /// The variable that an image exports under a name.
     pub fn exported(image: &Elf, wanted: &str) -> Option<DataSymbol> {
         let (table, mut found) = (dynamic_table(image)?, None);
         each_in(image, table.symbols, table.strings, &mut |name, symbol| {
@@ -59,7 +59,7 @@ impl DataSymbol {
         names
     }
 
-    /// Visits the names of all variables of an image and its debug file; some more than once.
+    /// Visits the names of all variables of an image and its debug file; some names more than once.
     pub fn each(image: &Elf, debug: Option<&Elf>, visit: &mut dyn FnMut(&str, DataSymbol)) {
         for file in [Some(image), debug].into_iter().flatten() {
             for section in file.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0) {

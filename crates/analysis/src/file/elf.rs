@@ -1,5 +1,5 @@
-//! The outline of an ELF file: what is mapped where, and where the tables are. Cheap: no symbol, unwind table or instruction
-//! is read. Dynamic tables are found through `PT_DYNAMIC`, as the loader does, so files without section headers work alike.
+//! The outline of an ELF file: the mapped segments, and the places of the tables. Reading it is cheap: it reads no symbol, unwind table or
+//! instruction. Dynamic tables are found through `PT_DYNAMIC`, as the loader finds them, so files without section headers work alike.
 //!
 //! Hostile input: every read is bounded by the file, and ranges that overlap or exceed it are dropped.
 
@@ -11,7 +11,7 @@ use object::elf;
 
 use crate::file::error::ImageError;
 
-/// Whether and how an image may be moved by the loader.
+/// Whether and how the loader may move an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageKind {
     /// A program linked at a fixed address (`ET_EXEC`).
@@ -36,38 +36,38 @@ pub struct SegmentFlags {
 /// A `PT_LOAD` segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it is mapped, before the bias.
+    /// Address of the first byte, before the bias.
     pub svma: Svma,
-    /// Where its bytes begin in the file.
+    /// Offset of the first byte in the file.
     pub file_offset: u64,
-    /// How many bytes of the file it maps.
+    /// Number of bytes that are mapped from the file.
     pub file_size: u64,
-    /// How many bytes of memory it takes; the rest beyond `file_size` is zero.
+    /// Number of bytes in memory; those from `file_size` on are zero.
     pub mem_size: u64,
-    /// Its permissions.
+    /// Permissions of the mapping.
     pub flags: SegmentFlags,
 }
 
-/// A section with an address or of interest by name.
+/// A section that has an address, or that is looked up by name.
 #[derive(Clone, Debug)]
 pub(crate) struct Section {
     pub name: String,
     pub kind: u32,
     pub link: u32,
     pub svma: u64,
-    /// Bytes in the file; empty for `SHT_NOBITS`.
+    /// Range of the section's bytes in the file; empty for `SHT_NOBITS`.
     pub file: Range<usize>,
     pub alloc: bool,
     pub execute: bool,
     pub compressed: bool,
 }
 
-/// A stretch of file-backed executable bytes, as finely divided as the file says.
+/// A range of file-backed executable bytes, as finely divided as the file says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextRegion {
     pub svma: u64,
     pub file: Range<usize>,
-    /// Stubs of the linker (`.plt`, `.plt.got`, `.plt.sec`).
+    /// Whether the region holds stubs of the linker (`.plt`, `.plt.got`, `.plt.sec`).
     pub stubs: bool,
 }
 
@@ -113,7 +113,8 @@ pub struct Elf {
     needed: Vec<String>,
     go: bool,
     eh_frame_hdr: Option<SvmaRange>,
-    /// How far below a thread's pointer its copy of this file's own data would begin if this was the program, and how long it is.
+    /// Place of this file's thread-local data if the file is the program: the offset of its beginning from the thread pointer (negative),
+    /// and its length in bytes.
     own_data: Option<(i64, u64)>,
     pub(crate) sections: Vec<Section>,
     pub(crate) dynamic: Dynamic,
@@ -132,7 +133,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// The bytes up to the next NUL, at most `limit` of them.
+/// The bytes up to the next NUL; `None` if the first `limit` bytes contain no NUL.
 pub(crate) fn c_string(bytes: &[u8], at: usize, limit: usize) -> Option<&[u8]> {
     let rest = bytes.get(at..)?;
     let rest = &rest[..rest.len().min(limit)];
@@ -150,8 +151,9 @@ fn file_range(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
     (end <= bytes.len()).then_some(start..end)
 }
 
-/// Where variant II of thread-local storage (ELF Handling For Thread-Local Storage, section 3.4.6) has the data of the program: the first block below
-/// the thread pointer, with the alignment of its segment. How a segment is placed that is not aligned itself, linkers do not agree on.
+/// Place of the program's data in variant II of thread-local storage (ELF Handling For Thread-Local Storage, section 3.4.6): the first
+/// block below the thread pointer, with the alignment of its segment. `None` if the segment itself is not aligned, because linkers do not
+/// agree on the place then.
 fn own_data(svma: u64, mem_size: u64, align: u64) -> Option<(i64, u64)> {
     let align = align.max(1);
     let length = mem_size.checked_next_multiple_of(align)?;
@@ -162,7 +164,7 @@ fn own_data(svma: u64, mem_size: u64, align: u64) -> Option<(i64, u64)> {
 const DAMAGED_HEADER: ImageError = ImageError::Damaged { what: "the file ends inside its header" };
 
 impl Elf {
-    /// Reads the outline. Refuses what is not for x86-64 by name.
+    /// Reads the outline. A file that is not for x86-64 is an error that names the machine.
     pub fn parse(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
         let this = Self::parse_debug(bytes)?;
         if !this.segments.iter().any(|s| s.flags.execute) {
@@ -171,7 +173,7 @@ impl Elf {
         Ok(this)
     }
 
-    /// The same for a separate debug file, whose segments hold nothing.
+    /// Reads the outline of a separate debug file, whose segments hold nothing.
     pub fn parse_debug(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
         let kind = check_header(&bytes)?;
         let entry = u64_at(&bytes, 24).ok_or(DAMAGED_HEADER)?;
@@ -263,7 +265,7 @@ impl Elf {
     fn read_notes(&mut self, file: Range<usize>) {
         let bytes = &self.bytes[file.clone()];
         let mut at = 0usize;
-        // Notes are at least 12 bytes long, so this ends.
+        // The header of a note is 12 bytes long, so each round advances and the loop ends.
         while let (Some(name_size), Some(size), Some(kind)) =
             (u32_at(bytes, at), u32_at(bytes, at + 4), u32_at(bytes, at + 8))
         {
@@ -322,8 +324,8 @@ impl Elf {
         self.go |= self.section(".gopclntab").is_some();
     }
 
-    /// Executable sections where there are any, whole executable segments otherwise. Never two regions at one address,
-    /// and never more bytes than the file has: sizes that hostile headers multiply are dropped.
+    /// Fills in the text regions: the executable sections, or whole executable segments if the file has no such sections. No two regions
+    /// share an address. Together they have at most as many bytes as the file, so sizes that hostile headers multiply are dropped.
     fn find_text(&mut self) {
         let mut regions: Vec<TextRegion> = Vec::new();
         for section in self.sections.iter().filter(|s| s.alloc && s.execute && !s.file.is_empty()) {
@@ -362,7 +364,7 @@ impl Elf {
         self.segments.get(after.checked_sub(1)?).filter(|s| svma - s.svma.0 < s.mem_size)
     }
 
-    /// Where `size` bytes at `svma` lie in the file.
+    /// Range in the file of `size` bytes at `svma`; `None` if not all of them are file-backed.
     pub(crate) fn file_range_at(&self, svma: u64, size: u64) -> Option<Range<usize>> {
         let segment = self.segment_of(svma)?;
         let skip = svma - segment.svma.0;
@@ -434,7 +436,7 @@ impl Elf {
         self.file_range_at(svma, size).map(|r| &self.bytes[r])
     }
 
-    /// File-backed bytes from an address to the end of what its segment maps of the file.
+    /// File-backed bytes from an address to the end of the part of its segment that is mapped from the file.
     pub(crate) fn data_from(&self, svma: u64) -> Option<&[u8]> {
         let segment = self.segment_of(svma)?;
         self.data_at(svma, segment.file_size.checked_sub(svma - segment.svma.0)?)
@@ -444,24 +446,24 @@ impl Elf {
         self.sections.iter().find(|s| s.name == name)
     }
 
-    /// The region of text that holds an address.
+    /// Index of the text region that holds an address.
     pub(crate) fn text_index(&self, svma: u64) -> Option<usize> {
         let after = self.text.partition_point(|r| r.svma <= svma);
         let index = after.checked_sub(1)?;
         (svma < self.text[index].end()).then_some(index)
     }
 
-    /// Where `.eh_frame_hdr` is mapped.
+    /// Address range of `.eh_frame_hdr`.
     pub(crate) fn eh_frame_hdr(&self) -> Option<&SvmaRange> {
         self.eh_frame_hdr.as_ref()
     }
 
-    /// The file.
+    /// The bytes of the file.
     pub fn bytes(&self) -> &Arc<[u8]> {
         &self.bytes
     }
 
-    /// The build id of the linker (`NT_GNU_BUILD_ID`).
+    /// The build id that the linker wrote (`NT_GNU_BUILD_ID`).
     pub fn build_id(&self) -> Option<&[u8]> {
         self.build_id.clone().map(|r| &self.bytes[r])
     }
@@ -471,32 +473,32 @@ impl Elf {
         self.debuglink.clone()
     }
 
-    /// The name that a shared object gives itself.
+    /// The name that a shared object gives itself (`DT_SONAME`).
     pub fn soname(&self) -> Option<&str> {
         self.soname.as_deref()
     }
 
-    /// The libraries that it needs, by the names that they give themselves.
+    /// The names of the libraries that the file needs (`DT_NEEDED`).
     pub fn needed(&self) -> &[String] {
         &self.needed
     }
 
-    /// Whether and how the image may be moved.
+    /// Whether and how the loader may move the image.
     pub fn kind(&self) -> ImageKind {
         self.kind
     }
 
-    /// Where a program begins (`e_entry`); 0 in most shared objects.
+    /// Address at which a program begins (`e_entry`); 0 in most shared objects.
     pub fn entry(&self) -> Svma {
         self.entry
     }
 
-    /// Where the program has a variable of which every thread has its own, from the thread's pointer on; `at` is what its symbol says.
+    /// Offset of a thread-local variable of the program from the thread pointer, in bytes; `at` is the value of the variable's symbol.
     pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
         self.own_data_from(self.own_data?.0, at, bytes)
     }
 
-    /// The same for a library whose own data threads have from `start` on.
+    /// Offset of a thread-local variable of a library from the thread pointer; the library's data begins at offset `start` in every thread.
     pub fn own_data_from(&self, start: i64, at: Svma, bytes: u64) -> Option<i64> {
         let (_, length) = self.own_data?;
         let inside = at.0.checked_add(bytes).is_some_and(|end| end <= length);
@@ -507,8 +509,9 @@ impl Elf {
         self.own_data.is_some()
     }
 
-    /// A word in which the loader notes where threads have some byte of a library's own data, from their pointers on, and how far from its beginning
-    /// that byte is. Libraries have it whose data has the same place in every thread (initial-exec, ELF Handling For Thread-Local Storage, 4.4.6).
+    /// The address of a word in which the loader stores the thread-pointer offset of some byte of a library's thread-local data, and the
+    /// offset of that byte in the data. Libraries whose data has the same offset in every thread have such a word (initial-exec, ELF
+    /// Handling For Thread-Local Storage, 4.4.6).
     pub fn own_data_note(&self) -> Option<(Svma, u64)> {
         crate::file::relocs::own_data_note(self).map(|(place, offset)| (Svma(place), offset))
     }
@@ -523,17 +526,17 @@ impl Elf {
         self.interpreter.as_deref()
     }
 
-    /// Whether it has a symbol table besides the dynamic one: `strip` removes it, and with it the names of static functions.
+    /// Whether the file has a symbol table besides the dynamic one. `strip` removes that table, and with it the names of static functions.
     pub fn has_symbol_table(&self) -> bool {
         self.sections.iter().any(|section| section.kind == elf::SHT_SYMTAB.0)
     }
 
-    /// Whether the Go tool chain made it, whose calling convention differs from System V.
+    /// Whether the Go tool chain made the file; Go's calling convention differs from System V.
     pub fn is_go(&self) -> bool {
         self.go
     }
 
-    /// Whether the loader writes into its text (`DT_TEXTREL`): what the file has there is not what is executed.
+    /// Whether the loader writes into the text (`DT_TEXTREL`), so that the bytes of the file there are not the bytes that are executed.
     pub fn has_text_relocations(&self) -> bool {
         self.dynamic.text_relocations
     }

@@ -1,17 +1,17 @@
-//! Why a file is no image that ingraft can work with.
+//! Reasons why ingraft cannot work with a file as an image.
 
-/// What makes a file unusable as an image. Damage in a table that is merely useful (symbols, unwind tables) is no error: what
-/// can be read of it is used.
+/// Reason why a file is unusable as an image. Damage in an optional table (symbols, unwind tables) is no error: the readable part of the
+/// table is used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// The file does not begin with the magic bytes of ELF.
     #[error("not an ELF file")]
     NotElf,
-    /// A header or table that everything else depends on is missing or ends behind the end of the file.
+    /// A header or table that everything else depends on is missing, or extends beyond the end of the file.
     #[error("damaged ELF file: {what}")]
     Damaged {
-        /// What is wrong, in words.
+        /// The damage, in words.
         what: &'static str,
     },
     /// A 32-bit program of x86.
@@ -20,13 +20,13 @@ pub enum ImageError {
     /// A program with 64-bit registers and 32-bit pointers.
     #[error("an x32 program (64-bit registers, 32-bit pointers); only x86-64 is supported")]
     X32,
-    /// Another machine.
+    /// A program for another machine.
     #[error("a program for {0}; only x86-64 is supported")]
     OtherMachine(String),
     /// Big-endian, or another version of ELF than 1.
     #[error("an unsupported kind of ELF file: {what}")]
     Unsupported {
-        /// What is not supported.
+        /// The unsupported property, in words.
         what: &'static str,
     },
     /// An object file or a core dump: nothing that is mapped and executed.

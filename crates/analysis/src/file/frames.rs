@@ -1,5 +1,5 @@
-//! From a frame on a stack to its caller, by the tables for exceptions (`.eh_frame`; DWARF 5, 6.4, and the System V ABI for x86-64, 3.7).
-//! Nothing is guessed: where the tables say nothing, nothing is answered.
+//! The way from a frame on a stack to its caller, by the tables for exceptions (`.eh_frame`; DWARF 5, 6.4, and the System V ABI for x86-64,
+//! 3.7). Nothing is guessed: if the tables do not describe the code, the answer is an error.
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
@@ -10,63 +10,63 @@ use ingraft_model::Svma;
 use crate::file::elf::Elf;
 use crate::file::unwind;
 
-/// DWARF's numbers (System V ABI for x86-64, figure 3.36).
+/// Register numbers of DWARF (System V ABI for x86-64, figure 3.36).
 const RBX: u16 = 3;
 const RBP: u16 = 6;
 const RSP: u16 = 7;
 const R12: u16 = 12;
 const R15: u16 = 15;
 const RETURN_ADDRESS: u16 = 16;
-/// Steps of one expression; real ones take a dozen.
+/// Largest number of steps of one expression; real expressions take a dozen.
 const MAX_STEPS: u32 = 1000;
 
-/// Why a frame's caller is not known.
+/// Reason why the caller of a frame is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnwindError {
-    /// The tables do not mention the code.
+    /// The tables do not describe the code at an address.
     #[error("no unwind table describes {at:#x}")]
     Undescribed {
-        /// The address in the file.
+        /// Address of the code in the file.
         at: u64,
     },
-    /// The entry makes no sense, or uses what x86-64 does not have.
+    /// The table entry makes no sense, or uses a feature that x86-64 does not have.
     #[error("the unwind table's entry for {at:#x} cannot be used")]
     BadEntry {
-        /// The address in the file.
+        /// Address of the code in the file.
         at: u64,
     },
-    /// It depends on a register that is not known in this frame.
+    /// The caller depends on a register whose value is not known in this frame.
     #[error("it depends on register {register}, which is not known there")]
     UnknownRegister {
-        /// DWARF's number.
+        /// DWARF's number of the register.
         register: u16,
     },
-    /// It depends on memory that cannot be read.
+    /// The caller depends on memory that cannot be read.
     #[error("the stack cannot be read at {at:#x}")]
     Unreadable {
-        /// The address in the process.
+        /// Address of the memory in the process.
         at: u64,
     },
 }
 
-/// What is known of the registers in a frame.
+/// The registers of a frame; `None` for a register whose value is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Registers {
     /// The program counter.
     pub pc: u64,
-    /// rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15: the order of DWARF's numbers.
+    /// Values of rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15, in the order of DWARF's numbers.
     pub general: [Option<u64>; 16],
 }
 
 /// A frame as seen from its callee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unwound {
-    /// The canonical frame address: the stack pointer before the call that made the frame. The return address lies 8 bytes below.
+    /// Canonical frame address: the stack pointer before the call that made the frame. The return address lies 8 bytes below.
     pub cfa: u64,
-    /// The caller's registers; none: the tables say that nobody called it.
+    /// Registers of the caller; `None` if the tables say that the frame has no caller.
     pub caller: Option<Registers>,
-    /// Whether the frame is the return from a signal handler, so that the caller's program counter is that of an instruction which has not
-    /// run yet, and not one behind a call.
+    /// Whether the frame is the return from a signal handler. The caller's program counter is then the address of an instruction that has
+    /// not run yet, not a return address.
     pub signal: bool,
 }
 
@@ -75,15 +75,15 @@ pub struct Unwound {
 pub struct FrameTable {
     bytes: Box<[u8]>,
     svma: u64,
-    /// Start, end and offset of the entry in `bytes`, sorted.
+    /// Start address, end address and offset in `bytes` of each table entry, sorted.
     entries: Vec<(u64, u64, usize)>,
 }
 
-/// How to get from one place of the code to the caller.
+/// Rules that lead from an address of the code to the caller's registers.
 #[derive(Clone, Debug)]
 pub struct FrameRules {
     cfa: Base,
-    /// The return address is register 16.
+    /// Rule of each register that the tables mention; register 16 is the return address.
     registers: Vec<(u16, Rule)>,
     signal: bool,
 }
@@ -98,40 +98,41 @@ enum Base {
 enum Rule {
     Undefined,
     Same,
-    /// In memory that far from the canonical frame address.
+    /// The value is in memory, at this distance from the canonical frame address.
     Saved(i64),
-    /// That far from the canonical frame address.
+    /// The value is the canonical frame address plus this distance.
     Offset(i64),
     Register(u16),
-    /// In memory where the expression says.
+    /// The value is in memory, at the address that the expression computes.
     SavedAt(Box<[u8]>),
-    /// What the expression says.
+    /// The value is the result of the expression.
     Computed(Box<[u8]>),
 }
 
 type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
 impl FrameTable {
-    /// Reads the table of a file: where its entries are, not yet what they say.
+    /// Reads the table of a file: the places of the entries, without their rules.
     pub fn read(elf: &Elf) -> Self {
         let Some((svma, bytes)) = unwind::eh_frame(elf) else { return FrameTable::default() };
         let section = EhFrame::new(bytes, LittleEndian);
         let bases = BaseAddresses::default().set_eh_frame(svma);
         let (mut entries, mut end) = (Vec::new(), 0usize);
         unwind::each_fde(&section, &bases, |fde| {
-            // a length that is not all of it, but more than what comes before: enough to know what has to be kept
+            // `entry_len` excludes the length field (4 or 12 bytes); the 16 bytes added below make up for it
             end = end.max(fde.offset() + fde.entry_len());
             if let Some(stop) = fde.initial_address().checked_add(fde.len()).filter(|_| fde.len() > 0) {
                 entries.push((fde.initial_address(), stop, fde.offset()));
             }
         });
         entries.sort_unstable();
-        // without section headers the bytes go on to the end of the segment
+        // without section headers the bytes continue to the end of the segment
         let kept = end.saturating_add(16).min(bytes.len());
         FrameTable { bytes: bytes.get(..kept).unwrap_or(bytes).into(), svma, entries }
     }
 
-    /// The rules at an address: of the instruction that runs next or, in a caller, of the call, which ends right before the return address.
+    /// The rules at the address of an instruction: of the one that runs next or, in a caller, of the call, which ends right before the
+    /// return address.
     pub fn rules(&self, at: Svma) -> Result<FrameRules, UnwindError> {
         let after = self.entries.partition_point(|e| e.0 <= at.0);
         let entry = after.checked_sub(1).and_then(|i| self.entries.get(i)).filter(|e| at.0 < e.1);
@@ -169,7 +170,7 @@ impl FrameTable {
 }
 
 impl FrameRules {
-    /// From a frame to its caller. `read` reads eight bytes of the process.
+    /// The caller of a frame. `read` reads eight bytes of the process at an address.
     pub fn apply(
         &self,
         registers: &Registers,
@@ -180,7 +181,7 @@ impl FrameRules {
             Base::Expression(code) => compute(code, None, registers, read)?,
         };
         let mut caller = Registers::default();
-        // what a callee must preserve is as it was unless the tables say otherwise
+        // a register that callees must preserve is unchanged unless the tables say otherwise
         for kept in [RBX, RBP].into_iter().chain(R12..=R15) {
             caller.set(kept, registers.get(kept).ok());
         }
@@ -206,7 +207,7 @@ impl FrameRules {
             }
         }
         let returns = returns.ok_or(UnwindError::UnknownRegister { register: RETURN_ADDRESS })?;
-        // the outermost frame of a thread has no return address, or 0
+        // the return address of a thread's outermost frame is undefined or 0
         let caller = returns.filter(|pc| *pc != 0).map(|pc| Registers { pc, ..caller });
         Ok(Unwound { cfa, caller, signal: self.signal })
     }
@@ -237,7 +238,7 @@ fn word(read: &mut dyn FnMut(u64) -> Option<u64>, at: u64) -> Result<u64, Unwind
     read(at).ok_or(UnwindError::Unreadable { at })
 }
 
-/// What an expression gives: the entries of procedure linkage tables and the return from signal handlers have some.
+/// The result of an expression. The entries of procedure linkage tables and the return from signal handlers use expressions.
 fn compute(
     code: &[u8],
     initial: Option<u64>,
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn hostile_expressions_end() {
-        // DW_OP_skip -3 goes on for ever; a register that is not known; memory that is not there
+        // DW_OP_skip -3 loops for ever; the other codes read an unknown register, read unreadable memory, or are invalid or empty
         for code in [&[0x2f, 0xfd, 0xff][..], &[0x70, 0], &[0x77, 0, 0x06], &[0x96], &[]] {
             assert!(compute(code, None, &registers(0, 0), &mut |_| None).is_err(), "{code:?}");
         }

@@ -31,13 +31,13 @@ const FUNCDATA_LOCALS_POINTER_MAPS: usize = 1;
 /// The value of an instruction at which the runtime never suspends a goroutine. All other values let it: at the instruction, or at an
 /// earlier one.
 const UNSAFE: i32 = -2;
-/// Where a function of these first bytes is entered by a return address that no call made: behind the `nop`.
+/// First byte of an outermost function, which the runtime enters by a return address that no call made: the address after this `nop`.
 const NOP: u8 = 0x90;
-/// More bytes that look like the header of a table are the work of an enemy.
+/// Largest number of byte sequences that are tried as the header of a table; only a hostile file has more.
 const CANDIDATES_MAX: usize = 16;
-/// More entries of the table in the range of one function are the work of an enemy.
+/// Largest number of table entries in the range of one function; only a hostile file has more.
 const ENTRIES_MAX: usize = 64;
-/// So are more changes of a value in one function.
+/// Largest number of changes of a value in one function; only a hostile file has more.
 const STEPS_MAX: usize = 1 << 16;
 
 /// Facts about the Go functions of an image, from the runtime's own table.
@@ -45,21 +45,21 @@ const STEPS_MAX: usize = 1 << 16;
 pub(crate) enum Go {
     /// The Go tool chain did not make the image.
     Absent,
-    /// It did, but the table was not found, or has a layout that is not known.
+    /// The Go tool chain made the image, but the table was not found, or has an unknown layout.
     Unknown,
-    /// The table.
+    /// The image has this table.
     Table(Table),
 }
 
 /// Where the parts of a table lie in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// From the header on.
+    /// Range in the file, from the header on.
     bytes: Range<usize>,
-    /// The address that functions are counted from.
+    /// The base address to which the table's function offsets are added.
     text: u64,
     count: usize,
-    /// Offsets in the table.
+    /// Offsets of the parts in the table, in bytes.
     names: usize,
     values: usize,
     functions: usize,
@@ -71,7 +71,7 @@ pub(crate) struct Table {
 struct Layout {
     flags: usize,
     funcdata_count: usize,
-    /// The numbers of its tables follow.
+    /// Offset of the array of the function's table numbers.
     tables: usize,
 }
 
@@ -80,21 +80,21 @@ struct Layout {
 struct Entry {
     start: u64,
     end: u64,
-    /// Offset of its description in the table.
+    /// Offset of the function's description in the table.
     at: usize,
 }
 
 /// The addresses of a function at which a goroutine may be suspended. Only those that begin an instruction count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suspensions {
-    /// No table says that there are none.
+    /// Any address: no table says that there are none.
     Anywhere,
-    /// In these ranges, sorted.
+    /// Addresses in these ranges, sorted.
     In(Vec<Range<u64>>),
 }
 
 impl Suspensions {
-    /// No goroutine is ever suspended there.
+    /// The empty set: no goroutine is ever suspended.
     pub const NOWHERE: Suspensions = Suspensions::In(Vec::new());
 
     /// Whether a goroutine may be suspended at the instruction at an address.
@@ -125,12 +125,13 @@ impl Go {
             .map_or(Go::Unknown, Go::Table)
     }
 
-    /// The functions of the table, each up to the start of the next one. Empty for other programs and other layouts.
+    /// The functions of the table, each up to the start of the next one. Empty if the image is no Go program or the table's layout is
+    /// unknown.
     pub fn functions(&self, image: &Elf) -> Vec<Symbol> {
         self.table().map(|table| table.symbols(image)).unwrap_or_default()
     }
 
-    /// Where goroutines continue whose panic was recovered: the calls of `deferreturn`, sorted.
+    /// Addresses at which a goroutine continues after a recovered panic: the calls of `deferreturn`, sorted.
     pub fn recoveries(&self, image: &Elf) -> Vec<u64> {
         let Some(table) = self.table() else { return Vec::new() };
         let bytes = table.bytes_of(image);
@@ -143,7 +144,7 @@ impl Go {
         found
     }
 
-    /// The addresses behind the `nop` of each function that is the outermost of a stack.
+    /// Address after the `nop` of each function that is the outermost of a stack.
     pub fn top_frames(&self, image: &Elf) -> Vec<u64> {
         let Some(table) = self.table() else { return Vec::new() };
         let bytes = table.bytes_of(image);
@@ -159,7 +160,7 @@ impl Go {
         entry.is_some_and(|entry| entry.start == start && table.is_top_frame(image, bytes, &entry))
     }
 
-    /// Where goroutines may be suspended in a range of addresses.
+    /// The addresses in a range at which a goroutine may be suspended.
     pub fn suspensions(&self, image: &Elf, range: &Range<u64>) -> Suspensions {
         match self {
             Go::Absent => Suspensions::NOWHERE,
@@ -176,7 +177,7 @@ impl Go {
     }
 }
 
-/// Where bytes look like a table's header: external linkers put it into a section of another name. With the address of each.
+/// Finds bytes that look like a table's header, with the address of each. External linkers put the table into a section of another name.
 fn search(image: &Elf) -> Vec<(u64, Range<usize>)> {
     let mut found = Vec::new();
     for segment in image.segments().iter().filter(|s| !s.flags.execute) {
@@ -195,7 +196,7 @@ fn search(image: &Elf) -> Vec<(u64, Range<usize>)> {
 }
 
 impl Layout {
-    /// By the magic number of the header.
+    /// The layout that the magic number of the header stands for.
     fn of(header: &[u8]) -> Option<Layout> {
         match u32_at(header, 0)? {
             0xffff_fff0 => Some(Layout { flags: 37, funcdata_count: 39, tables: 40 }),
@@ -206,8 +207,8 @@ impl Layout {
 }
 
 impl Table {
-    /// Reads the header. A table is believed if the outermost function of goroutines' stacks lies where it says: newer linkers leave the
-    /// address out that functions are counted from, and what else tells it may be wrong.
+    /// Reads the header. A table is accepted only if the outermost function of goroutines' stacks lies where the table says. Newer linkers
+    /// omit the base address of functions, and the other sources of that address may be wrong.
     fn read(image: &Elf, pointers: &Pointers, svma: u64, bytes: Range<usize>) -> Option<Table> {
         let header = image.bytes().get(bytes.clone())?;
         let layout = Layout::of(header)?;
@@ -216,7 +217,7 @@ impl Table {
         }
         let word = |n: usize| u64_at(header, 8 + 8 * n).and_then(|w| usize::try_from(w).ok());
         let (count, names, values, functions) = (word(0)?, word(3)?, word(6)?, word(7)?);
-        // An honest function takes more than the eight bytes that are asked for here.
+        // In an honest table a function takes more than the eight bytes that are asked for here.
         if count > header.len() / 8 || [names, values, functions].iter().any(|at| *at > header.len()) {
             return None;
         }
@@ -256,7 +257,7 @@ impl Table {
     fn symbols(&self, image: &Elf) -> Vec<Symbol> {
         let table = self.bytes_of(image);
         let names = table.get(self.names..).unwrap_or_default();
-        // Honest names are shorter than the table together; hostile ones share bytes.
+        // In an honest table all names together are shorter than the table; in a hostile one, names share bytes.
         let mut budget = 4 * table.len();
         let mut out = Vec::new();
         for entry in (0..self.count).map_while(|n| self.entry(table, n)) {
@@ -287,7 +288,7 @@ impl Table {
         Some(low)
     }
 
-    /// None if the table is damaged.
+    /// The suspension ranges of the functions in `range`; `None` if the table is damaged.
     fn suspensions(&self, image: &Elf, range: &Range<u64>) -> Option<Suspensions> {
         let table = self.bytes_of(image);
         let first = self.first_from(table, range.start)?;
@@ -302,11 +303,11 @@ impl Table {
             }
             self.suspended(table, entry, range.end, &mut ranges)?;
         }
-        // Not sorted: the table is not.
+        // Ranges that are not sorted show that the table is not sorted.
         ranges.is_sorted_by(|a, b| a.end <= b.start).then_some(Suspensions::In(ranges))
     }
 
-    /// Adds the ranges of one function that begin before `until`.
+    /// Adds the suspension ranges of one function that begin before `until`.
     fn suspended(&self, table: &[u8], entry: Entry, until: u64, ranges: &mut Vec<Range<u64>>) -> Option<()> {
         let flags = *table.get(entry.at + self.layout.flags)?;
         let pcdata_count = u32_at(table, entry.at + 28)? as usize;
@@ -329,7 +330,7 @@ impl Table {
         let mut values = table.get(self.values.checked_add(values)?..)?;
         let (mut at, mut value) = (entry.start, -1i32);
         let mut steps = 0..STEPS_MAX;
-        // runtime/symtab.go, `step`: differences of values and of addresses, up to a difference of values of 0
+        // runtime/symtab.go, `step`: pairs of a difference of values and a difference of addresses, until a difference of values is 0
         while at < entry.end.min(until) {
             steps.next()?;
             let difference = number_from(&mut values)?;
@@ -344,7 +345,7 @@ impl Table {
             }
             at = next;
         }
-        // what the table does not mention has the value of no table
+        // addresses that the table does not mention have no value, so a goroutine may be suspended there
         if at < entry.end.min(until) {
             ranges.push(at..entry.end);
         }
@@ -352,7 +353,7 @@ impl Table {
     }
 }
 
-/// A number in seven bits per byte, the lowest first.
+/// Reads a number with seven bits per byte, the lowest bits first.
 fn number_from(bytes: &mut &[u8]) -> Option<u32> {
     let mut value = 0u32;
     for shift in (0..35).step_by(7) {
@@ -366,7 +367,7 @@ fn number_from(bytes: &mut &[u8]) -> Option<u32> {
     None
 }
 
-/// The size without the `int3` that Go fills up with.
+/// Size of a function without the `int3` padding that Go adds; `size` extends to the next function.
 fn padded_end(image: &Elf, svma: u64, size: u64) -> u64 {
     let bytes = image.data_at(svma, size).unwrap_or_default();
     size - bytes.iter().rev().take(64).take_while(|b| **b == 0xcc).count() as u64
@@ -405,7 +406,7 @@ mod tests {
         assert_eq!(read(&bytes), Some(Vec::from([Range { start: 0x1006, end: 0x1010 }])));
         let suspensions = Suspensions::In(read(&bytes).unwrap());
         assert!(!suspensions.at(0x1005) && suspensions.at(0x1006) && !suspensions.at(0x1010));
-        // an assembly function, and one without a map of its variables
+        // an assembly function, and a function without a map of its variables
         let with = |at: usize, value: u8| {
             let mut changed = bytes.clone();
             changed[at] = value;
@@ -413,7 +414,7 @@ mod tests {
         };
         assert_eq!(with(values + 41, ASSEMBLY), Some(Vec::new()));
         assert_eq!(with(values + 43, 1), Some(Vec::new()));
-        // values that do not move on, and ones beyond the table
+        // values that do not advance, and values beyond the table
         assert_eq!(with(2, 0), None);
         assert_eq!(with(values + 46, 0xff), None);
         assert_eq!(read(&bytes[..values + 40]), None);

@@ -1,27 +1,27 @@
-//! Names of functions: as the file has them, and as people read them.
+//! Names of functions: as the file has them (mangled), and as people read them (demangled).
 
 use std::sync::OnceLock;
 
-/// Longer names are shown as they are: demangling them takes long and helps nobody.
+/// Longest name that is demangled, in bytes. Longer names are shown as they are: to demangle them takes long and helps nobody.
 const DEMANGLE_MAX: usize = 4096;
 
-/// How far a symbol is visible to the linker.
+/// Visibility of a symbol to the linker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Binding {
-    /// Everywhere.
+    /// Visible everywhere.
     Global,
-    /// Everywhere, and gives way to a global one.
+    /// Visible everywhere; a global symbol of the same name takes precedence.
     Weak,
-    /// In its own object file.
+    /// Visible in its own object file only.
     Local,
 }
 
 /// The version of a dynamic symbol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
-    /// Its name, e.g. `GLIBC_2.2.5`.
+    /// Name of the version, e.g. `GLIBC_2.2.5`.
     pub name: Box<str>,
-    /// Whether new programs are linked against it (`name@@version` instead of `name@version`).
+    /// Whether new programs are linked against this version (`name@@version` instead of `name@version`).
     pub default: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Name {
 
 impl Name {
     pub(crate) fn new(text: &str, version: Option<Version>, binding: Binding, hidden: bool) -> Self {
-        // .symtab of a shared object writes the version into the name.
+        // In a shared object, .symtab writes the version into the name.
         let (mangled, version) = match (text.split_once('@'), version) {
             (Some((name, rest)), None) if !name.is_empty() => {
                 let default = rest.starts_with('@');
@@ -59,17 +59,17 @@ impl Name {
         self.version.as_ref()
     }
 
-    /// How far it is visible to the linker.
+    /// Visibility of the symbol to the linker.
     pub fn binding(&self) -> Binding {
         self.binding
     }
 
-    /// Whether other images cannot see it although it is global.
+    /// Whether the symbol is hidden from other images although it is global.
     pub fn hidden(&self) -> bool {
         self.hidden
     }
 
-    /// Whether the name stands for what a resolver chooses, not for the code at its address (`STT_GNU_IFUNC`).
+    /// Whether the name stands for the function that a resolver chooses, not for the code at its address (`STT_GNU_IFUNC`).
     pub fn is_ifunc(&self) -> bool {
         self.ifunc
     }
@@ -79,7 +79,7 @@ impl Name {
         self.demangled.get_or_init(|| demangle(&self.mangled)).as_deref()
     }
 
-    /// What people read: demangled if that is possible.
+    /// The name as people read it: demangled if that is possible.
     pub fn display(&self) -> &str {
         self.demangled().unwrap_or(&self.mangled)
     }
@@ -90,7 +90,7 @@ impl Name {
         without_parameters(self.demangled()?)
     }
 
-    /// With its version as tools of the linker write it, e.g. `memcpy@@GLIBC_2.14`.
+    /// The name with its version, as tools of the linker write it, e.g. `memcpy@@GLIBC_2.14`.
     pub fn versioned(&self) -> Option<String> {
         let version = self.version.as_ref()?;
         let at = if version.default { "@@" } else { "@" };
@@ -106,7 +106,7 @@ impl Name {
         self
     }
 
-    /// Orders the names of one function: the first is shown.
+    /// Sort key among the names of one function; the name with the smallest key is shown.
     pub(crate) fn rank(&self) -> (bool, Binding, bool, usize, usize, &str) {
         let old_version = self.version.as_ref().is_some_and(|v| !v.default);
         let underscores = if self.mangled.starts_with("_Z") || self.mangled.starts_with("_R") {
@@ -122,7 +122,7 @@ fn demangle(name: &str) -> Option<Box<str>> {
     if name.len() > DEMANGLE_MAX {
         return None;
     }
-    // Legacy Rust names are C++ names in form: Rust first.
+    // Legacy Rust names have the form of C++ names, so Rust is tried first.
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         let text = format!("{rust:#}");
         return (text.len() <= 4 * DEMANGLE_MAX).then(|| text.into());
@@ -130,7 +130,7 @@ fn demangle(name: &str) -> Option<Box<str>> {
     if !name.starts_with("_Z") {
         return None;
     }
-    // A small recursion limit: hostile names nest deeply and threads of a pool have small stacks.
+    // The recursion limit is small because hostile names nest deeply and threads of a pool have small stacks.
     let options = cpp_demangle::ParseOptions::default().recursion_limit(64);
     let symbol = cpp_demangle::Symbol::new_with_options(name, &options).ok()?;
     let options = cpp_demangle::DemangleOptions::default().recursion_limit(64);
@@ -139,7 +139,7 @@ fn demangle(name: &str) -> Option<Box<str>> {
     Some(out.text.into())
 }
 
-/// A text that refuses to grow without bound: back references double the output with every few bytes of a name.
+/// A text that refuses to grow without bound: in a hostile name, every few bytes of back references can double the output.
 struct Bounded {
     text: String,
     room: usize,
@@ -156,7 +156,7 @@ impl std::fmt::Write for Bounded {
 /// Cuts `f(int) const` to `f`, and `int f<int>(int)` to `f<int>`.
 fn without_parameters(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
-    // The last parenthesis that is closed at depth 0 opens the parameter list; template arguments may hold others.
+    // The parenthesis that opens the last group at depth 0 opens the parameter list; template arguments may hold other parentheses.
     let mut depth = 0usize;
     let mut open = None;
     for (i, &b) in bytes.iter().enumerate().rev() {

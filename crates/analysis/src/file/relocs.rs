@@ -1,5 +1,5 @@
-//! Absolute addresses that the file is known to hold: what relative relocations point to, or, in an image that is linked at
-//! a fixed address and so has none, every aligned word of its data that could be a code address.
+//! Absolute addresses that the file is known to hold: the targets of relative relocations. An image that is linked at a fixed address has
+//! no such relocations; there, every aligned word of data that could be a code address counts.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -12,9 +12,9 @@ use crate::file::elf::{Elf, ImageKind, u64_at};
 /// Words of data that hold code addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pointers {
-    /// (place, address of code), sorted by place.
+    /// Pairs of (address of the word, address of code), sorted by the word's address.
     pub entries: Vec<(u64, u64)>,
-    /// The addresses, sorted, once somebody has asked for them.
+    /// The addresses of code, sorted; computed when first asked for.
     targets: OnceLock<Vec<u64>>,
 }
 
@@ -31,7 +31,7 @@ impl Pointers {
         &targets[index(range.start)..index(range.end)]
     }
 
-    /// What the word at a place points to.
+    /// The address of code that the word at `place` holds.
     pub fn get(&self, place: u64) -> Option<u64> {
         let at = self.entries.binary_search_by_key(&place, |e| e.0).ok()?;
         Some(self.entries[at].1)
@@ -73,7 +73,7 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     }
     if image.kind() == ImageKind::Executable {
         for segment in image.segments() {
-            // Code itself is scanned by the decoder; read-only data in an executable segment is part of no text region.
+            // The decoder scans code itself. Read-only data in an executable segment belongs to no text region, so it is scanned here.
             let Some(bytes) = image.data_at(segment.svma.0, segment.file_size) else { continue };
             let skip = (segment.svma.0.wrapping_neg() & 7) as usize;
             let mut place = segment.svma.0 + skip as u64;
@@ -94,7 +94,7 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     Pointers { entries, targets: OnceLock::new() }
 }
 
-/// The slots that the loader fills with what a symbol names, and the offset of its name in the dynamic strings. Sorted.
+/// The slots that the loader fills with the address of a symbol, each with the offset of the symbol's name in the dynamic strings. Sorted.
 pub(crate) fn imports(image: &Elf) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     for (at, size) in [image.dynamic.rela, image.dynamic.plt_rela].into_iter().flatten() {
@@ -113,7 +113,7 @@ pub(crate) fn imports(image: &Elf) -> Vec<(u64, u64)> {
     found
 }
 
-/// The first slot that holds what a resolver has chosen: the loader asks it before the program begins.
+/// The first slot in which the loader puts the result of a resolver (IFUNC); the loader calls the resolver before the program begins.
 pub(crate) fn chosen_by(image: &Elf, resolver: u64) -> Option<u64> {
     let tables = [image.dynamic.rela, image.dynamic.plt_rela].into_iter().flatten();
     let mut entries = tables.flat_map(|(at, size)| image.data_at(at, size).unwrap_or_default().chunks_exact(24));
@@ -124,8 +124,8 @@ pub(crate) fn chosen_by(image: &Elf, resolver: u64) -> Option<u64> {
     })
 }
 
-/// The first word that the loader fills with the place of a thread's own data, and the offset in it of what the word is about. Only words without a
-/// symbol: those with one may be about another module's.
+/// The first word in which the loader puts the thread-pointer offset of thread-local data, and the offset in that data of the byte that the
+/// word is about. Only words without a symbol count: those with one may be about the data of another module.
 pub(crate) fn own_data_note(image: &Elf) -> Option<(u64, u64)> {
     let (at, size) = image.dynamic.rela.filter(|_| image.has_own_data())?;
     image.data_at(at, size).unwrap_or_default().chunks_exact(24).find_map(|entry| {
@@ -144,7 +144,7 @@ fn symbol_value(image: &Elf, index: u64) -> Option<u64> {
     u64_at(image.data_at(at, 8)?, 0)
 }
 
-/// The places that a `DT_RELR` table encodes: an address, then bitmaps for the 63 words that follow.
+/// The places that a `DT_RELR` table encodes: each address is followed by bitmaps for the next 63 words.
 fn relr_places(table: &[u8]) -> impl Iterator<Item = u64> {
     let mut next = 0u64;
     table.chunks_exact(8).flat_map(move |word| {
@@ -162,7 +162,7 @@ pub(crate) fn restartable_sequences(image: &Elf, pointers: &Pointers) -> Vec<(Sv
     let mut out = Vec::new();
     for (i, entry) in bytes.chunks_exact(32).enumerate() {
         let place = section.svma.wrapping_add(32 * i as u64);
-        // Where relocations fill the words in, the file may hold zeros.
+        // If relocations fill the words in, the file may hold zeros.
         let word =
             |at: u64| pointers.get(place.wrapping_add(at)).or_else(|| u64_at(entry, at as usize)).unwrap_or_default();
         let (start, abort) = (word(8), word(24));

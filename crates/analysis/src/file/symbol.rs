@@ -13,7 +13,7 @@ pub(crate) struct Symbol {
     pub name: Name,
 }
 
-/// A symbol in text that has no type, so that it may name a function, a place inside of one, or data.
+/// A symbol in text that has no type, so that it may name a function, a place inside a function, or data.
 #[derive(Clone, Debug)]
 pub struct Label {
     /// The address that it names.
@@ -26,9 +26,9 @@ pub struct Label {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Symbols {
     pub functions: Vec<Symbol>,
-    /// Symbols in text that have no type (`STT_NOTYPE`): labels of assembly, functions among them.
+    /// Symbols in text that have no type (`STT_NOTYPE`): labels of assembly, some of which name functions.
     pub labels: Vec<Label>,
-    /// The addresses of all of them, those whose names cannot be read included.
+    /// The addresses of all symbols without a type, including those whose names cannot be read.
     pub labelled: Vec<u64>,
     /// Whether `arch_prctl` is imported.
     pub imports_arch_prctl: bool,

@@ -9,7 +9,7 @@ use crate::file::go::Go;
 use crate::file::name::{Binding, Name, Version};
 use crate::file::symbol::{Label, Symbol, Symbols};
 
-/// Longest name that is read.
+/// Longest name that is read, in bytes.
 const NAME_MAX: usize = 64 << 10;
 
 pub(crate) struct Table<'a> {
@@ -23,10 +23,10 @@ struct Versions<'a> {
     names: FxHashMap<u16, &'a [u8]>,
 }
 
-/// Reads all tables of an image and of its debug file. Symbols outside of text are left out.
+/// Reads all tables of an image and of its debug file. Symbols outside of text are omitted.
 pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
     let mut out = Symbols::default();
-    // Names may share bytes of a string table; hostile ones share all of it.
+    // Honest names may share bytes of a string table; hostile names share all of it, so a budget bounds the bytes that are read.
     let mut budget = (4 * (image.bytes().len() + debug.map_or(0, |d| d.bytes().len()))).max(1 << 20);
     if let Some(table) = dynamic_table(image) {
         read_table(image, &table, &mut budget, &mut out);
@@ -40,7 +40,8 @@ pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
             read_table(image, &table, &mut budget, &mut out);
         }
     }
-    // Where there are symbols, they are the same. The dynamic ones of a stripped program are few: those that C code needs.
+    // If the file has a symbol table, it has the same functions as Go's table. A stripped program has only a few dynamic symbols, for C
+    // code.
     if out.functions.len() == dynamic {
         out.functions.extend(go.functions(image));
     }
@@ -57,7 +58,7 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
         }
         let name_at = u32_at(entry, 0).unwrap_or_default() as usize;
         if section == elf::SHN_UNDEF.0 {
-            // Versions of undefined symbols follow the name in .symtab.
+            // In .symtab, the version of an undefined symbol follows the name.
             let name = c_string(table.strings, name_at, 64).unwrap_or_default();
             out.imports_arch_prctl |= name == b"arch_prctl" || name.starts_with(b"arch_prctl@");
             continue;
@@ -120,7 +121,7 @@ pub(crate) fn variable(image: &Elf, name: &str) -> Option<u64> {
     table.symbols.chunks_exact(24).find(defines).and_then(|entry| u64_at(entry, 8))
 }
 
-/// The dynamic section does not say how many symbols there are; the hash tables do.
+/// Number of dynamic symbols. The dynamic section does not state it, but the hash tables do.
 fn dynamic_count(image: &Elf) -> Option<usize> {
     if let Some(section) = image.sections.iter().find(|s| s.kind == elf::SHT_DYNSYM.0) {
         return Some(section.file.len() / 24);
@@ -146,7 +147,7 @@ fn version_names(image: &Elf, at: u64) -> FxHashMap<u16, &[u8]> {
     let mut names = FxHashMap::default();
     let (Some(table), strings) = (image.data_from(at), image.dynamic_strings()) else { return names };
     let mut at = 0usize;
-    // Indices are 16 bits wide, so more definitions than that are nonsense.
+    // Indices of versions are 16 bits wide, so a chain of more definitions is damaged.
     for _ in 0..=u16::MAX {
         let (Some(flags), Some(index), Some(aux), Some(next)) =
             (u16_at(table, at + 2), u16_at(table, at + 4), u32_at(table, at + 12), u32_at(table, at + 16))

@@ -1,5 +1,5 @@
-//! What the unwind tables tell about functions: where they begin and end, which pieces begin with a frame already set up (so
-//! they are parts of another function), and where exceptions land.
+//! Facts about functions from the unwind tables: where functions begin and end, which pieces begin with a frame already set up (so they are
+//! parts of another function), and where exceptions land.
 
 use gimli::{
     BaseAddresses, CallFrameInstruction, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
@@ -9,12 +9,12 @@ use rustc_hash::FxHashMap;
 
 use crate::file::elf::{Elf, u64_at};
 
-/// A stretch of code that one entry of `.eh_frame` describes.
+/// A range of code that one entry of `.eh_frame` describes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fde {
     pub start: u64,
     pub end: u64,
-    /// Whether the frame is not that of a function just called: the stretch is a part of another function.
+    /// Whether the first rule is not that of a function just called, so that the range is a part of another function.
     pub continued: bool,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn read(image: &Elf) -> Unwind {
     let Some((svma, bytes)) = eh_frame(image) else { return out };
     let section = EhFrame::new(bytes, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(svma);
-    // Entries may share language-specific data; hostile ones share all of it.
+    // Honest entries may share language-specific data; hostile entries share all of it, so a budget bounds the bytes that are read.
     let mut budget = image.bytes().len();
     each_fde(&section, &bases, |fde| {
         let (start, size) = (fde.initial_address(), fde.len());
@@ -58,7 +58,7 @@ pub(crate) fn read(image: &Elf) -> Unwind {
     out
 }
 
-/// The entries that can be read, in their order; what they have in common is parsed once.
+/// Calls `each` for each readable entry, in order. A common information entry that several of them share is parsed once.
 pub(crate) fn each_fde<'a>(
     section: &EhFrame<EndianSlice<'a, LittleEndian>>,
     bases: &BaseAddresses,
@@ -91,12 +91,12 @@ pub(crate) fn eh_frame(image: &Elf) -> Option<(u64, &[u8])> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.start.0);
     let parsed = EhFrameHdr::new(bytes, LittleEndian).parse(&bases, 8).ok()?;
     let at = parsed.eh_frame_ptr().direct().ok()?;
-    // A terminator ends it.
+    // The section ends with a terminator, so its length is not needed.
     Some((at, image.data_from(at)?))
 }
 
-/// Reads a language-specific data area (Itanium C++ ABI, exception handling, 7.3): a header, then a table of call sites
-/// with the place where each lands.
+/// Adds the landing pads of a language-specific data area (Itanium C++ ABI, exception handling, 7.3): a header, then a table of call sites,
+/// each with its landing pad.
 fn landing_pads(image: &Elf, lsda: u64, function: u64, budget: &mut usize, out: &mut Vec<u64>) -> Option<()> {
     const OMIT: u8 = 0xff;
     let mut r = Encoded { bytes: image.data_from(lsda)?, svma: lsda, at: 0 };
@@ -154,7 +154,7 @@ impl Encoded<'_> {
         Some((((value << unused) as i64) >> unused) as u64)
     }
 
-    /// A value in one of the encodings of `DW_EH_PE_*`: absolute or relative to its own place.
+    /// Reads a value in one of the encodings of `DW_EH_PE_*`: absolute, or relative to the address of the value.
     fn value(&mut self, encoding: u8) -> Option<u64> {
         let place = self.svma.wrapping_add(self.at as u64);
         let mut fixed = |size: usize| {

@@ -1,8 +1,8 @@
-//! The results of the image-wide pass as bytes, so that a second look at the same file costs next to nothing.
+//! The results of the image-wide pass as bytes, so that a second analysis of the same file costs next to nothing.
 //!
-//! Numbers are LEB128, sorted addresses are differences. The format has a version and names the file by length and build id; whether the
-//! bytes are the ones that were written is for the caller's checksum to say. Nonsense gives `None`: every address must lie in the
-//! text of the file, and no count is believed beyond the bytes that are there.
+//! Numbers are LEB128, and sorted addresses are stored as differences. The format has a version and names the file by length and build id.
+//! The caller's checksum must show that the bytes are those that were written. Nonsense gives `None`: every address must lie in the text of
+//! the file, and no count is trusted beyond the bytes that are there.
 
 use ingraft_model::Svma;
 
@@ -14,10 +14,10 @@ use crate::functions::facts::Facts;
 use crate::functions::function::{Function, FunctionKind};
 use crate::text::bits::TextBits;
 
-/// Changes with the format and with every change of what the pass finds.
+/// Magic bytes with the version, which changes with the format and with every change of the pass's results.
 const FORMAT: &[u8; 8] = b"ingrA\0\0\x04";
 
-/// What is stored.
+/// The stored results.
 pub(crate) struct Stored {
     pub found: Discovered,
     pub landing_pads: Vec<u64>,
@@ -99,7 +99,7 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     Some(Stored { found, landing_pads })
 }
 
-/// The address, if `size` bytes from it on lie in one region of text.
+/// Returns `start` if the `size` bytes from it on lie in one region of text.
 fn in_text(elf: &Elf, start: u64, size: u64) -> Option<u64> {
     let region = &elf.text[elf.text_index(start)?];
     (size <= region.end() - start).then_some(start)
@@ -199,7 +199,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut element: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = usize::try_from(self.number()?).ok().filter(|n| *n <= self.rest.len())?;
-        // Elements take more memory than bytes: a lie about the count must not take it in advance.
+        // Elements take more memory than their bytes, so a false count must not reserve the memory in advance.
         let mut out = Vec::with_capacity(count.min(1 << 16));
         for _ in 0..count {
             out.push(element(self)?);

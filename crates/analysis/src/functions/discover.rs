@@ -1,6 +1,5 @@
-//! Finding the functions of an image: first what symbols and unwind tables say; then, in the gaps between, what is called;
-//! last, what no code reaches: padding. Pieces that only begin in the middle of a frame become parts of the function that
-//! jumps to them.
+//! Finds the functions of an image. Symbols and unwind tables come first; then call targets in the gaps between functions; last, padding,
+//! which no code reaches. A piece that begins in the middle of a frame becomes a part of the function that jumps to it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,29 +27,29 @@ use crate::text::decode;
 struct Draft {
     size: u64,
     names: Vec<Name>,
-    /// Whether a symbol says that it is a function, and not only that it is a resolver.
+    /// Whether a symbol says that the code is a function, and not only that it is a resolver.
     ordinary: bool,
     part: MaybePart,
 }
 
-/// What the tables say about whether a piece of code is a function or a part of one.
+/// Statement of the tables about whether a piece of code is a function or a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum MaybePart {
     #[default]
     No,
-    /// It has no name. If it is reached only by jumps of one function, conditional ones among them, it is a part.
+    /// The piece has no name. If only jumps of one function reach it, conditional ones among them, it is a part of that function.
     Nameless,
-    /// Its frame is already set up, or its only name is like `foo.cold`.
+    /// The frame of the piece is already set up, or the only name of the piece is like `foo.cold`.
     Likely,
 }
 
-/// How functions begin that are told from data by nothing else: `push rbp; mov rbp, rsp`, and Go's comparison of the stack
-/// pointer with the end of the stack.
+/// First bytes of functions that nothing else tells from data: `push rbp; mov rbp, rsp`, and Go's comparison of the stack pointer with the
+/// end of the stack.
 const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
 
 type Drafts = BTreeMap<u64, Draft>;
 
-/// Runs the whole pass, parallel in the caller's pool.
+/// Runs the whole pass, in parallel in the caller's pool.
 pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
     let mut uses_gs = symbols.imports_arch_prctl;
@@ -105,7 +104,7 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     Discovered { functions, labels, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
 }
 
-/// Labels by address and name, each once: the dynamic table repeats those of the other one.
+/// Labels by address and name, each once: the dynamic table repeats labels of the other symbol table.
 fn distinct(mut labels: Vec<Label>) -> Vec<Label> {
     labels.sort_by(|a, b| (a.at, a.name.mangled()).cmp(&(b.at, b.name.mangled())));
     labels.dedup_by(|b, a| (b.at, b.name.mangled()) == (a.at, a.name.mangled()));
@@ -122,7 +121,7 @@ fn name_by_labels(drafts: &mut Drafts, labels: &[Label]) {
         draft.names = labels.iter().map(|label| label.name.clone()).collect();
         draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
         draft.ordinary = true;
-        // Other files may call it, so it is no part of the function that jumps to it.
+        // Other files may call the piece, so it is no part of the function that jumps to it.
         if labels.iter().any(|label| label.name.binding() != Binding::Local) {
             draft.part = MaybePart::No;
         }
@@ -134,7 +133,7 @@ fn names_a_function(functions: &[Function], label: &Label) -> bool {
     found.is_some_and(|f| f.names.iter().any(|name| name.mangled() == label.name.mangled()))
 }
 
-/// Merges the tables.
+/// Merges the symbols and the unwind table into one draft per function.
 fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -> Drafts {
     let mut drafts = Drafts::new();
     let mut sized: Vec<(u64, u64)> = Vec::new();
@@ -145,7 +144,7 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
         if symbol.size > 0 {
             sized.push((symbol.svma, symbol.svma.saturating_add(symbol.size)));
         }
-        // The dynamic table comes first and knows versions; the others repeat its names without.
+        // The dynamic table comes first and has versions; the other tables repeat its names without versions.
         if !draft.names.iter().any(|n| {
             n.mangled() == symbol.name.mangled() && (symbol.name.version().is_none() || n.same_symbol(&symbol.name))
         }) {
@@ -165,7 +164,7 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
         if nameless {
             let inside =
                 sized.partition_point(|s| s.0 < fde.start).checked_sub(1).is_some_and(|i| fde.start < sized[i].1);
-            // A signal trampoline's entry begins one byte early, for unwinders that look at the byte before a return address.
+            // The entry of a signal trampoline begins one byte early, for unwinders that look at the byte before a return address.
             let trampoline = drafts.contains_key(&(fde.start + 1)) && image.data_at(fde.start, 1) == Some(&[0x90]);
             if inside || trampoline {
                 continue;
@@ -209,7 +208,7 @@ fn merge(sorted: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     out
 }
 
-/// Groups functions of known size into units. One of unknown size that lies inside another ends where that ends.
+/// Groups functions of known size into units of overlapping functions. A function of unknown size inside another ends where that one ends.
 fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::new();
     let mut limit = 0;
@@ -240,7 +239,8 @@ fn sweep_all(sweep: &Sweep<'_>, units: &[Unit]) -> Vec<Swept> {
     units.par_iter().with_min_len(32).map_init(Scratch::new, |scratch, unit| sweep.unit(unit, scratch)).collect()
 }
 
-/// Finds functions that no table lists: starts of unknown size and call targets in the gaps, and what they call in turn.
+/// Finds functions that no table lists, as (start, end): starts of unknown size, call targets in the gaps, and the functions that these
+/// call.
 fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64, u64)> {
     let image = sweep.image;
     let tabled: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
@@ -251,7 +251,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
             starts.insert(called);
             at = called + 1;
         }
-        // What only a pointer leads to may be data: it must look like a function.
+        // An address that only a pointer holds may be data, so the bytes there must look like a function.
         let mut at = from;
         while let Some(addressed) = sweep.addressed.first(at, until) {
             let head = image.data_at(addressed, 4);
@@ -264,7 +264,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
     starts.extend(explore::main_function(image));
     let mut work: Vec<u64> = starts.iter().rev().copied().collect();
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
-    // Hostile code calls into its own middle again and again.
+    // The budget bounds the work for hostile code, which calls into its own middle again and again.
     let mut budget = 4 * image.text.iter().map(|r| r.file.len() as u64).sum::<u64>();
     while let Some(start) = work.pop() {
         let Some(region) = image.text_index(start) else { continue };
@@ -295,7 +295,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
     found.into_iter().collect()
 }
 
-/// What lies between sorted extents, region by region.
+/// The ranges between sorted extents, region by region, without the linker's stubs.
 fn gaps(image: &Elf, extents: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut out = Vec::new();
     for region in image.text.iter().filter(|r| !r.stubs) {
@@ -314,8 +314,8 @@ fn gaps(image: &Elf, extents: &[(u64, u64)]) -> Vec<(u64, u64)> {
     out
 }
 
-/// Length of the padding at the start of a gap. It begins where code ends and reaches to where code begins; before bytes of
-/// unknown use only what a compiler fills with, up to an aligned address, is certain.
+/// Length of the padding at the start of a gap. Padding is certain only right after code. If padding fills the whole gap, all of it counts,
+/// zeros included. Otherwise only compilers' filling bytes count, and only if they end at a multiple of 16.
 fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u64, until: u64) -> u32 {
     let behind_code = extents.partition_point(|e| e.0 < from).checked_sub(1).is_some_and(|i| extents[i].1 == from);
     let end = arrivals.first(from, until).unwrap_or(until);
@@ -332,7 +332,7 @@ fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u6
     if aligned { u32::try_from(sure).unwrap_or(u32::MAX) } else { 0 }
 }
 
-/// Puts drafts and facts together, and parts to their functions.
+/// Joins drafts with facts, and parts with their functions. Returns the functions, and the branches of each back to its own entry.
 fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) -> (Vec<Function>, Vec<(u64, u64)>) {
     let mut facts: FxHashMap<u64, Facts> = FxHashMap::default();
     for (unit, swept) in units.iter().zip(swept) {
@@ -340,11 +340,12 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
     }
     let mut pieces = Vec::with_capacity(drafts.len());
     let mut candidates = Vec::new();
-    // A size of 0 is left where a table's entry point leads to nothing that could be decoded.
+    // A size of 0 remains if nothing could be decoded at a start that a table names.
     for (start, draft) in drafts.into_iter().filter(|d| d.1.size > 0) {
         let kind = kind(sweep.image, start, &draft);
         let called = sweep.calls.first(start, start + draft.size).is_some();
-        // In the middle of a frame only a table of the same function can lead to an address.
+        // Only a jump table of the same function holds an address in the middle of a frame, so an address in data does not rule out a
+        // likely part.
         let addressed = draft.part == MaybePart::Nameless && sweep.addressed.get(start);
         if draft.part != MaybePart::No && kind == FunctionKind::Normal && !called && !addressed {
             candidates.push((pieces.len(), draft.part));
@@ -388,7 +389,7 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
     (pieces, back_branches)
 }
 
-/// Which function each candidate is a part of. A part may be reached from another part only, hence the rounds.
+/// The function that each candidate is a part of, as indices of pieces. A part may be reached from another part only, so there are rounds.
 fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJump]) -> BTreeMap<usize, usize> {
     let mut owners: BTreeMap<usize, usize> = BTreeMap::new();
     let mut open: Vec<(usize, MaybePart)> = candidates.to_vec();
@@ -418,7 +419,7 @@ fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJ
             })
         });
         if open.len() == before {
-            // What is left of the nameless pieces are functions; their own parts may be open still.
+            // The nameless pieces that remain are functions; the owners of their own parts may still be undecided.
             open.retain(|c| c.1 == MaybePart::Likely);
             if open.len() == before {
                 break;
@@ -428,12 +429,13 @@ fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJ
     owners
 }
 
-/// Of the functions that jump to a part, each with whether the jump is conditional, one with the right name; else the first that may
-/// jump. An unconditional jump may be what is left behind a call that never returns: to the end of another part.
+/// The owner of a part among the functions that jump to it; each comes with whether its jump is conditional. A function whose name fits
+/// ranks highest, then a conditional jump, then the first. An unconditional jump may only follow a call that never returns, and so lead to
+/// the end of another part.
 fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item = (usize, bool)>) -> Option<usize> {
     let bases: FxHashSet<&str> = part.names.iter().filter_map(|n| cold_of(n.mangled())).collect();
     let named = |index: usize| pieces[index].names.iter().any(|n| bases.contains(n.mangled()));
-    // The first of those that rank highest.
+    // Of the functions with the highest rank, the first wins.
     let rank = |&(n, (index, conditional)): &(usize, (usize, bool))| (named(index), conditional, Reverse(n));
     from.enumerate().max_by_key(rank).map(|(_, (index, _))| index)
 }
@@ -448,7 +450,8 @@ fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {
     let bytes = image.data_from(start).unwrap_or_default();
     let bytes = bytes.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(bytes);
     let bytes = bytes.strip_prefix(&[0xf2]).unwrap_or(bytes);
-    // `jmp [rip+…]` or, in front of the stubs, `push [rip+…]`: only in files without section headers.
+    // A stub begins with `jmp [rip+…]`, and the code before the stubs with `push [rip+…]`. Both get here only in files without section
+    // headers.
     if draft.names.is_empty() && (bytes.starts_with(&[0xff, 0x25]) || bytes.starts_with(&[0xff, 0x35])) {
         return FunctionKind::Stub;
     }

@@ -1,4 +1,4 @@
-//! Following control flow from a start whose end no table states.
+//! Follows control flow from a start when no table states where the code ends.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
@@ -8,18 +8,18 @@ use crate::file::relocs::Pointers;
 use crate::functions::jump_table::{Resolved, Resolver, constant_address};
 use crate::text::decode::{self, Cursor};
 
-/// What can be reached from a start.
+/// The code that control can reach from a start.
 #[derive(Debug)]
 pub(crate) struct Reached {
-    /// Behind the last instruction that can be reached without a hole in between.
+    /// Address after the last instruction that control reaches without a hole before it.
     pub end: u64,
     /// Targets of direct calls, and of jumps beyond the end.
     pub leads_to: Vec<u64>,
-    /// How many instructions were decoded.
+    /// Number of instructions that were decoded.
     pub decoded: usize,
-    /// A place that control reaches where the bytes are no instruction that the decoder knows.
+    /// An address that control reaches whose bytes the decoder does not know as an instruction.
     pub invalid: Option<u64>,
-    /// Whether an instruction on the way uses the gs base.
+    /// Whether a reached instruction uses the gs base.
     pub uses_gs: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     let mut out = Reached { end: start, leads_to: Vec::new(), decoded: 0, invalid: None, uses_gs: false };
     let mut jumps: Vec<u64> = Vec::new();
     let mut tails: Vec<u64> = Vec::new();
-    // Tables within tables within tables are the work of an enemy.
+    // Bounds the rounds in which jump tables lead to further jump tables; only hostile code needs more.
     let mut rounds = 16;
     let whole = start..limit;
     loop {
@@ -42,7 +42,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
                     out.invalid = out.invalid.or(Some(at));
                     break;
                 };
-                // Zeros decode as `add [rax], al`; two in a row are no code.
+                // Zeros decode as `add [rax], al`; two such instructions in a row are not code.
                 if i.code() == Code::Add_rm8_r8 && bytes[(at - start) as usize..].starts_with(&[0, 0, 0, 0]) {
                     break;
                 }
@@ -97,7 +97,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     out
 }
 
-/// The function that a program's entry point hands to the libc, in rdi.
+/// The function that the code at a program's entry point passes to the libc in rdi.
 pub(crate) fn main_function(image: &Elf) -> Option<u64> {
     let entry = image.entry().0;
     image.text_index(entry)?;

@@ -1,14 +1,14 @@
-//! Facts of the pass about one function, kept with the function.
+//! Facts about one function from the image-wide pass, kept with the function.
 
-/// What the pass found out about one function.
+/// Facts about one function from the image-wide pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// General purpose registers that one of its instructions overwrites wholly, bit = number.
+    /// General purpose registers that an instruction of the function overwrites wholly; bit n stands for register n.
     pub writes: u16,
-    /// Whether it calls out of the image or through a pointer, where anything may be overwritten.
+    /// Whether the function calls out of the image or through a pointer: such a callee may overwrite any register.
     pub calls_out: bool,
-    /// An indirect jump to an address that is computed from unknown distances.
+    /// Address of an indirect jump whose target is computed from unknown distances.
     pub unresolved: Option<u64>,
-    /// Bytes that are no instruction.
+    /// Address of bytes that are no instruction.
     pub invalid: Option<u64>,
 }

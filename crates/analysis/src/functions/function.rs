@@ -7,12 +7,12 @@ use ingraft_model::{Offset, Svma, SvmaRange};
 use crate::file::name::{Binding, Name};
 use crate::functions::facts::Facts;
 
-/// What kind of code begins at a function's first byte.
+/// Kind of the code at a function's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FunctionKind {
     /// A function that is called.
     Normal,
-    /// Chooses an implementation at load time; what callers reach is another function (`STT_GNU_IFUNC`).
+    /// A resolver: it chooses an implementation at load time, and callers reach that implementation instead (`STT_GNU_IFUNC`).
     IfuncResolver,
     /// A stub of the linker that jumps into another image (`.plt`).
     Stub,
@@ -30,53 +30,53 @@ pub struct Function {
 }
 
 impl Function {
-    /// Its first byte.
+    /// Address of the function's first byte.
     pub fn start(&self) -> Svma {
         Svma(self.start)
     }
 
-    /// Bytes of its contiguous head; 0 if nothing is known about its end.
+    /// Length of the contiguous head in bytes; 0 if nothing is known about its end.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Its contiguous head.
+    /// Address range of the contiguous head.
     pub fn range(&self) -> SvmaRange {
         Svma(self.start)..Svma(self.start + self.size)
     }
 
-    /// Parts away from the head (`.cold`), sorted.
+    /// Address ranges of the parts away from the head (`.cold`), sorted.
     pub fn parts(&self) -> &[SvmaRange] {
         &self.parts
     }
 
-    /// Whether an address lies in its head or one of its parts.
+    /// Whether an address lies in the head or in one of the parts.
     pub fn contains(&self, at: Svma) -> bool {
         self.range().contains(&at) || self.parts.iter().any(|p| p.contains(&at))
     }
 
-    /// How far an address lies behind its first byte, as refusals state it.
+    /// Distance of an address from the function's first byte, as refusals state it.
     pub(crate) fn offset_of(&self, at: u64) -> Offset {
         Offset::between(self.start, at)
     }
 
-    /// All its names, aliases and versions included; the first is the one to show. Empty if it has none.
+    /// All names of the function, aliases and versions included; the first is the one to show. Empty if the function has no name.
     pub fn names(&self) -> &[Name] {
         &self.names
     }
 
-    /// What begins at its first byte.
+    /// Kind of the code at the first byte.
     pub fn kind(&self) -> FunctionKind {
         self.kind
     }
 
-    /// Whether other object files can see it under one of its names.
+    /// Whether other object files can see the function under one of its names.
     pub fn is_global(&self) -> bool {
         self.names.iter().any(|n| n.binding() != Binding::Local)
     }
 
-    /// The name to show, demangled: a global one before a local one, few underscores before many, short before long.
-    /// `sub_` and the address for a function without any.
+    /// The name to show, demangled: a global one before a local one, few underscores before many, short before long. For a function without
+    /// names, `sub_` and the address.
     pub fn display_name(&self) -> Cow<'_, str> {
         self.names.first().map_or_else(|| Cow::Owned(format!("sub_{:x}", self.start)), |n| Cow::Borrowed(n.display()))
     }

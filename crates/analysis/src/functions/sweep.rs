@@ -1,6 +1,6 @@
-//! One linear pass over the code of every function. It notes in two bit sets where control can arrive other than by falling
-//! through and what is called, and per function what the choice of scratch registers needs to know. Every instruction is
-//! decoded once; only branches that land between two of them start a second decoding there.
+//! One linear pass over the code of every function. The pass notes, in bit sets, the addresses where control can arrive other than by
+//! falling through, and the call targets; and per function, the facts that the choice of scratch registers needs. It decodes every
+//! instruction once; only a branch to the middle of an instruction starts a second decoding there.
 
 use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
@@ -14,54 +14,54 @@ use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address
 use crate::text::bits::TextBits;
 use crate::text::decode;
 
-/// Number of `arch_prctl`.
+/// System call number of `arch_prctl`.
 const SYS_ARCH_PRCTL: u32 = 158;
-/// `ARCH_SET_GS` of `arch_prctl`.
+/// Code `ARCH_SET_GS` of `arch_prctl`, its first argument.
 const ARCH_SET_GS: u32 = 0x1001;
-/// How many instructions after its argument a system call may come.
+/// Largest distance, in instructions, of a system call from the instruction that loads its argument.
 const GS_DISTANCE: usize = 8;
-/// How many instructions after an address of code a number may be added to it.
+/// Largest distance, in instructions, of an addition from the instruction that makes the address of code.
 const SUM_DISTANCE: usize = 4;
 
-/// What is known before the pass, and the sets that it fills.
+/// Input of the pass, and the sets that the pass fills.
 pub(crate) struct Sweep<'a> {
     pub image: &'a Elf,
     pub pointers: &'a Pointers,
-    /// Where control can arrive other than by falling through.
+    /// Addresses where control can arrive other than by falling through.
     pub arrivals: TextBits,
     /// Targets of direct calls.
     pub calls: TextBits,
-    /// Places whose address is held by data or made by an instruction.
+    /// Addresses that data holds or that an instruction makes.
     pub addressed: TextBits,
     /// Start and end of each piece that may be a part of another function, sorted.
     pub parts: Vec<(u64, u64)>,
-    /// Where `arch_prctl` itself lies, if the image defines it.
+    /// Address of `arch_prctl` itself, if the image defines it.
     pub arch_prctl: Option<u64>,
 }
 
-/// A maximal stretch of functions that overlap: mostly one function.
+/// A maximal range of functions that overlap; usually one function.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
     pub start: u64,
     pub end: u64,
-    /// Starts of its functions, sorted, the first is `start`; each with its end.
+    /// Start and end of each function of the unit, sorted; the first start is `start`.
     pub functions: Vec<(u64, u64)>,
 }
 
-/// What the pass found out about one unit.
+/// Results of the pass for one unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Swept {
-    /// In the order of the unit's functions.
+    /// Facts of each function, in the order of the unit's functions.
     pub facts: Vec<Facts>,
-    /// (function, branch): own branches back to a function's first byte or the one behind its `endbr64`.
+    /// (function, branch): branches of a function back to its own first byte or to the byte after its `endbr64`.
     pub back_branches: Vec<(u64, u64)>,
     /// Jumps out of the unit into a possible part.
     pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
     pub from_part: Vec<(u64, u64)>,
-    /// Whether it sets the gs base, which no data looks like by chance.
+    /// Whether the code sets the gs base; data does not look like such code by chance.
     pub sets_gs: bool,
-    /// Whether it has a gs prefix or loads the segment register.
+    /// Whether the code has a gs prefix or loads the segment register.
     pub uses_gs: bool,
 }
 
@@ -73,13 +73,13 @@ pub(crate) struct PartJump {
     pub conditional: bool,
 }
 
-/// What one thread reuses from unit to unit.
+/// Buffers that one thread reuses from unit to unit.
 pub(crate) struct Scratch {
     code: Vec<Instruction>,
     boundaries: Vec<u64>,
     pending: Vec<u64>,
     info: InstructionInfoFactory,
-    /// By `Code`: 0 not known yet, 1 no, 2 its first operand is overwritten.
+    /// Whether an instruction of each `Code` overwrites its first operand: 0 not known yet, 1 no, 2 yes.
     overwrites: Vec<u8>,
 }
 
@@ -107,7 +107,7 @@ impl Scratch {
 }
 
 impl Sweep<'_> {
-    /// Decodes a unit and notes what is found.
+    /// Decodes a unit and returns its results; adds to the sets.
     pub fn unit(&self, unit: &Unit, scratch: &mut Scratch) -> Swept {
         let mut out = Swept { facts: vec![Facts::default(); unit.functions.len()], ..Swept::default() };
         let invalid = decode_all(self.image, unit.start, unit.end, scratch);
@@ -151,11 +151,11 @@ impl Sweep<'_> {
                         self.arrivals.set(target);
                         self.calls.set(target);
                         facts.calls_out |= self.leaves(target);
-                        // by name, or by number through `syscall`
+                        // a call of `arch_prctl` by name, or by number through the function `syscall`
                         let by_number = arch_prctl_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
                         out.sets_gs |= set_gs && (by_number || Some(target) == self.arch_prctl);
                     } else {
-                        // `syscall`: its number is in rax, its first argument tells what arch_prctl sets.
+                        // The instruction `syscall`: rax holds the number, and the first argument shows that arch_prctl sets the gs base.
                         out.sets_gs |= set_gs;
                     }
                 }
@@ -180,7 +180,7 @@ impl Sweep<'_> {
         if !indirect.is_empty() {
             self.indirect_jumps(unit, &code, &indirect, &mut out);
         }
-        // Data among code often looks like a gs prefix: control must reach it.
+        // Data among code often looks like a gs prefix, so the instruction counts only if control reaches it.
         out.uses_gs = code.iter().any(explore::uses_gs) && self.reaches_gs(unit);
         if invalid.is_some() {
             out.facts.iter_mut().for_each(|f| f.invalid = invalid);
@@ -189,21 +189,20 @@ impl Sweep<'_> {
         out
     }
 
-    /// Code in a gap between functions, or data: what its branches would reach counts as reached. Returns whether it sets
-    /// the gs base.
+    /// Sweeps code in a gap between functions, or data: the targets of its branches count as reached. Returns whether it sets the gs base.
     pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> bool {
         let unit = Unit { start: from, end: until, functions: vec![(from, until)] };
-        // Data is full of bytes that look like a gs prefix.
+        // The gs prefix is not considered, because data is full of bytes that look like one.
         self.unit(&unit, scratch).sets_gs
     }
 
     fn reaches_gs(&self, unit: &Unit) -> bool {
         let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
-        // Honest functions do not overlap in such numbers.
+        // Only hostile functions overlap in such numbers.
         unit.functions.len() > 64 || unit.functions.iter().any(reaches)
     }
 
-    /// Whether a call goes to a stub of the linker.
+    /// Whether a call goes to a stub of the linker or out of the text.
     fn leaves(&self, target: u64) -> bool {
         self.image.text_index(target).is_none_or(|index| self.image.text[index].stubs)
     }
@@ -225,7 +224,7 @@ impl Sweep<'_> {
         let target = i.near_branch_target();
         self.arrivals.set(target);
         if (unit.start..unit.end).contains(&target) {
-            // Four bytes before the target: the function may begin with an endbr64.
+            // The byte four bytes before the target counts as well, because the function may begin with an endbr64.
             for start in [target, target.wrapping_sub(4)] {
                 if let Ok(at) = unit.functions.binary_search_by_key(&start, |f| f.0)
                     && (start == target || self.image.begins_with_endbr(start))
@@ -246,7 +245,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Start of the possible part that holds an address.
+    /// Start of the possible part that contains an address.
     fn part_with(&self, at: u64) -> Option<u64> {
         let after = self.parts.partition_point(|part| part.0 <= at);
         let (start, end) = *self.parts.get(after.checked_sub(1)?)?;
@@ -272,8 +271,8 @@ impl Sweep<'_> {
         }
     }
 
-    /// Notes the sum of an address of code and a small number, as hand-made return addresses are: `lea f(%rip), %rcx; inc %rcx`. `before`
-    /// are the instructions in front.
+    /// Notes the sum of an address of code and a small number, as hand-made return addresses are computed: `lea f(%rip), %rcx; inc %rcx`.
+    /// `before` are the instructions before `i`.
     fn sum(&self, i: &Instruction, fixed: bool, before: &[Instruction]) {
         let number = match i.code() {
             Code::Inc_rm64 => 1,
@@ -300,7 +299,7 @@ impl Sweep<'_> {
         let (image, pointers) = (self.image, self.pointers);
         let whole = unit.start..unit.end;
         let resolver = Resolver { image, pointers, code, inside: std::slice::from_ref(&whole) };
-        // Honest functions have more bytes than distinct cases; hostile ones must not cost more than their size.
+        // An honest function has more bytes than distinct cases; the budget keeps the cost of a hostile one in proportion to its size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
         let (mut calls_out, mut first_unresolved) = (false, None);
         for &jump in indirect {
@@ -333,13 +332,13 @@ impl Sweep<'_> {
     }
 }
 
-/// Whether code at an address has a form that only a hand-made return address needs: a one-byte `nop`, a call, and a `nop`, so that the byte
-/// before the return address and the call itself lie in one function (Go's `goexit`).
+/// Whether code at an address has a form that only a hand-made return address needs: a one-byte `nop`, a call, and a `nop`, so that the
+/// byte before the return address and the call itself lie in one function (Go's `goexit`).
 pub(crate) fn is_returned_into(image: &Elf, start: u64) -> bool {
     image.data_at(start, 7).is_some_and(|b| b[..2] == [0x90, 0xe8] && b[6] == 0x90)
 }
 
-/// Whether control can go on behind an instruction. Behind calls it can; their return points are noted already.
+/// Whether control can continue after an instruction. It can after a call, whose return address the pass has noted already.
 fn falls_through(i: &Instruction) -> bool {
     !matches!(
         i.flow_control(),
@@ -351,8 +350,8 @@ fn falls_through(i: &Instruction) -> bool {
     ) && i.mnemonic() != Mnemonic::Hlt
 }
 
-/// Decodes from start to end, then again from every own branch target that is no boundary so far. Leaves the instructions
-/// sorted; returns the first bytes that are none.
+/// Decodes from start to end, then again from every branch target of the unit that is no instruction boundary so far. Leaves the
+/// instructions sorted; returns the address of the first bytes that are no instruction.
 fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Option<u64> {
     let Scratch { code, boundaries, pending, .. } = scratch;
     code.clear();
@@ -376,7 +375,7 @@ fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Optio
     }
     let linear = code.len();
     let mut seen = 0;
-    // Every byte begins at most one decoding, so this ends.
+    // At most one decoding begins at each byte, so the loop ends.
     while seen < code.len() {
         for i in &code[seen..] {
             if matches!(i.op0_kind(), OpKind::NearBranch64) {
@@ -406,7 +405,7 @@ fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Optio
     bad
 }
 
-/// The instructions of a stretch of code, sorted, as the pass sees them.
+/// The instructions of a range of code, sorted, as the pass decodes them.
 pub(crate) fn instructions(image: &Elf, start: u64, end: u64) -> Vec<Instruction> {
     let mut scratch = Scratch::new();
     decode_all(image, start, end, &mut scratch);

@@ -1,5 +1,5 @@
-//! Functions of the library that the kernel maps into every process (vdso(7)): what code of ours may call without keeping more than the general
-//! purpose registers, proven instruction by instruction.
+//! Functions of the library that the kernel maps into every process (vdso(7)). Generated code may call one without saving more than the
+//! general purpose registers if that is proven instruction by instruction.
 
 use iced_x86::{CpuidFeature, FlowControl, Instruction, Mnemonic};
 use ingraft_model::Svma;
@@ -10,12 +10,12 @@ use crate::file::go::Go;
 use crate::file::symbols;
 use crate::text::decode;
 
-/// More instructions than any such function has.
+/// Largest number of instructions that are examined; no such function has more.
 const INSTRUCTIONS_MAX: usize = 4096;
-/// The longest instruction.
+/// Length of the longest instruction, in bytes.
 const LENGTH_MAX: u64 = 15;
 
-/// Where a function begins that, with all that it calls, is known whole and uses neither vector nor x87 registers.
+/// Address of the named function if the function and all that it calls can be decoded wholly and use neither vector nor x87 registers.
 pub fn plain_function(library: &Elf, name: &str) -> Option<Svma> {
     let functions = symbols::read(library, None, &Go::Absent).functions;
     let begin = functions.iter().find(|f| !f.ifunc && f.name.mangled() == name)?.svma;
@@ -49,7 +49,7 @@ fn is_plain(library: &Elf, begin: u64) -> bool {
     true
 }
 
-/// Whether an instruction belongs to the parts of the instruction set that have no other registers.
+/// Whether an instruction belongs to parts of the instruction set that have general purpose registers only.
 fn touches_general_registers_only(i: &Instruction) -> bool {
     use CpuidFeature as F;
     let general = |feature: &F| {

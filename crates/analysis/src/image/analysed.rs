@@ -1,4 +1,4 @@
-//! An analysed image: its outline, and what the pass found out.
+//! An analysed image: its outline, and the results of the image-wide pass.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use crate::functions::function::Function;
 use crate::image::memo::Memo;
 use crate::text::bits::TextBits;
 
-/// An image with everything that the image-wide pass found out. Immutable: any number of threads may ask.
+/// An image with the results of the image-wide pass. Immutable, so any number of threads may query it.
 #[derive(Debug)]
 pub struct Image {
     pub(super) elf: Elf,
@@ -25,19 +25,19 @@ pub struct Image {
     pub(super) landing_pads: Vec<u64>,
     pub(super) restartable: Vec<(Svma, Svma, Svma)>,
     pub(super) padding: Vec<Padding>,
-    /// Where the parts of functions lie, and whose they are, by its index.
+    /// Address range of each part of a function, with the index of the function.
     pub(super) parts: Vec<(Range<u64>, usize)>,
-    /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
+    /// Slots that the loader fills, each with the offset of its symbol's name; sorted, computed when first asked for.
     pub(super) imports: OnceLock<Vec<(u64, u64)>>,
-    /// The functions that leave by a jump like longjmp's, once somebody has asked for them.
+    /// Indices of the functions that leave by a jump like longjmp's; computed when first asked for.
     pub(crate) leaping: OnceLock<Vec<usize>>,
-    /// The entry site of each function for which somebody has asked.
+    /// Entry sites of the functions for which they were asked.
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
-    /// The exit sites of each function for which somebody has asked.
+    /// Exit sites of the functions for which they were asked.
     pub(crate) exits: Memo<Exits>,
 }
 
-/// The exits of a function, each with why it cannot be woven, or why it is not certain that these are all.
+/// The exits of a function: for each, its site or the reason why it cannot be woven. An error if it is not certain that these are all.
 pub(crate) type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
 impl Image {
@@ -46,7 +46,7 @@ impl Image {
         &self.elf
     }
 
-    /// The build id of the linker.
+    /// The build id that the linker wrote.
     pub fn build_id(&self) -> Option<&[u8]> {
         self.elf.build_id()
     }
@@ -61,12 +61,12 @@ impl Image {
         self.elf.soname()
     }
 
-    /// Whether and how the image may be moved.
+    /// Whether and how the loader may move the image.
     pub fn kind(&self) -> ImageKind {
         self.elf.kind()
     }
 
-    /// Where a program begins.
+    /// Address at which a program begins.
     pub fn entry(&self) -> Svma {
         self.elf.entry()
     }
@@ -86,8 +86,8 @@ impl Image {
         self.elf.bytes_at(svma, len)
     }
 
-    /// Whether code of the image may set or use the gs base: `wrgsbase`, a gs prefix, `arch_prctl` with `ARCH_SET_GS`, or
-    /// `arch_prctl` imported. Defining `arch_prctl`, as a libc does, is no use.
+    /// Whether code of the image may set or use the gs base: `wrgsbase`, a gs prefix, `arch_prctl` with `ARCH_SET_GS`, or an import of
+    /// `arch_prctl`. An image that only defines `arch_prctl`, as a libc does, does not count.
     pub fn uses_gs(&self) -> bool {
         self.found.uses_gs
     }
@@ -97,8 +97,8 @@ impl Image {
         &self.found.functions
     }
 
-    /// Symbols in text that have no type and name none of [`Image::functions`]: places inside of functions, data, and code of which nothing
-    /// shows that a function begins there. Sorted by address.
+    /// Symbols in text that have no type and name none of [`Image::functions`]: places inside functions, data, and code at which nothing
+    /// shows that a function begins. Sorted by address.
     pub fn labels(&self) -> &[Label] {
         &self.found.labels
     }
@@ -108,7 +108,7 @@ impl Image {
         self.restartable.iter().map(|s| s.0..s.1)
     }
 
-    /// Stretches between functions that nothing reaches and where code may lie, at least five bytes each, sorted. None in Go programs.
+    /// Ranges of at least five bytes between functions that nothing reaches and where code may be put, sorted. None in Go programs.
     pub fn padding(&self) -> &[Padding] {
         &self.padding
     }

@@ -1,4 +1,4 @@
-//! Addresses of an image that control arrives at, and bytes that stay in place.
+//! Addresses of an image at which control arrives, and bytes that must stay in place.
 
 use std::ops::Range;
 
@@ -10,17 +10,18 @@ use crate::functions::sweep;
 use crate::image::Image;
 
 impl Image {
-    /// Where goroutines may be suspended in a range of addresses.
+    /// The addresses in a range at which a goroutine may be suspended.
     pub(crate) fn suspensions(&self, range: &Range<u64>) -> Suspensions {
         self.go.suspensions(&self.elf, range)
     }
 
-    /// Whether control enters a function behind its first instruction only, by a return address that no call made.
+    /// Whether control enters a function only after its first instruction, by a return address that no call made.
     pub(crate) fn is_returned_into(&self, function: &Function) -> bool {
         sweep::is_returned_into(&self.elf, function.start) || self.go.is_top_frame(&self.elf, function.start)
     }
 
-    /// Whether a jump to an address calls a function: its first byte, the one behind its `endbr64`, or other images.
+    /// Whether a jump to an address calls a function: the address is a function's first byte, the byte after its `endbr64`, a stub of the
+    /// linker, or outside the text.
     pub(crate) fn is_tail_target(&self, at: u64) -> bool {
         let Some(region) = self.elf.text_index(at) else { return true };
         let starts = |start: u64| self.function_at(Svma(start)).is_some();
@@ -28,7 +29,7 @@ impl Image {
         self.elf.text[region].stubs || starts(at) || behind_endbr
     }
 
-    /// Where exceptions land in a range.
+    /// The landing pads of exceptions in a range.
     pub(crate) fn landing_pads_in(&self, range: &Range<u64>) -> &[u64] {
         let index = |at| self.landing_pads.partition_point(|pad| *pad < at);
         &self.landing_pads[index(range.start)..index(range.end)]
@@ -38,10 +39,10 @@ impl Image {
         self.landing_pads.binary_search(&at).is_ok()
     }
 
-    /// Whether bytes belong to a restartable sequence or to what the kernel demands in front of its abort handler.
+    /// Whether bytes belong to a restartable sequence, or to the signature that the kernel demands before its abort handler.
     pub(crate) fn in_restartable_sequence(&self, at: u64, len: u64) -> bool {
         self.restartable.iter().any(|s| {
-            // A signature in the four bytes before the abort handler.
+            // The signature is in the four bytes before the abort handler.
             let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
             s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
         })

@@ -9,7 +9,7 @@ use crate::image::Image;
 use crate::text::decode;
 
 impl Image {
-    /// Where a variable is that the image defines for others under this name.
+    /// Address of a variable that the image exports under this name.
     pub fn variable(&self, name: &str) -> Option<Svma> {
         symbols::variable(&self.elf, name).map(Svma)
     }
@@ -20,13 +20,13 @@ impl Image {
         self.found.functions.get(index)
     }
 
-    /// The function whose head holds an address; the innermost where several do.
+    /// The function whose head contains an address; if several do, the innermost.
     pub fn function_containing(&self, at: Svma) -> Option<&Function> {
         let after = self.found.functions.partition_point(|f| f.start <= at.0);
         self.found.functions[..after].last().filter(|f| f.range().contains(&at))
     }
 
-    /// The function that has a part or, if none has, its head at an address.
+    /// The function whose part contains an address or, if there is none, whose head does.
     pub(crate) fn function_around(&self, at: u64) -> Option<&Function> {
         let after = self.parts.partition_point(|(range, _)| range.start <= at);
         let part = self.parts[..after].last().filter(|(range, _)| range.contains(&at));
@@ -49,7 +49,7 @@ impl Image {
         through_memory.then(|| Svma(jump.ip_rel_memory_address()))
     }
 
-    /// The name that the loader looks up in order to fill a slot of the global offset table.
+    /// The name that the loader looks up to fill a slot of the global offset table.
     pub fn import_at(&self, slot: Svma) -> Option<&str> {
         let imports = self.imports.get_or_init(|| relocs::imports(&self.elf));
         let index = imports.binary_search_by_key(&slot.0, |import| import.0).ok()?;

@@ -1,13 +1,13 @@
-//! What was found out about single functions, for whoever asks again.
+//! Cache of results about single functions.
 
 use std::sync::{PoisonError, RwLock};
 
 use rustc_hash::FxHashMap;
 
-/// Of so many functions; then it begins anew.
+/// Largest number of functions whose results are kept; the cache is emptied when it is full.
 const KEPT: usize = 4096;
 
-/// Answers about functions of one image, by where they begin.
+/// Results about functions of one image, by the functions' first address.
 #[derive(Debug)]
 pub(crate) struct Memo<T>(RwLock<FxHashMap<u64, T>>);
 
@@ -18,12 +18,12 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Clone> Memo<T> {
-    /// Whether somebody has asked already.
+    /// Whether a result is in the cache.
     pub fn knows(&self, start: u64) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(&start)
     }
 
-    /// What is known, or what `find` finds.
+    /// The cached result, or the result of `find`, which the cache keeps.
     pub fn get(&self, start: u64, find: impl FnOnce() -> T) -> T {
         if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&start) {
             return known.clone();

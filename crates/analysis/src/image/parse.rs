@@ -15,7 +15,7 @@ use crate::functions::{cache, discover};
 use crate::image::Image;
 use crate::image::memo::Memo;
 
-/// Shortest stretch of padding that an island fits into.
+/// Length of the shortest padding that an island fits into, in bytes.
 const ISLAND: u32 = 5;
 
 impl Image {
@@ -24,8 +24,8 @@ impl Image {
         Ok(Self::from_elf(Elf::parse(bytes)?, None))
     }
 
-    /// The same, with the symbols of a separate debug file. That it belongs to the image (build id, CRC) is the caller's
-    /// to check; a file that is none is an error.
+    /// Analyses an image, with the symbols of a separate debug file. The caller must check that the debug file belongs to the image (build
+    /// id, CRC); a file that is no debug file is an error.
     pub fn parse_with_debug(bytes: Arc<[u8]>, debug: Option<Arc<[u8]>>) -> Result<Self, ImageError> {
         let debug = debug.map(Elf::parse_debug).transpose()?;
         Ok(Self::from_elf(Elf::parse(bytes)?, debug.as_ref()))
@@ -36,7 +36,7 @@ impl Image {
         let pointers = relocs::read(&elf);
         let go = Go::read(&elf, &pointers);
         let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
-        // A recovered panic lands like a caught exception.
+        // A recovered panic continues at a landing pad, as a caught exception does.
         unwind.landing_pads.extend(go.recoveries(&elf));
         let found = discover::discover(&elf, symbols, &unwind, &pointers, &go);
         Self::assemble(elf, found, pointers, go, unwind.landing_pads)
@@ -47,8 +47,8 @@ impl Image {
         cache::store(&self.elf, &self.found, &self.landing_pads)
     }
 
-    /// The image of a file without the pass, from what [`Image::to_cache`] gave for the same file; `None` if it is for another file, of
-    /// another version of this crate, or damaged in a way that shows.
+    /// Builds the image of a file without the pass, from the result of [`Image::to_cache`] for the same file. `None` if the bytes are for
+    /// another file, come from another version of this crate, or are visibly damaged.
     pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
         let stored = cache::load(&elf, cache)?;
         let pointers = relocs::read(&elf);
@@ -64,8 +64,8 @@ impl Image {
             let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
         };
-        // Go's runtime ends the program if a signal finds a program counter between two functions of its table, where no entry of the
-        // table of program counters describes it (runtime/symtab.go, `pcvalue`): nothing may be executed there.
+        // Nothing may be executed between two functions of Go's table: if a signal finds a program counter there, Go's runtime ends the
+        // program, because no entry of the table of program counters describes the address (runtime/symtab.go, `pcvalue`).
         let islands = if elf.is_go() { &[] } else { &found.padding[..] };
         let padding = islands.iter().filter_map(island).collect();
         let numbered = found.functions.iter().enumerate();

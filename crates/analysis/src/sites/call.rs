@@ -1,7 +1,7 @@
-//! The calls of a function, and the places before and behind them as sites for springboards.
+//! The calls of a function, and the places before and after them as sites for springboards.
 //!
-//! A call of at least five bytes becomes a call of new code that pushes the same return address. A shorter one is reached from the
-//! instructions in front of it. Behind a call the springboard lies at the return address.
+//! A call of at least five bytes becomes a call of new code that pushes the same return address. A shorter call is reached from the
+//! instructions before it. After a call, the springboard lies at the return address.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
@@ -15,11 +15,11 @@ use crate::sites::exit;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 use crate::sites::stretch::Stretches;
 
-/// Calls of these lengths can be overwritten by a direct one that ends at the same address.
+/// Lengths of indirect calls that a direct call can replace, ending at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
-/// More jumps to one return address are the work of an enemy.
+/// Largest number of jumps to one return address; only hostile code has more.
 const JUMPS_MAX: usize = 64;
-/// Bytes of a direct call's displacement, its last.
+/// Length in bytes of the displacement, which ends a direct call.
 const DISPLACEMENT: u64 = 4;
 
 /// Functions of system libraries that never return to their caller, by the names under which they are imported.
@@ -52,7 +52,7 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>,
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
 }
 
-/// Before or behind each call.
+/// The points before or after each call of a function.
 pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
     entry::check_kind(function)?;
     if after && image.elf().is_go() {
@@ -68,7 +68,7 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
         let call = call_site(&body.code[index]);
         let site = match after {
             false => before(&stretches, index).map(Some),
-            // where nothing returns to there is nothing to weave
+            // if no control returns from the call, there is nothing to weave
             true => behind(&stretches, index)
                 .or_else(|refusal| if never_returns(image, &call) { Ok(None) } else { Err(refusal) }),
         };
@@ -79,7 +79,7 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
     Ok(points)
 }
 
-/// Offers stretches that can be displaced for islands to the sites that may need one.
+/// Offers displaceable ranges for islands to the sites that may need an island.
 fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     let short = |site: &Site| {
         let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
@@ -135,7 +135,7 @@ fn never_returns(image: &Image, call: &CallSite) -> bool {
     slot.and_then(|slot| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
 }
 
-/// Whether whom a call calls depends on the stack pointer, which differs once the return address is pushed.
+/// Whether the target of a call depends on the stack pointer, which differs once the return address is pushed.
 fn uses_stack_pointer(i: &Instruction) -> bool {
     i.memory_base() == Register::RSP || i.op0_register() == Register::RSP
 }
@@ -159,7 +159,7 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
     } else if uses_stack_pointer(i) {
         stretches.choose(&stretches.starts(index, false), &[point])?
     } else {
-        // better the call stays: it and its return are then a pair for the processor
+        // the ranges that leave the call in place come first: the processor then pairs the call with its return
         stretches.choose(&stretches.starts(index, false), &[point, end])?
     };
     let (point, own) = ((point - at) as u8, (end - at) as u8);
@@ -167,7 +167,7 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
     allowed(stretches, site)
 }
 
-/// The return address of a call; none if nothing can return there.
+/// The site at the return address of a call; `None` if nothing can return there.
 fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refusal> {
     let (image, function) = (stretches.body.image, stretches.body.function);
     let at = stretches.body.code[index].next_ip();
@@ -207,15 +207,15 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     if !on_one_page(at, SHORT) {
         return Err(Refusal::StraddlesPages);
     }
-    // an exit that would have no room of its own behind the springboard is displaced with it
+    // an exit that would have no room of its own after the springboard is displaced with it
     let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
     let kind = SiteKind::CallAfter { arrival: Arrival { back_branches, least } };
     let site = Site { own: own as u8, landings, ..at_call(stretches, kind, at, len) };
     allowed(stretches, site).map(Some)
 }
 
-/// The jumps of the function to a return address: who comes by one has not called. None if there are other ways to arrive, or if a jump
-/// cannot be led elsewhere.
+/// The function's own jumps to a return address; a thread that arrives by such a jump has not made the call. `None` if there are other ways
+/// to arrive, or if a jump cannot be redirected.
 fn jumps_to(stretches: &Stretches<'_>, at: u64) -> Option<Vec<BackBranch>> {
     let (image, function) = (stretches.body.image, stretches.body.function);
     if image.function_at(Svma(at)).is_some() {
@@ -230,12 +230,12 @@ fn jumps_to(stretches: &Stretches<'_>, at: u64) -> Option<Vec<BackBranch>> {
     if jumps.len() > JUMPS_MAX { None } else { jumps.into_iter().map(around).collect() }
 }
 
-/// Whether an instruction only says that control never comes here.
+/// Whether an instruction only marks a place that control never reaches.
 fn ends_there(i: &Instruction) -> bool {
     matches!(i.code(), Code::Int3 | Code::Hlt | Code::Ud2)
 }
 
-/// A site with the bytes of the file at `at`.
+/// A site with `len` bytes of the file from `at` on.
 fn at_call(stretches: &Stretches<'_>, kind: SiteKind, at: u64, len: u64) -> Site {
     let bytes = stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec();
     Site::new(kind, stretches.body.function.start(), Svma(at), bytes)

@@ -1,5 +1,5 @@
-//! Room for islands where there is no padding: straight stretches of a function that may be displaced, so that what a springboard does not
-//! need of them is dead.
+//! Room for islands where there is no padding: straight ranges of a function that may be displaced. A springboard needs only a part of the
+//! displaced bytes, and the rest is dead.
 
 use std::ops::Range;
 
@@ -14,21 +14,21 @@ use crate::sites::entry;
 use crate::sites::exit;
 use crate::sites::springboard::{PAGE, SPRINGBOARD};
 
-/// A springboard, and an island behind it.
+/// Length of a springboard and of an island after it, in bytes.
 const ROOM: u64 = 2 * SPRINGBOARD;
-/// How far before and behind a jump of two bytes an island may begin, counted from the jump.
+/// Distances from the start of a jump of two bytes at which an island may begin, in bytes.
 const REACH: Range<i64> = -126..130;
-/// Longer functions are not looked at for the sake of others, nor more than so many: hostile ones may overlap.
+/// Limits on the functions examined for the sake of another one, the size in bytes and the number: hostile functions may overlap.
 const NEIGHBOUR_MAX: u64 = 2048;
 const NEIGHBOURS: usize = 8;
-/// As many as are offered for one exit.
+/// Largest number of ranges that are offered for one exit.
 const OFFERED: usize = 8;
 
-/// Where displaced instructions may come from in one function: straight stretches, as starts and ends of their instructions.
+/// Straight ranges of one function from which instructions may be displaced, each as the address ranges of its instructions.
 pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
 
 impl Clearings {
-    /// Looks at a function, leaving alone what its own points need: sorted ranges of addresses.
+    /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; they are left alone.
     pub fn new(body: &Body<'_>, flow: &Flow, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {
@@ -55,7 +55,7 @@ impl Clearings {
         Clearings(runs)
     }
 
-    /// Those whose islands a jump of two bytes at an address reaches, nearest first.
+    /// The ranges whose islands a jump of two bytes at `at` can reach, nearest first.
     pub fn near(&self, image: &Image, at: u64) -> Vec<Clearing> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
         let mut found: Vec<Clearing> = Vec::new();
@@ -80,7 +80,7 @@ impl Clearings {
     }
 }
 
-/// Clearings of short functions around an address, without one that begins at `except`.
+/// The ranges of short functions around an address, without those of the function that begins at `except`.
 pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearing> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
     let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
@@ -103,12 +103,12 @@ fn overlaps(needed: &[Range<u64>], range: &Range<u64>) -> bool {
     needed[..after].iter().rev().take(4).any(|n| n.end > range.start)
 }
 
-/// Whether control may run on behind it, and it can be displaced.
+/// Whether an instruction can be displaced and control may fall through it.
 fn runs_on(i: &Instruction) -> bool {
     entry::runs_on(i) || i.flow_control() == FlowControl::ConditionalBranch && i.is_jcc_short_or_near()
 }
 
-/// A jump inside of the function ends a stretch.
+/// Whether an instruction is a jump inside the function, which ends a range.
 fn ends(i: &Instruction, body: &Body<'_>) -> bool {
     i.flow_control() == FlowControl::UnconditionalBranch && is_direct_branch(i) && body.contains(i.near_branch_target())
 }

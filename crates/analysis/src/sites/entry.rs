@@ -11,10 +11,10 @@ use crate::sites::clearing;
 use crate::sites::springboard::{PAGE, SHORT, SITE_MAX, SPRINGBOARD};
 use crate::text::decode::{self, Cursor};
 
-/// How far back an instruction boundary is looked for.
+/// Largest distance in bytes over which instruction boundaries before an address are searched.
 const BOUNDARY_SEARCH: u64 = 4096;
 
-/// More branches back to one entry are the work of an enemy.
+/// Largest number of branches back to one entry; only hostile code has more.
 const BACK_BRANCHES_MAX: usize = 256;
 
 pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
@@ -25,7 +25,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
     }
-    // Bytes that are no instruction may be data between code; where control reaches them, nothing decoded can be trusted.
+    // Bytes that are no instruction may be data between code. If control reaches them, no decoded instruction can be trusted.
     if function.facts.invalid.is_some()
         && let Some(at) = explore::reach(elf, image.pointers(), start, start + function.size).invalid
     {
@@ -53,8 +53,8 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     let mut moved = false;
     while let Some(i) = cursor.next() {
         let offset = i.ip() - at;
-        // Go takes the word at the stack pointer for the return address of a fault outside of its code (runtime/panic.go,
-        // `shouldPushSigpanic`), so what may fault stays in place where that word is another one.
+        // If a fault occurs outside of Go's code, Go takes the word at the stack pointer for the return address (runtime/panic.go,
+        // `shouldPushSigpanic`). So an instruction that may fault stays in place once the stack pointer has moved.
         if offset > 0 && (resumed(offset) || elf.is_go() && moved && may_fault(&i)) {
             landing |= 1 << offset;
         }
@@ -93,8 +93,8 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     })
 }
 
-/// The first byte that a springboard at the entry leaves in place. An exit that control runs straight to, and that would have no room of
-/// its own behind that springboard, is displaced with it.
+/// Address of the first byte that a springboard at the entry leaves in place. If control runs straight to an exit that would have no room
+/// of its own after that springboard, the exit is displaced too.
 pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
     let entry = first_byte(image, function);
     let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
@@ -126,19 +126,19 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
     }
 }
 
-/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
-/// `endbr64`.
+/// Whether an instruction only falls through to the next one, and may be displaced together with it. An `endbr64` may not, because indirect
+/// branches must land on it.
 pub(crate) fn runs_on(i: &Instruction) -> bool {
     i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
 }
 
-/// Whether an instruction touches memory that is not on the stack.
+/// Whether an instruction may fault at a memory access: at any access but those relative to the stack pointer or the program counter.
 fn may_fault(i: &Instruction) -> bool {
     let touches = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory) && i.mnemonic() != Mnemonic::Lea;
     touches && i.memory_base() != Register::RSP && !i.is_ip_rel_memory_operand() && !decode::is_nop(i)
 }
 
-/// Refuses what callers do not reach.
+/// Refuses functions that callers do not reach: resolvers and stubs of the linker.
 pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
     match function.kind {
         FunctionKind::Normal => Ok(()),
@@ -147,12 +147,12 @@ pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
     }
 }
 
-/// The first byte that may be overwritten: indirect branches must keep landing on an `endbr64`.
+/// The first byte that may be overwritten. An `endbr64` stays in place, because indirect branches must land on it.
 pub(crate) fn first_byte(image: &Image, function: &Function) -> u64 {
     function.start + if image.elf().begins_with_endbr(function.start) { 4 } else { 0 }
 }
 
-/// How many of the first `len` bytes are whole known instructions, or the beginning of one that ends behind a site's reach.
+/// Number of the first `len` bytes that are known instructions. If a site ends inside the last instruction, that part of it counts too.
 fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
     let mut cursor = Cursor::new(image.elf().data_from(at).unwrap_or_default(), at);
     let mut valid = 0;
@@ -167,7 +167,7 @@ fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
     len
 }
 
-/// The stretch of whole instructions around a branch to `entry` that nothing else lands in.
+/// The range of whole instructions around a branch to `entry`. Control arrives nowhere else in the range than at its start.
 pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
     let elf = image.elf();
     let i = decode::one(elf.data_from(branch)?, branch)?;
@@ -191,7 +191,7 @@ pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch
     Some(BackBranch { at: Svma(branch), from: Svma(from), until: Svma(until), bytes })
 }
 
-/// Filling bytes behind an unconditional branch that nothing lands in.
+/// Number of padding bytes after an unconditional branch at which control cannot arrive.
 pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
     let Some(end) = [function.range()].iter().chain(function.parts()).find(|r| r.contains(&Svma(at))).map(|r| r.end.0)
     else {
@@ -202,14 +202,14 @@ pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
     decode::padding(image.elf().data_at(at, end - at).unwrap_or_default(), false) as u64
 }
 
-/// Starts of the instructions that run straight into `until`, in order: since the last place where control arrives.
+/// Starts of the instructions that fall through to `until`, in order; empty if they are not certain.
 fn boundaries_before(image: &Image, function: &Function, until: u64) -> Vec<u64> {
     let ranges = [function.range()];
     let Some(range) = ranges.iter().chain(function.parts()).find(|r| r.contains(&Svma(until))) else {
         return Vec::new();
     };
     let near = until.saturating_sub(64).max(range.start.0);
-    // Arrivals are boundaries; without one nearby, only decoding from the start tells.
+    // Control arrives at instruction boundaries only. If no arrival is near, decoding starts at the beginning of the range.
     let from = match image.arrivals().first(near, until) {
         Some(arrival) => arrival,
         None if until - range.start.0 <= BOUNDARY_SEARCH => range.start.0,

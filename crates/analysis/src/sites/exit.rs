@@ -1,8 +1,8 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
-//! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
-//! straight through or branches away from, and with dead padding behind it ([`Stretches`]). One that the entry's springboard displaces is
-//! woven into the entry's copy of it.
+//! An exit is often shorter than a springboard, so it is displaced together with instructions before it and with dead padding after it
+//! ([`Stretches`]). Control must fall straight through these instructions or branch away from them. An exit that the entry's springboard
+//! displaces is woven into the entry's copy of it.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::sites::springboard::{SITE_MAX, SPRINGBOARD, on_one_page};
 use crate::sites::stretch::Stretches;
 use crate::text::decode;
 
-/// So many clearings of its own, and nobody else's are looked for.
+/// Number of ranges of the own function from which on no other function is searched for ranges.
 const ENOUGH: usize = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
@@ -32,11 +32,11 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     Ok(known.sites)
 }
 
-/// Before a jump through a register, so many instructions are looked at for where its value comes from.
+/// Number of instructions before a jump through a register that are searched for the load of the register.
 const LOOKED_BACK: usize = 16;
 
-/// Whom control goes to at an exit that is a jump to another function; none at a return. A jump through a register that was just filled from memory at
-/// a fixed address is one through that memory.
+/// The target of an exit that is a jump to another function; `None` at a return. If the register of a jump was just loaded from memory at a
+/// fixed address, the jump counts as one through that memory.
 pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Option<Callee> {
     let bytes = site.bytes.get(usize::from(site.point)..usize::from(site.own))?;
     let i = decode::one(bytes, site.at.0 + u64::from(site.point))?;
@@ -52,7 +52,7 @@ pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Opti
     }
 }
 
-/// The memory from which the register was filled that a jump goes through, if control comes from there straight.
+/// Address of the memory from which the register of a jump was loaded, if control runs straight from that load to the jump.
 fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option<Svma> {
     let register = Some(jump.op0_register()).filter(|_| jump.op0_kind() == OpKind::Register)?;
     let body = Body::new(image, function);
@@ -77,7 +77,7 @@ fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option
     None
 }
 
-/// Offers a short site what its own function can clear, and where that is not much others around it.
+/// Offers ranges for islands to a short site: those of its own function and, if these are few, those of functions around it.
 pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
     site.clearings = own.near(image, site.at.0);
     if site.clearings.len() < ENOUGH {
@@ -88,14 +88,14 @@ pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
     }
 }
 
-/// The ways out of a function, and how control gets there.
+/// The exits of a function, with its code and control flow.
 pub(crate) struct Known<'a> {
     body: Body<'a>,
     flow: Flow,
     sites: Vec<Result<Site, Refusal>>,
 }
 
-/// Finds the ways out of a function, all of them or none.
+/// Finds the exits of a function. An error if it is not certain that these are all.
 pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
     entry::check_kind(function)?;
     if image.elf().is_go() {
@@ -116,14 +116,15 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
 }
 
 impl Known<'_> {
-    /// What may be displaced for islands: nothing that an entry or exit of the function needs, nor what else is needed.
+    /// Ranges that may be displaced for islands. They avoid the bytes that an entry or exit of the function needs, and those in
+    /// `else_needed`.
     pub fn clearings(&self, image: &Image, else_needed: &[Range<u64>]) -> Clearings {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
         let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
         let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
         all.extend_from_slice(else_needed);
-        // the entry may need what is around branches back to it, and what is on the way there
+        // the entry may need the bytes around branches back to it, and those that a site at the entry describes
         for branch in image.back_branches_to(start) {
             all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
         }
@@ -137,7 +138,7 @@ fn needed(site: &Site) -> Range<u64> {
     site.at.0..site.at.0 + site.bytes.len() as u64
 }
 
-/// Whether a springboard of that length fits between two addresses.
+/// Whether a springboard of `len` bytes fits between two addresses, on one page.
 fn fits(start: u64, end: u64, len: u64) -> bool {
     end - start >= len && on_one_page(start, len)
 }
@@ -171,7 +172,7 @@ fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
     Ok(exit_at(within, function, at, point, end, bytes))
 }
 
-/// Control that runs off the end of a function into padding and on to the next function leaves it where the padding begins.
+/// The exit of a function whose control runs off its end, through padding, into the next function: the exit is where the padding begins.
 fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
     let mut end = behind;
     while end < behind + SPRINGBOARD {
@@ -188,7 +189,7 @@ fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
     usable.then(|| exit_at(false, function, behind, behind, end, bytes))
 }
 
-/// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
+/// The site of an exit whose instruction begins at `point` and ends at `end`; its range has these bytes, from `at` on.
 fn exit_at(within: bool, function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
     let (point, own) = ((point - at) as u8, (end - at) as u8);
     Site { point, own, ..Site::new(SiteKind::Exit { within }, function.start(), Svma(at), bytes) }

@@ -1,4 +1,4 @@
-//! What longjmp ends with: a jump through a register or memory right behind a stack pointer that comes from there too.
+//! The last step of longjmp: a jump through a register or memory, right after a load of the stack pointer with a value of another frame.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
@@ -7,26 +7,26 @@ use crate::flow::body::Body;
 use crate::functions::function::Function;
 use crate::image::Image;
 
-/// C libraries have a move of another register and a marker for debuggers in between.
+/// Largest number of instructions searched before the jump. C libraries move another register and place a marker for debuggers in between.
 const BETWEEN_MAX: usize = 4;
 
-/// Longest encoding of such a jump.
+/// Length in bytes of the longest encoding of such a jump.
 const JUMP_MAX: u64 = 8;
 
-/// The numbers of the functions that end with one, and have no other way out.
+/// Indices of the functions that leave only by such a jump.
 pub(crate) fn all(image: &Image) -> Vec<usize> {
     let functions = image.functions().iter().enumerate();
     functions.filter(|(_, f)| may_leap(image, f) && leaps(image, f)).map(|(number, _)| number).collect()
 }
 
-/// Whether a function can end with a jump through a register or memory (`ff /4`): most need not be decoded.
+/// Whether the last bytes of a function may be a jump through a register or memory (`ff /4`); most functions need not be decoded.
 fn may_leap(image: &Image, function: &Function) -> bool {
     let len = function.size.min(JUMP_MAX);
     let last = image.elf().data_at(function.start + function.size - len, len).unwrap_or_default();
     last.windows(2).any(|bytes| bytes[0] == 0xff && bytes[1] >> 3 & 7 == 4)
 }
 
-/// Whether every way out of a function is one.
+/// Whether every exit of a function is such a jump.
 pub(crate) fn leaps(image: &Image, function: &Function) -> bool {
     let body = Body::new(image, function);
     let Ok(flow) = flow::follow(&body) else { return false };
@@ -34,7 +34,7 @@ pub(crate) fn leaps(image: &Image, function: &Function) -> bool {
     !flow.exits.is_empty() && flow.runs_on.is_empty() && flow.exits.iter().all(leap)
 }
 
-/// Whether the stack pointer at a jump is one that was brought along.
+/// Whether the stack pointer at a jump was loaded from another frame.
 fn lands(body: &Body<'_>, jump: usize) -> bool {
     let mut end = body.code[jump].ip();
     for i in body.code[..jump].iter().rev().take(BETWEEN_MAX) {
@@ -51,7 +51,7 @@ fn lands(body: &Body<'_>, jump: usize) -> bool {
 }
 
 fn comes_from_elsewhere(i: &Instruction) -> bool {
-    // what is moved from the frame pointer, or from the frame itself, belongs to the same call
+    // a value from the frame pointer or from the frame itself belongs to the same call
     let of_frame = |r| matches!(r, Register::RBP | Register::RSP);
     !of_frame(i.op1_register()) && !of_frame(i.memory_base())
 }

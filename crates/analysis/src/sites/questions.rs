@@ -1,4 +1,4 @@
-//! The questions about sites and control flow that an image answers.
+//! The queries about sites and control flow that an image answers.
 
 use std::sync::Arc;
 
@@ -11,25 +11,25 @@ use crate::image::Image;
 use crate::sites::{call, entry, exit, leap, refused};
 
 impl Image {
-    /// Everything needed to weave the entry of a function, or why that cannot be.
+    /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
     pub fn entry_site(&self, function: &Function) -> Result<Arc<Site>, Refusal> {
         self.entries.get(function.start, || entry::site(self, function).map(Arc::new))
     }
 
-    /// Everything needed to weave the exits of a function, in order of address: its returns, and its jumps to other functions; for each, or
-    /// why that one cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; one that
-    /// begins where the entry's does is for the same springboard.
+    /// The sites of a function's exits (returns, and jumps to other functions), in order of address: for each, the site or the reason why
+    /// the exit cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; a site that begins
+    /// where the entry's begins is for the same springboard.
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Arc<Site>, Refusal>>, Refusal> {
         let shared = |sites: Vec<Result<Site, Refusal>>| sites.into_iter().map(|site| site.map(Arc::new)).collect();
         self.exits.get(function.start, || exit::sites(self, function).map(shared))
     }
 
-    /// Whom control goes to at an exit of a function that is a jump to another one, as far as the file tells; none at a return.
+    /// The target of an exit that is a jump to another function, as far as the file tells; `None` at a return.
     pub fn tail_jump(&self, function: &Function, exit: &Site) -> Option<Callee> {
         exit::tail_jump(self, function, exit)
     }
 
-    /// Whether the sites of a function of this kind were asked for already, so that they are there at once.
+    /// Whether the sites of a function of this kind are in the cache, so that the answer is immediate.
     pub fn knows_sites(&self, function: &Function, kind: PointKind) -> bool {
         match kind {
             PointKind::Entry => self.entries.knows(function.start),
@@ -43,18 +43,18 @@ impl Image {
         call::sites(self, function)
     }
 
-    /// Everything needed to weave before (or behind) the calls of a function that control can reach, in order of address; for each, or why
-    /// that one cannot be woven. An error if it is not certain that these are all.
+    /// The sites before (or after) the calls of a function that control can reach, in order of address: for each, the site or the reason
+    /// why that place cannot be woven. An error if it is not certain that these are all.
     pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
         call::points(self, function, after)
     }
 
-    /// Whether a function leaves for another place of the stack and nothing else: the last step of longjmp.
+    /// Whether every exit of a function is the last step of longjmp: a jump to another frame.
     pub fn leaps(&self, function: &Function) -> bool {
         leap::leaps(self, function)
     }
 
-    /// All functions that do.
+    /// All functions for which `leaps` holds.
     pub fn leaping(&self) -> impl Iterator<Item = &Function> {
         let found = self.leaping.get_or_init(|| leap::all(self));
         found.iter().filter_map(|number| self.functions().get(*number))

@@ -17,7 +17,7 @@ pub(crate) fn add(image: &Image, function: &Function, code: &mut FunctionCode) {
     calls(image, function, code);
 }
 
-/// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
+/// Refuses each exit without a site, for the reason of the first refused exit, as refusals do not say which exit they belong to.
 fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
     let sites = image.exit_sites(function);
     let woven: Vec<Svma> = match &sites {
@@ -34,7 +34,7 @@ fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
     }
 }
 
-/// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
+/// Refuses calls, as far as the points before them go. A call that control does not reach, as far as is known, is not refused.
 fn calls(image: &Image, function: &Function, code: &mut FunctionCode) {
     let sites = image.call_points(function, false);
     for call in code.points.iter_mut().filter(|p| p.kind == PointKind::CallBefore) {

@@ -1,12 +1,12 @@
-//! Sizes of springboards and of what a site describes.
+//! Sizes of springboards, and of the bytes that a site describes.
 
-/// Bytes that a site describes.
+/// Largest number of bytes that a site describes.
 pub(crate) const SITE_MAX: u64 = 64;
-/// The longest springboard that is written at once.
+/// Length in bytes of the longest springboard, which one write must cover.
 pub(crate) const SPRINGBOARD: u64 = 5;
-/// Springboards lie on one page.
+/// Size of a page in bytes; a springboard lies on one page.
 pub(crate) const PAGE: u64 = 4096;
-/// A jump with a distance of one byte, to an island.
+/// Length in bytes of a jump with a displacement of one byte, which leads to an island.
 pub(crate) const SHORT: u64 = 2;
 
 /// Whether bytes lie on one page.

@@ -1,7 +1,7 @@
-//! Stretches of whole instructions around a point in the middle of a function, which may be displaced together.
+//! Displaceable ranges: whole instructions around a point in the middle of a function, which may be displaced together.
 //!
-//! What the entry's springboard displaces is left to the entry where it can be. A stretch that has to reach into it overlaps the entry's
-//! springboard, and only one of the two points can be woven.
+//! Such a range avoids the bytes that the entry's springboard displaces if it can. A range that must reach into them overlaps the entry's
+//! springboard, and then only one of the two points can be woven.
 
 use ingraft_model::Refusal;
 
@@ -10,18 +10,18 @@ use crate::flow::body::Body;
 use crate::sites::entry;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 
-/// The longest instruction.
+/// Length in bytes of the longest instruction.
 const INSTRUCTION_MAX: usize = 15;
 
-/// What may be displaced in one function.
+/// The displaceable ranges of one function.
 pub(crate) struct Stretches<'a> {
     pub body: &'a Body<'a>,
     pub flow: &'a Flow,
-    /// First byte of the entry's springboard.
+    /// Address of the first byte of the entry's springboard.
     entry: u64,
-    /// First instruction that the entry's springboard leaves in place.
+    /// Address of the first instruction that the entry's springboard leaves in place.
     home: u64,
-    /// First byte that the sites so far have left.
+    /// First address that no earlier site uses.
     pub floor: u64,
 }
 
@@ -32,13 +32,13 @@ impl<'a> Stretches<'a> {
         Stretches { body, flow, entry, home, floor: 0 }
     }
 
-    /// Whether the entry displaces an instruction, and control arrives there by the entry alone.
+    /// Whether the entry's springboard displaces an instruction, and control reaches the instruction by the entry alone.
     pub fn goes_with_entry(&self, at: u64, end: u64) -> bool {
         at >= self.entry && end <= self.home && !self.lands_within(self.entry, end)
     }
 
-    /// Where the stretch of a point may begin: at its instruction, and at each one in front of it, nearest first, as long as control only
-    /// runs straight through or, with `branches`, away to elsewhere in the function.
+    /// Addresses at which the displaceable range of a point may begin: its own instruction, and each instruction before it, nearest first,
+    /// as long as control only falls through. With `branches`, a branch away to elsewhere in the function may be among them.
     pub fn starts(&self, point: usize, branches: bool) -> Vec<u64> {
         let code = &self.body.code;
         let end = code[point].next_ip();
@@ -62,8 +62,8 @@ impl<'a> Stretches<'a> {
         starts
     }
 
-    /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `ends` are the
-    /// addresses up to which it may reach, the best first.
+    /// The start of the shortest range that a springboard fits into; if there is none, of the longest range that a jump to an island fits
+    /// into. `ends` are the addresses up to which the range may reach, the best first.
     pub fn choose(&self, starts: &[u64], ends: &[u64]) -> Result<u64, Refusal> {
         let fits = |start: u64, end: u64, len: u64| end.saturating_sub(start) >= len && on_one_page(start, len);
         let best = |starts: &[u64]| {
@@ -82,12 +82,12 @@ impl<'a> Stretches<'a> {
         })
     }
 
-    /// Whether control can arrive at an address other than by running on.
+    /// Whether control can arrive at an address other than by falling through.
     pub fn lands(&self, at: u64) -> bool {
         self.flow.lands(self.body, at)
     }
 
-    /// Whether control can arrive behind the first byte of a stretch.
+    /// Whether control can arrive in a range after its first byte.
     pub fn lands_within(&self, start: u64, end: u64) -> bool {
         (start + 1..end).any(|at| self.lands(at))
     }

@@ -39,7 +39,7 @@ impl TextBits {
     pub fn set(&self, svma: u64) {
         if let Some((region, offset)) = self.place(svma) {
             let (word, bit) = (&region.words[(offset / 64) as usize], 1 << (offset % 64));
-            // Most places are set many times: a read is cheaper than a locked write.
+            // Most places are set many times, and a read is cheaper than a locked write.
             if word.load(Relaxed) & bit == 0 {
                 word.fetch_or(bit, Relaxed);
             }
@@ -74,12 +74,12 @@ impl TextBits {
         None
     }
 
-    /// All words, for storing.
+    /// All words, in the form that is stored.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.regions.iter().flat_map(|r| r.words.iter().map(|w| w.load(Relaxed)))
     }
 
-    /// Sets all words from storage; false if their number differs.
+    /// Sets all words from stored ones; returns false if their number differs.
     pub fn load(&self, mut words: impl ExactSizeIterator<Item = u64>) -> bool {
         let own: usize = self.regions.iter().map(|r| r.words.len()).sum();
         if words.len() != own {

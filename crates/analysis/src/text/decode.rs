@@ -4,30 +4,30 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 
 use crate::file::elf::Elf;
 
-/// Decodes one instruction; `None` if the bytes are none that the decoder knows.
+/// Decodes one instruction; `None` if the decoder does not know the bytes.
 pub(crate) fn one(bytes: &[u8], svma: u64) -> Option<Instruction> {
     let instruction = Decoder::with_ip(64, &bytes[..bytes.len().min(15)], svma, DecoderOptions::NONE).decode();
     (!instruction.is_invalid()).then_some(instruction)
 }
 
-/// Decodes one instruction after the other, without the cost of a new decoder for each.
+/// Decodes one instruction after the other, without the cost of creating a decoder for each.
 pub(crate) struct Cursor<'a>(Decoder<'a>);
 
 impl<'a> Cursor<'a> {
-    /// Begins at the first of `bytes`, which is at `svma`.
+    /// Starts at the first of `bytes`, whose address is `svma`.
     pub fn new(bytes: &'a [u8], svma: u64) -> Self {
         Cursor(Decoder::with_ip(64, bytes, svma, DecoderOptions::NONE))
     }
 
-    /// The next instruction; `None` at the end, and at bytes that the decoder does not know.
+    /// Decodes the next instruction; `None` at the end, and at bytes that the decoder does not know.
     pub fn next(&mut self) -> Option<Instruction> {
         let instruction = self.0.decode();
         (!instruction.is_invalid()).then_some(instruction)
     }
 }
 
-/// Decodes `from..until`, which lie in one region of text, into `out`. `keep_going` is asked before every instruction.
-/// Bytes that are no instruction are skipped one by one and told to `invalid`.
+/// Decodes `from..until`, which lie in one region of text, into `out`. Calls `keep_going` before every instruction. Skips bytes that are no
+/// instruction one by one and passes their addresses to `invalid`.
 pub(crate) fn range(
     image: &Elf,
     from: u64,
@@ -43,14 +43,14 @@ pub(crate) fn range(
         if !keep_going(from + at as u64) {
             return;
         }
-        // In place: an instruction is 40 bytes, and there are millions.
+        // The instruction is decoded in place, because it takes 40 bytes and there are millions of them.
         let index = out.len();
         out.push(Instruction::default());
         decoder.decode_out(&mut out[index]);
         if out[index].is_invalid() {
             out.truncate(index);
             invalid(from + at as u64);
-            // The position is inside the slice, so this does not fail.
+            // The position is inside the slice, so the call does not fail.
             if decoder.set_position(at + 1).is_err() {
                 return;
             }
@@ -85,7 +85,7 @@ pub(crate) fn padding(bytes: &[u8], zeros: bool) -> usize {
 pub(crate) fn is_nop(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Nop => true,
-        // `xchg ax, ax` is 66 90; with other registers it is no filler.
+        // `xchg ax, ax` is 66 90; with other registers the instruction is not padding.
         Mnemonic::Xchg => {
             matches!(instruction.code(), Code::Xchg_r16_AX) && instruction.op0_register() == instruction.op1_register()
         }
@@ -93,8 +93,8 @@ pub(crate) fn is_nop(instruction: &Instruction) -> bool {
     }
 }
 
-/// Whether an instruction reads or writes the first page of the address space, which no program has: what compilers and programs put where they mean
-/// to crash.
+/// Whether an instruction reads or writes the first page of the address space, which no program maps. Compilers and programs use such an
+/// instruction to crash on purpose.
 pub(crate) fn crashes(instruction: &Instruction) -> bool {
     const PAGE: u64 = 4096;
     let accesses = (0..instruction.op_count()).any(|op| instruction.op_kind(op) == OpKind::Memory);

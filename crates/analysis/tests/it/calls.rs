@@ -1,4 +1,4 @@
-//! The places before and behind calls of small hand-written functions.
+//! The places before and after calls of small hand-written functions.
 
 use crate::support::{TEXT, TestElf, find};
 use iced_x86::code_asm::*;
@@ -18,13 +18,13 @@ fn points(elf: &TestElf, after: bool) -> Points {
     points.into_iter().map(|p| p.site).collect()
 }
 
-/// (first byte from the beginning of the text, point, own bytes) of each site.
+/// (first byte, point, own bytes) of each site; the first byte counts from the beginning of the text.
 fn places(points: Points) -> Vec<(u64, u8, u8)> {
     let site = |s: Result<Option<Site>, Refusal>| s.unwrap().map_or((0, 0, 0), |s| (s.at.0 - TEXT, s.point, s.own));
     points.into_iter().map(site).collect()
 }
 
-/// More than the springboard of an entry displaces, up to the return point of a call: nine bytes.
+/// Nine bytes of code that end with a call: more than an entry's springboard displaces.
 fn begin(a: &mut CodeAssembler) {
     a.push(rbp).unwrap();
     a.mov(rbp, rsp).unwrap();

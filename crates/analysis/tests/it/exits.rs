@@ -1,4 +1,4 @@
-//! Exits and calls of small hand-written functions: which there are, and what may be displaced with them.
+//! Exits and calls of small hand-written functions: those that are found, and the bytes that may be displaced with them.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ fn exits(elf: &TestElf, name: &str) -> Exits {
     image.exit_sites(find(&image, name))
 }
 
-/// A return alone.
+/// Refusal of an exit that is a single return.
 const TOO_SHORT: Refusal = Refusal::TooShort { available: 1, next: "the next place where control can arrive" };
 
-/// (first byte, point, own bytes, all bytes) of each exit, from the beginning of the text.
+/// (first byte, point, own bytes, all bytes) of each exit; the first byte counts from the beginning of the text.
 fn stretches(elf: &TestElf, name: &str) -> Vec<(u64, u8, u8, usize)> {
     let sites = exits(elf, name).unwrap().into_iter().map(Result::unwrap);
     sites.map(|s| (s.at.0.wrapping_sub(TEXT), s.point, s.own, s.bytes.len())).collect()
 }
 
-/// More than the springboard of an entry displaces, up to the return point of a call: nine bytes.
+/// Nine bytes of code that end with a call: more than an entry's springboard displaces.
 fn begin(a: &mut CodeAssembler) {
     a.push(rbp).unwrap();
     a.mov(rbp, rsp).unwrap();
@@ -43,7 +43,7 @@ fn a_return_takes_what_runs_into_it() {
     let image = elf.image();
     let f = find(&image, "f");
     let site = image.exit_sites(f).unwrap().remove(0).unwrap();
-    // The padding up to the next function is enough with the `pop` and the `ret`.
+    // The padding up to the next function, the `pop` and the `ret` are enough together.
     assert_eq!((site.at, site.point, site.own), (Svma(TEXT + 20), 0, 1));
     assert_eq!((site.point_kind(), site.function, site.bytes.len()), (PointKind::Exit, f.start(), 12));
     assert_eq!(image.bytes_at(site.at, 12), Some(&site.bytes[..]));
@@ -80,11 +80,11 @@ fn nothing_may_land_in_a_stretch() {
             a.nop().unwrap();
         })
         .function("g", &[0xc3]);
-    // What `je` leads to is all there is: with a `nop` behind it enough for a jump to an island.
+    // The exit has only the target of `je`: with the `nop` after it, enough for a jump to an island.
     let image = elf.image();
     let site = image.exit_sites(find(&image, "f")).unwrap().remove(0).unwrap();
     assert_eq!((site.at.0 - TEXT, site.point, site.own), (15, 1, 2));
-    // A call's return point, a landing place, and a branch end a stretch.
+    // The return address of a call, a landing pad, and a branch each end a displaceable range.
     let alone = TestElf::new()
         .assemble("f", |a| {
             begin(a);
@@ -97,10 +97,10 @@ fn nothing_may_land_in_a_stretch() {
 
 #[test]
 fn the_entry_keeps_what_it_displaces() {
-    // Room behind: the return is its own.
+    // There is room after the entry's springboard, so the return has a springboard of its own.
     let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
     assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
-    // The return is among what the entry displaces: it goes with it.
+    // The entry displaces the return, so the return goes with it.
     let within =
         |elf: &TestElf| exits(elf, "f").unwrap().into_iter().map(|s| s.unwrap().is_within_entry()).collect::<Vec<_>>();
     let shared = TestElf::new().function("f", &[0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
@@ -108,7 +108,7 @@ fn the_entry_keeps_what_it_displaces() {
     let behind_endbr = TestElf::new().function("f", &[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
     assert_eq!((stretches(&behind_endbr, "f"), within(&behind_endbr)), (vec![(6, 0, 1, 1)], vec![true]));
     assert!(!within(&apart)[0]);
-    // What is left behind the springboard is too short, so the entry takes it along; and a jump that leaves if a condition holds.
+    // The bytes left after the springboard are too short, so the entry displaces the exit too; and a jump that leaves if a condition holds.
     let long = TestElf::new().function("f", &[0x48, 0x8b, 0x47, 0x08, 0xd1, 0xe8, 0xc3]).raw(&[0xf4]);
     assert_eq!((stretches(&long, "f"), within(&long)), (vec![(6, 0, 1, 1)], vec![true]));
     let image = long.image();
@@ -116,7 +116,7 @@ fn the_entry_keeps_what_it_displaces() {
     let jump = TestElf::new().function("f", &[0x85, 0xff, 0x0f, 0x84, 0x78, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xc3]);
     let jump = jump.raw(&[0x90; 0x80 - 14]).function("g", &[0xc3]);
     assert_eq!((stretches(&jump, "f"), within(&jump)), (vec![(2, 0, 6, 6), (13, 0, 1, 17)], vec![true, false]));
-    // A branch in front: the stretch cannot begin at the entry.
+    // A branch precedes the exit, so its range cannot begin at the entry.
     let overlaps = TestElf::new().function("f", &[0x85, 0xff, 0x74, 0x01, 0xc3, 0xc3]).function("g", &[0xc3]);
     assert_eq!(
         exits(&overlaps, "f").unwrap().into_iter().map(|s| s.map(|s| (s.at.0 - TEXT, s.own))).collect::<Vec<_>>(),
@@ -178,7 +178,8 @@ fn jumps_to_other_functions_are_exits() {
     assert_eq!(f.parts(), [Svma(TEXT + 0x80)..Svma(TEXT + 0x88)]);
     let points: Vec<_> = image.exit_sites(f).unwrap().into_iter().map(|s| s.unwrap()).collect();
     let points: Vec<_> = points.iter().map(|s| (s.at.0 - TEXT + u64::from(s.point), s.own - s.point)).collect();
-    // To g, to the slot's function, through a pointer, and the return of the cold part; neither the loop nor the jump to that part.
+    // The tail jumps to g, to the slot's function and through a pointer, and the return of the cold part; not the loop or the jump to that
+    // part.
     assert_eq!(points, [(18, 6), (36, 2), (38, 3), (0x87, 1)]);
     assert_eq!(stretches(&elf, "slot"), [(0x66, 0, 6, 22)]);
 }
@@ -207,11 +208,11 @@ fn cases_of_a_table_are_followed() {
             .rodata(&table)
     };
     assert_eq!(stretches(&elf(first + 12), "f"), [(14, 5, 6, 6), (20, 5, 6, 6), (26, 5, 6, 6), (34, 0, 1, 14)]);
-    // One case elsewhere, which may come back.
+    // One case of the table lies elsewhere, and its code may come back.
     assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
 
-/// As GCC writes the parser of nginx: the index is kept in another register, which is compared.
+/// GCC compiles the parser of nginx like this: the index is kept in another register, which is compared.
 #[test]
 fn a_bound_of_a_copy_bounds_the_index() {
     let elf = |copy: &dyn Fn(&mut CodeAssembler), first: u64| {
@@ -239,7 +240,7 @@ fn a_bound_of_a_copy_bounds_the_index() {
         a.cmp(r10d, 2).unwrap();
     };
     assert_eq!(stretches(&elf(&whole, TEXT + 18), "f").len(), 4);
-    // of another register, of eight bits of the index, and of what the index was before
+    // a copy of another register, of eight bits of the index, and of an earlier value of the index
     let other = |a: &mut CodeAssembler| {
         a.mov(r10d, esi).unwrap();
         a.cmp(r10d, 2).unwrap();
@@ -260,7 +261,7 @@ fn a_bound_of_a_copy_bounds_the_index() {
 
 #[test]
 fn tables_without_a_bound_are_not_trusted() {
-    // The second case lies elsewhere, where reading stops; the third has the return.
+    // The second case lies elsewhere, and reading of the table stops there; the return is in the third case.
     let first = TEXT + 7;
     let table = [first, TEXT + 0x30, first + 2].map(u64::to_le_bytes).concat();
     let elf = TestElf::new()
@@ -306,7 +307,7 @@ fn functions_whose_exits_are_not_known_are_refused() {
     assert_eq!((runs_off.at.0 - TEXT, runs_off.point, &runs_off.bytes[..]), (2, 0, &[0x90; 5][..]));
     let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).raw(&[0xf4; 14]).function("g", &[0xc3]);
     assert_eq!(exits(&runs_on, "f"), Err(Refusal::RunsOn { offset: Offset(2) }));
-    // a store to address 1, which is meant to crash: nothing follows
+    // a store to address 1, which is meant to crash: no control continues after it
     let crash = [0x31, 0xc0, 0xc7, 0x04, 0x25, 1, 0, 0, 0, 0, 0, 0, 0];
     let crashes = TestElf::new().function("f", &crash).raw(&[0xf4; 3]).function("g", &[0xc3]);
     assert_eq!(exits(&crashes, "f"), Ok(vec![]));
@@ -315,7 +316,7 @@ fn functions_whose_exits_are_not_known_are_refused() {
     let chosen =
         TestElf::new().function("f", &[0xc3]).raw(&[0xcc; 15]).raw(&[0xc3]).symbol("chosen", TEXT + 16, 1, IFUNC);
     assert_eq!(exits(&chosen, "chosen"), Err(Refusal::IfuncResolver));
-    // Bytes behind a return are never reached, and a call at the end does not return.
+    // Control never reaches bytes after a return, and a call at the end does not return.
     let data = TestElf::new().function("f", &[0x31, 0xc0, 0xc3, 0x06, 0x06]).function("g", &[0xc3]);
     assert_eq!(exits(&data, "f").unwrap().len(), 1);
     let aborts = TestElf::new().assemble("f", begin).raw(&[0xcc; 0xf7]).function("g", &[0xc3]);
@@ -334,7 +335,7 @@ fn jumps_into_the_middle_of_a_function_must_not_come_back() {
             })
             .function("g", &[&[0x31, 0xc0, 0x31, 0xd2], last].concat())
     };
-    // g ends by itself, or goes to the middle of f.
+    // g ends by itself, or jumps to the middle of f.
     assert_eq!(stretches(&elf(&[0xc3]), "f").len(), 2);
     assert_eq!(exits(&elf(&[0xeb, 0xef]), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
@@ -343,12 +344,12 @@ fn jumps_into_the_middle_of_a_function_must_not_come_back() {
 fn springboards_of_exits_keep_to_one_page() {
     let elf =
         |code: &[u8]| TestElf::new().raw(&[0x90; 0xff0]).function("f", code).raw(&[0x90; 16]).function("g", &[0xc3]);
-    // Enough padding behind the return, but on the next page.
+    // The padding after the return is long enough, but lies on the next page.
     let plain = [0x31, 0xc0, 0x31, 0xd2, 0x31, 0xc9, 0x31, 0xf6];
     let end = elf(&[&[0xb8, 0, 0, 0, 0][..], &plain, &[0xc3]].concat());
     let [(at, point, own, _)] = stretches(&end, "f")[..] else { panic!() };
     assert_eq!((at, point, own), (0xffb, 2, 3));
-    // The return point of a call is the last byte of a page.
+    // The return address of a call is the last byte of a page.
     let last = elf(&[0xb8, 0, 0, 0, 0, 0xba, 0, 0, 0, 0, 0xe8, 0x11, 0, 0, 0, 0xc3]);
     assert_eq!(exits(&last, "f"), Ok(vec![Err(Refusal::StraddlesPages)]));
 }
@@ -429,7 +430,7 @@ fn a_jump_with_a_stack_pointer_from_elsewhere() {
         a.mov(rsp, qword_ptr(rdi + 0x30)).unwrap();
         a.jmp(qword_ptr(rdi + 0x38)).unwrap();
     }));
-    // its own frame ends; something runs on the other stack; a tail call
+    // the function's own frame ends; an instruction runs on the other stack; a tail call
     assert!(!leaps(|a| {
         a.mov(rsp, rbp).unwrap();
         a.pop(rbp).unwrap();

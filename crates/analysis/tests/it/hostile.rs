@@ -1,4 +1,4 @@
-//! Damaged and hostile files: whatever the bytes say, there is an answer, soon, and no panic.
+//! Damaged and hostile files: for any bytes there is an answer, soon, and no panic.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use iced_x86::code_asm::*;
 use ingraft_analysis::{Elf, FrameTable, Image, Registers};
 use proptest::prelude::*;
 
-/// Asks everything that can be asked.
+/// Calls every query of the crate.
 fn exercise(bytes: Arc<[u8]>) {
     let begun = Instant::now();
     if let Ok(image) = Image::parse(Arc::clone(&bytes)) {
@@ -40,11 +40,11 @@ fn exercise(bytes: Arc<[u8]>) {
         let again = Image::from_cache(Elf::parse(bytes).unwrap(), &cache).unwrap();
         assert_eq!(again.functions().len(), image.functions().len());
     }
-    // Far beyond what any of these files takes, and far below what a loop would.
+    // The limit is far above the time for any of these files, and far below the time of an endless loop.
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
 }
 
-/// A small file with a bit of everything.
+/// A small file that has most kinds of content.
 fn seed() -> &'static [u8] {
     static SEED: OnceLock<Vec<u8>> = OnceLock::new();
     SEED.get_or_init(|| {
@@ -72,7 +72,7 @@ fn seed() -> &'static [u8] {
     })
 }
 
-/// A real library without what is merely long, so that changes hit tables and code alike.
+/// A real library without the sections that are merely long, so that changes hit tables and code alike.
 fn library() -> Option<&'static [u8]> {
     static LIBRARY: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     LIBRARY.get_or_init(|| std::fs::read("/lib64/ld-linux-x86-64.so.2").ok()).as_deref()
@@ -90,7 +90,7 @@ fn changed(seed: &[u8], changes: &[(usize, u8)], cut: Option<usize>) -> Arc<[u8]
     bytes.into()
 }
 
-/// Places in the first bytes are as likely as all the others together: headers decide most.
+/// Offsets in the first bytes are as likely as all the others together, because most depends on headers.
 fn places() -> impl Strategy<Value = usize> {
     prop_oneof![0..0x200usize, 0x1000..0x1200usize, any::<usize>()]
 }
@@ -153,7 +153,7 @@ fn overlapping_functions_are_not_quadratic() {
 fn calls_into_the_middle_are_not_quadratic() {
     let mut code = Vec::new();
     for i in 0..20_000i32 {
-        // Each calls one byte behind the next call's start.
+        // Each call goes to the byte after the start of a later call.
         code.extend_from_slice(&[0xe8]);
         code.extend_from_slice(&(5 * (i % 7) + 1).to_le_bytes());
     }

@@ -34,10 +34,10 @@ fn a_short_function_borrows_padding() {
 
 #[test]
 fn padding_that_is_reached_is_none() {
-    // f falls through into the bytes behind it.
+    // f falls through into the bytes after it.
     let falls = TestElf::new().function("f", &[0x31, 0xc0]).function("g", &[0xc3]);
     assert_eq!(site(&falls, "f").unwrap().bytes.len(), 2);
-    // g jumps into the bytes behind f.
+    // g jumps into the bytes after f.
     let target = |a: &mut CodeAssembler| a.jmp(TEXT + 5).unwrap();
     let jumped = TestElf::new().function("f", &[0x31, 0xc0, 0xc3]).assemble("g", target);
     assert_eq!(site(&jumped, "f").unwrap().bytes.len(), 3);
@@ -70,7 +70,7 @@ fn landings_are_found() {
         .function("g", &[0xc3])
         .symbol("inner", TEXT + 5, 0, FUNC)
         .rodata(&(TEXT + 7).to_le_bytes());
-    // The loop head, another symbol, an address in data, and the call's return point.
+    // The loop head, another symbol, an address in data, and the call's return address.
     assert_eq!(offsets(&site(&elf, "f").unwrap())[..4], [2, 5, 7, 14]);
 }
 
@@ -90,7 +90,7 @@ fn branches_back_are_described() {
     assert_eq!((back.at, back.from, back.until), (Svma(TEXT + 10), Svma(TEXT + 7), Svma(TEXT + 12)));
     assert_eq!(back.bytes, [0x48, 0x85, 0xc0, 0x75, 0xf4]);
     assert_eq!(offsets(&f), [0u64; 0]);
-    // Go's way: grow the stack, then begin again; the jump ends the function.
+    // A Go function grows its stack and begins again; the jump back ends the function.
     let go = TestElf::new()
         .assemble("f", |a| {
             let (mut start, mut grow) = (a.create_label(), a.create_label());
@@ -106,7 +106,7 @@ fn branches_back_are_described() {
         .function("morestack", &[0xc3]);
     let f = site(&go, "f").unwrap();
     assert_eq!(f.back_branches().len(), 1);
-    // Behind the jump lies padding; in front of it the call's return point.
+    // The range ends with the padding after the jump, and begins at the call's return address.
     assert_eq!((f.back_branches()[0].from.0 - TEXT, f.back_branches()[0].until.0 - TEXT), (12, 30));
 }
 
@@ -116,7 +116,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         let elf = TestElf::new().assemble("f", |a| write(a)).raw(&[0xcc; 32]).function("g", &[0xc3]);
         site(&elf, "f").unwrap()
     };
-    // Written, but read before.
+    // The register is written, but read before that.
     assert_eq!(
         f(&|a| {
             a.add(eax, 1).unwrap();
@@ -126,7 +126,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         .scratch(),
         []
     );
-    // Only half of it written.
+    // Only half of the register is written.
     assert_eq!(
         f(&|a| {
             a.mov(cx, 1).unwrap();
@@ -135,7 +135,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         .scratch(),
         []
     );
-    // Dead at the return, as it is no register of results.
+    // The register is dead at the return, as it holds no result.
     assert_eq!(
         f(&|a| {
             let mut out = a.create_label();
@@ -148,7 +148,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         .scratch(),
         [R10]
     );
-    // An argument of a call until it is overwritten.
+    // A register may hold an argument of a call until it is overwritten.
     let passes = |a: &mut CodeAssembler| {
         a.call(TEXT + 0x40).unwrap();
         a.mov(ecx, 1).unwrap();
@@ -156,7 +156,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         a.ret().unwrap();
     };
     assert_eq!(f(&passes).scratch(), []);
-    // A flag that is read from the caller.
+    // The function reads a flag that its caller has set.
     assert!(
         !f(&|a| {
             a.setc(al).unwrap();
@@ -212,7 +212,7 @@ fn computed_jumps_without_a_table_are_refused() {
         a.jmp(rax).unwrap();
     });
     assert_eq!(site(&elf, "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
-    // A tail call through a pointer is no puzzle.
+    // A tail call through a pointer is understood.
     let tail = TestElf::new().assemble("f", |a| {
         a.mov(rax, qword_ptr(rdi)).unwrap();
         a.jmp(qword_ptr(rax + 16)).unwrap();
@@ -261,7 +261,7 @@ fn jump_tables_are_followed() {
     for absolute in [false, true] {
         let first = TEXT + if absolute { 14 } else { 22 };
         let mut table = Vec::new();
-        // One more entry than the bound allows, which points elsewhere in the function.
+        // The table has one more entry than the bound allows; that entry points elsewhere in the function.
         for target in [first, first + 6, first + 12, TEXT + 3] {
             match absolute {
                 true => table.extend_from_slice(&target.to_le_bytes()),
@@ -273,7 +273,7 @@ fn jump_tables_are_followed() {
         let code = image.analyse(find(&image, "f"));
         assert_eq!(code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count(), 3, "{code:#x?}");
         assert!(code.unresolved.is_empty());
-        // The word behind an absolute table holds an address of code, so control may arrive there.
+        // The word after an absolute table holds an address of code, so control may arrive there.
         assert_eq!(code.blocks.len(), 6 + usize::from(absolute), "{code:#x?}");
         assert_eq!(code.points_of(PointKind::Exit).count(), 4);
         let site = site(&elf, "f").unwrap();
@@ -302,7 +302,7 @@ fn use_of_gs_is_seen() {
         a.mov(rax, qword_ptr(0x10).gs()).unwrap();
         a.ret().unwrap();
     }));
-    // Behind the return lies data that only looks like it.
+    // The bytes after the return are data that looks like a gs prefix.
     assert!(!uses(&|a| {
         a.ret().unwrap();
         a.db(&[0x65, 0x48, 0x8b, 0x00]).unwrap();
@@ -374,7 +374,7 @@ fn hand_made_return_addresses_are_landings() {
         });
         assert_eq!(offsets(&site(&elf, "f").unwrap()).first(), Some(&1));
     }
-    // another register is not meant
+    // the addition is to another register, so it does not count
     let elf = TestElf::new().function("f", &[0x50, 0x48, 0x83, 0xc0, 0x08, 0x58, 0xc3]).assemble("g", |a| {
         a.lea(rcx, qword_ptr(TEXT)).unwrap();
         a.inc(rdx).unwrap();

@@ -1,13 +1,13 @@
-//! A small ELF file built by hand: text at a fixed address, read-only data behind it, and a symbol table.
+//! A small ELF file built by hand: text at a fixed address, read-only data after it, and a symbol table.
 
 use std::sync::Arc;
 
 use iced_x86::code_asm::CodeAssembler;
 use ingraft_analysis::{Function, Image};
 
-/// Where the text of a test image begins.
+/// Address of the text of a test image.
 pub const TEXT: u64 = 0x40_1000;
-/// Where its read-only data begins.
+/// Address of the read-only data of a test image.
 pub const RODATA: u64 = 0x50_0000;
 
 /// `STT_FUNC`.
@@ -15,7 +15,7 @@ pub const FUNC: u8 = 2;
 /// `STT_GNU_IFUNC`.
 pub const IFUNC: u8 = 10;
 
-/// What the file shall hold.
+/// Contents of the file to build.
 #[derive(Default)]
 pub struct TestElf {
     text: Vec<u8>,
@@ -29,7 +29,7 @@ impl TestElf {
         TestElf { rodata_name: ".rodata", ..TestElf::default() }
     }
 
-    /// Appends code at the next multiple of 16, filled up with `nop`s, and gives it a symbol. Returns where it begins.
+    /// Appends code at the next multiple of 16, after `nop`s as padding, and gives it a symbol.
     pub fn function(mut self, name: &str, code: &[u8]) -> Self {
         while !self.text.len().is_multiple_of(16) {
             self.text.push(0x90);
@@ -40,7 +40,7 @@ impl TestElf {
         self
     }
 
-    /// Assembles a function for the place where it will lie.
+    /// Assembles a function for the address at which it will lie.
     pub fn assemble(self, name: &str, write: impl FnOnce(&mut CodeAssembler)) -> Self {
         let start = TEXT + (self.text.len() as u64).next_multiple_of(16);
         let mut a = CodeAssembler::new(64).unwrap();

@@ -1,5 +1,5 @@
-//! Programs of the system and of the compiler: what the analysis finds is compared with what binutils print. A test whose
-//! file or tool is missing says so and passes.
+//! Programs of the system and of the compiler: compares the results of the analysis with the output of binutils. A test whose file or tool
+//! is missing says so and passes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub fn compile(source: &str, compiler: &str, arguments: &[&str]) -> Option<(temp
     Some((dir, program))
 }
 
-/// Addresses that `nm` prints for functions.
+/// Addresses of the functions that `nm` prints.
 fn nm(arguments: &[&str], file: &Path) -> Option<BTreeSet<u64>> {
     let text = output("nm", arguments, file)?;
     let line = |line: &str| {
@@ -164,14 +164,14 @@ fn returns_are_exits(image: &Image, returns: &BTreeSet<u64>) {
             assert!(!is_return || expected.contains(&(site.at.0 + u64::from(site.point))), "{site:x?}");
         }
         listed += expected.len();
-        // A refused exit does not say where it is.
+        // A refused exit does not say its address.
         let unknown: Vec<u64> = expected.into_iter().filter(|at| !found.contains(at)).collect();
         if unknown.len() > refused {
             unexplained += unknown.len() - refused;
             missing.push((f.display_name().into_owned(), unknown));
         }
     }
-    // Hand-written code has a few returns that nothing leads to, like `repz ret` behind a jump in the strstr of SSE2.
+    // Hand-written code has a few returns that control never reaches, like `repz ret` after a jump in the SSE2 version of strstr.
     assert!(listed > 4000 && unexplained * 1000 < listed, "{listed} {missing:x?}");
 }
 
@@ -392,10 +392,10 @@ fn springboards_leave_out_where_goroutines_continue() {
             .iter()
             .find_map(|name| image.functions().iter().find(|f| f.spellings().any(|s| s == *name)));
         assert_eq!(image.entry_site(goexit.unwrap()), Err(Refusal::EnteredInside { offset: Offset(1) }), "{name}");
-        // `lea (%rax,%rax,4),%rcx` is four bytes long; a signal may suspend a goroutine behind it
+        // `lea (%rax,%rax,4),%rcx` is four bytes long; a signal may suspend a goroutine after it
         let site = image.entry_site(find(&image, "main.mix")).unwrap();
         assert_eq!(site.landings.first().map(|l| l.0 - site.at.0), Some(4), "{name}: {site:?}");
-        // The check of the stack is no place to suspend a goroutine.
+        // A goroutine is not suspended in the check of the stack.
         let site = image.entry_site(find(&image, "main.fault")).unwrap();
         assert!(site.landings.first().is_none_or(|l| l.0 - site.at.0 >= 5), "{name}: {site:?}");
         // Only a recovered panic leads to the last call of a function with a deferred call.
@@ -482,10 +482,10 @@ fn the_last_step_of_longjmp_is_found_and_can_be_woven() {
         let [last] = leaps.as_slice() else { panic!("{name}: {leaps:?}") };
         assert!(matches!(image.exit_sites(last).unwrap().as_slice(), [Ok(_)]), "{name}");
     }
-    // with those that only the library itself calls, as for the cancellation of threads
+    // besides the functions found above, some that only the library itself calls, as for the cancellation of threads
     let all: Vec<_> = image.leaping().map(|f| f.display_name()).collect();
     assert!((3..=4).contains(&all.len()), "{all:?}");
-    // what changes stacks, saves a place on one, or returns as others do
+    // functions that change stacks, save a place on one, or return normally
     for name in ["setcontext", "swapcontext", "makecontext", "_setjmp", "longjmp", "qsort"] {
         assert!(!image.leaps(find(&image, name)), "{name}");
     }

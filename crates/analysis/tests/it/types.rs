@@ -1,4 +1,4 @@
-//! What debugging information of compilers says of arguments and variables, and damaged information.
+//! Debugging information of compilers about arguments and variables, and damaged information.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ fn arguments_and_variables_of_c() {
         assert_eq!(c.argument("plain", 0, "hidden.pairs.b"), reach(&[16], 16, 8, true));
         assert_eq!(c.argument("plain", 0, "hidden.kind"), reach(&[16], 24, 1, false));
         assert_eq!(c.argument("plain", 0, "to"), reach(&[], 32, 8, false));
-        // as the calling convention counts integers
+        // arguments are counted as the calling convention counts integers
         assert_eq!(c.argument("floats", 0, "half"), reach(&[], 8, 2, true));
         assert_eq!(c.argument("many", 6, "half"), reach(&[], 8, 2, true));
         let misplaced = |found| matches!(found, Err(TypeError::Misplaced { .. }));
@@ -138,7 +138,7 @@ proptest! {
         let seed = SEED.get_or_init(|| {
             let (_dir, program) = compile(C, "gcc", &["-O2", "-g"])?;
             let bytes = std::fs::read(program).ok()?;
-            // the debugging information is what lies behind the last mapped byte
+            // the debugging information lies after the last mapped byte
             let image = Image::parse(bytes.clone().into()).ok()?;
             let end = image.segments().iter().map(|s| s.file_offset + s.file_size).max()?;
             let places = (end as usize..bytes.len().checked_sub(64 * 40)?).collect();
