@@ -1,4 +1,4 @@
-//! The command line as types: what clap reads, and the checks that clap cannot express.
+//! The command line as types that clap fills in, and the checks that clap cannot express.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub(crate) enum Format {
 /// Flags of every command.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Common {
-    /// How results are printed: for people, or one JSON object a line for scripts
+    /// Format of results: for people, or one JSON object a line for scripts
     #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
     pub(crate) format: Format,
 
@@ -73,7 +73,7 @@ pub(crate) struct Common {
     )]
     pub(crate) daemons: Vec<String>,
 
-    /// Where journal and cache are kept [default: /var/lib/ingraft as root, else ~/.local/state/ingraft]
+    /// Directory of the journal and the cache [default: /var/lib/ingraft as root, else ~/.local/state/ingraft]
     #[arg(
         long,
         global = true,
@@ -159,9 +159,9 @@ pub(crate) enum Command {
     /// Print shell completions
     #[command(hide = true)]
     Completions {
-        /// For which shell
+        /// Shell of the completions
         shell: Shell,
-        /// For which program
+        /// Program of the completions
         #[arg(value_enum, default_value_t)]
         program: Program,
     },
@@ -211,7 +211,7 @@ pub(crate) struct Target {
 /// Processes and programs that are measured besides the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Follow {
-    /// Children, and theirs.
+    /// Children of the target, and their children.
     Fork,
     /// Another program in the same process.
     Exec,
@@ -228,7 +228,7 @@ pub(crate) struct Measure {
     #[arg(long)]
     pub(crate) until_exit: bool,
 
-    /// How often values are read [default: 1s]
+    /// Time between two readings of the values [default: 1s]
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
 
@@ -425,7 +425,7 @@ pub(crate) struct WatchArgs {
     #[arg(long)]
     pub(crate) scale: bool,
 
-    /// What to watch
+    /// Metrics to watch, each for the whole program or at a focus
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
     pub(crate) pairs: Vec<Pair>,
 
@@ -477,7 +477,7 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) lower: bool,
 
-    /// At which focus; otherwise one function, or the whole program
+    /// Focus of the metrics; without it one function, or the whole program
     #[arg(long, value_name = "FOCUS", requires = "lower", value_parser = focus)]
     pub(crate) focus: Option<Focus>,
 
@@ -555,20 +555,20 @@ pub(crate) struct DetachArgs {
 
 Needs no root and nothing installed. Exit status 0 only if every check holds.")]
 pub(crate) struct DemoArgs {
-    /// How long to count
+    /// Time for which the calls are counted
     #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "3s")]
     pub(crate) duration: Duration,
 }
 
 impl Target {
-    /// Whether it has a target besides those of `running`.
+    /// Whether the flags name a target besides those of `running`.
     fn has_others(&self) -> bool {
         !self.command.is_empty() || self.cgroup.is_some()
     }
 }
 
 impl Cli {
-    /// Checks what clap cannot express, or does not say well enough.
+    /// Checks rules that clap cannot express, or whose violation clap does not explain well enough.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let no_remove = match &self.command {
             Command::Count(args) => args.measure.no_remove,

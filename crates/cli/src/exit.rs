@@ -1,4 +1,4 @@
-//! The end of a command: the documented exit codes, and errors of two lines: what went wrong, and what to do.
+//! The end of a command: the documented exit codes, and errors of two lines, one for the problem and one with advice.
 
 use std::io;
 use std::process::ExitCode;
@@ -6,13 +6,13 @@ use std::process::ExitCode;
 /// The class of a failure; its number is the exit code (interface.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Failed while running.
+    /// The command failed while it ran.
     Failed = 1,
-    /// Wrong usage or MDL.
+    /// The usage or the MDL is wrong.
     Usage = 2,
-    /// No such target or function; an ambiguous name; nothing that can be measured.
+    /// There is no such target or function, a name is ambiguous, or nothing can be measured.
     NotFound = 3,
-    /// Not permitted, traced or held by another.
+    /// The target may not be traced, or another program traces or holds it.
     Denied = 4,
     /// The target ended before the measurement could start.
     Gone = 5,
@@ -24,7 +24,7 @@ impl Kind {
     }
 }
 
-/// A failure: what went wrong, and what to do about it.
+/// A failure: the problem, and advice about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct Failure {
@@ -48,12 +48,12 @@ impl Failure {
         Failure { kind, reason: String::new(), what: what.into(), hint: hint.into(), pid: None, host: None }
     }
 
-    /// Wrong usage.
+    /// A failure by wrong usage.
     pub(crate) fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Failure::new(Kind::Usage, what, hint)
     }
 
-    /// Failed while running.
+    /// A failure while the command ran.
     pub(crate) fn failed(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Failure::new(Kind::Failed, what, hint)
     }
@@ -66,7 +66,7 @@ pub(crate) enum Stop {
     Failure(Failure),
     /// Failures that have been reported already; this is the exit code.
     Reported(Kind),
-    /// The reader of the output went away: nothing is wrong, and no message is needed.
+    /// The reader of the output is gone, which is no error and needs no message.
     ReaderGone,
 }
 

@@ -1,4 +1,4 @@
-//! An engine for tests: the gRPC services that a measurement uses, with a script instead of a target.
+//! An engine for tests: the gRPC services that a measurement uses, answering from a script instead of a target.
 
 use std::io::{self, Write};
 use std::pin::Pin;
@@ -26,20 +26,20 @@ pub(crate) struct Script {
     /// Values by reading; the target ends after the last one if `ends` is set.
     pub(crate) readings: Vec<Vec<i64>>,
     pub(crate) ends: Option<v1::Ended>,
-    /// The stream breaks after the last reading.
+    /// Whether the stream breaks after the last reading.
     pub(crate) breaks: bool,
-    /// Values in the stop of the removal.
+    /// Values at the stop of the removal.
     pub(crate) last: Vec<i64>,
-    /// Makes the metric a histogram: its distribution when it has so many values.
+    /// Gives the distribution of a histogram with this number of values; `None` if the metric is no histogram.
     pub(crate) distribution: Option<fn(i64) -> Distribution>,
-    /// Calls whose values are missing, of every function.
+    /// Numbers of calls whose values are missing, for every function.
     pub(crate) missing: Activations,
-    /// Insertions never end.
+    /// Whether insertions never end.
     pub(crate) hangs: bool,
     /// Process id of a target, and the failure of insertions into it.
     pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
     pub(crate) text_differs: bool,
-    /// Measurements that were removed.
+    /// Ids of the measurements that were removed.
     pub(crate) removed: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -70,11 +70,11 @@ pub(crate) async fn serve(script: Script) -> Channel {
     Endpoint::from_static("http://fake.invalid").connect_with_connector(connector).await.unwrap()
 }
 
-/// Text that is kept, and a reader that may go away.
+/// Collected output, with a reader that may go away.
 #[derive(Clone, Default)]
 pub(crate) struct Paper {
     pub(crate) text: Arc<Mutex<Vec<u8>>>,
-    /// Bytes after which nobody reads any more.
+    /// Number of bytes after which the reader is gone.
     pub(crate) torn_after: Option<usize>,
 }
 
@@ -259,7 +259,7 @@ impl Metrics for Script {
         } else if self.breaks {
             sender.send(Err(Status::internal("the pipe to the moon broke"))).await.unwrap();
         } else {
-            // Goes on without news until the client goes away.
+            // The stream stays open without further readings until the client closes it.
             tokio::spawn(async move { sender.closed().await });
         }
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))

@@ -1,5 +1,5 @@
-//! The ingraft command line: commands, tables and lines of JSON. Engines are reached through gRPC only, also the one that
-//! runs inside this program; how a session with a target works is not known here.
+//! The ingraft command line: commands, tables and lines of JSON. Commands reach every engine through gRPC, the one inside this program too;
+//! this crate does not know how a session with a target works.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -28,10 +28,10 @@ use exit::{Failure, Stop};
 use measure::Context;
 use output::Output;
 
-/// Time that threads of the engine may take to end when all else has ended.
+/// Time that threads of the engine get to end after everything else has ended.
 const GOODBYE: Duration = Duration::from_millis(500);
 
-/// Runs the command line of this process and answers its exit status.
+/// Runs the command line of this process and returns its exit status.
 pub fn main() -> ExitCode {
     let started = Instant::now();
     let words: Vec<OsString> = std::env::args_os().collect();
@@ -45,13 +45,13 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
-    // The demo's server is measured itself: it has only the threads that it says it has.
+    // The demo's server is measured itself, so it must have only the threads that it reports.
     if matches!(cli.command, Command::DemoServer) {
         return demo::server::run();
     }
     cli.check()?;
     let mut out = Output::open(&cli.common)?;
-    // Commands that need no engine start none.
+    // Commands that need no engine do not start one.
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
@@ -89,14 +89,14 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
     result
 }
 
-/// Wrong usage in our two lines, or the help that was asked for.
+/// Reports wrong usage in two lines, or prints the help that was asked for.
 fn wrong_usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
     if matches!(
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
         let asked = error.exit_code() == 0;
-        // A reader that went away is no reason to fail.
+        // A closed output is no failure.
         let _closed = error.print();
         return if asked { ExitCode::SUCCESS } else { exit::Kind::Usage.code() };
     }
@@ -104,7 +104,7 @@ fn wrong_usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
 }
 
 fn usage_failure(error: &clap::Error, words: &[OsString]) -> Failure {
-    // The first paragraph says what; tips, usage and the pointer to --help come after it.
+    // The first paragraph states the problem; tips, usage and the pointer to --help follow.
     let text = error.to_string();
     let what = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
     let suggestion = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
@@ -129,7 +129,7 @@ fn usage_failure(error: &clap::Error, words: &[OsString]) -> Failure {
     Failure::usage(what.split_whitespace().collect::<Vec<_>>().join(" "), hint)
 }
 
-/// The format that was asked for, as far as it can be seen in arguments that are wrong.
+/// The format that was asked for, as far as wrong arguments show it.
 fn asked_format(words: &[OsString]) -> Format {
     let words: Vec<&str> = words.iter().filter_map(|w| w.to_str()).take_while(|w| *w != "--").collect();
     let json = words.contains(&"--format=json") || words.windows(2).any(|pair| pair == ["--format", "json"]);

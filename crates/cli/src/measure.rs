@@ -1,7 +1,7 @@
-//! A measurement from insertion to removal: what `count`, `latency` and `watch` have in common.
+//! A measurement from insertion to removal: the common part of `count`, `latency` and `watch`.
 //!
-//! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
-//! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
+//! Invariant "nothing stays in": a command may end by time, a signal, the end of the target, an error, or a closed pipe. In every case it
+//! removes each measurement that it inserted before it ends, unless the user asked for the measurement to stay.
 
 mod chosen;
 mod kin;
@@ -31,11 +31,11 @@ use crate::signals::Signals;
 use chosen::Chosen;
 use kin::Kin;
 
-/// Time between two readings unless told otherwise.
+/// Default time between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Nanoseconds by which the machine's time asleep must have grown before another warning.
 const SLEEP_NS: u64 = 50_000_000;
-/// Time between two checks whether the reader of the output went away.
+/// Time between two checks whether the reader of the output is gone.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The plan of a command: the requests, the time between readings, and the flags.
@@ -48,12 +48,12 @@ pub(crate) struct Plan {
     interval: Duration,
     /// Length of a phase of the histories; `None` if there are no phases.
     phases: Option<Duration>,
-    /// Whether events that were counted in a part of the time only are estimated for all of it.
+    /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     scaled: bool,
 }
 
 impl Plan {
-    /// Creates a plan with a request for each target that the flags name. A started command writes to the same screen.
+    /// Creates a plan with a request for each target that the flags name. A command that the plan starts writes to the same screen.
     pub(crate) fn new(
         measure: &args::Measure,
         target: &args::Target,
@@ -78,14 +78,14 @@ impl Plan {
         Plan { phases, ..self }
     }
 
-    /// Returns the plan with or without estimates for events that were counted in a part of the time only.
+    /// Returns the plan with or without scaling of events that were counted for a part of the time.
     pub(crate) fn scaled(self, scaled: bool) -> Self {
         Plan { scaled, ..self }
     }
 }
 
 impl Plan {
-    /// The names and control groups of which all processes are measured.
+    /// The names and control groups all of whose processes are measured.
     fn choices(&self) -> impl Iterator<Item = &Choice> {
         self.requests.iter().filter_map(|request| match &request.target {
             Target::Each(choice) => Some(choice),
@@ -108,30 +108,30 @@ pub(crate) struct Site {
     pub(crate) enabled: Enabled,
     /// The latest values.
     pub(crate) reading: Reading,
-    /// The values of the reading before, for rates; `None` before the second reading.
+    /// The values of the previous reading, for rates; `None` before the second reading.
     pub(crate) before: Option<Reading>,
-    /// Unix time of the first reading.
+    /// Unix time of the first reading, in nanoseconds.
     pub(crate) first_ns: Option<u64>,
     pub(crate) ended: bool,
-    /// Whether the target went on as another program.
+    /// Whether the target continued as another program (exec).
     exec: bool,
     /// Failure after which no reading follows.
     lost: Option<Failure>,
-    /// Unix time, in nanoseconds, since which a process that was not asked for by name is measured: earlier calls are not counted.
+    /// Unix time, in nanoseconds, since which a process that was not asked for by name is measured; earlier calls are not counted.
     pub(crate) late_ns: Option<u64>,
     /// Patterns and foci in modules that were never loaded.
     awaited: Vec<String>,
-    /// Object that announces the removal, if the removal is done already.
+    /// Object that announces the removal, if the measurement is removed already.
     farewell: Option<Object>,
-    /// Pairs whose removal for their costs or the gs base the user has been told of.
+    /// Pairs of whose removal the user has been told; the reason was their cost or the gs base.
     told_out: BTreeSet<usize>,
-    /// Whether values of events that were counted in a part of the time only are estimates for all of it.
+    /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     pub(crate) scaled: bool,
-    /// Pairs for which the user has been warned that they are counted in a part of the time only.
+    /// Pairs for which the user has been warned that they are counted for a part of the time only.
     told_share: BTreeSet<usize>,
-    /// Nanoseconds of the machine's sleep that the latest warning told.
+    /// The machine's time asleep that the latest warning stated, in nanoseconds.
     told_slept_ns: u64,
-    /// Functions of later loaded libraries for which the user has been warned that they are not measured.
+    /// Functions of libraries loaded later for which the user has been warned that they are not measured.
     told_refused: Vec<RefusedFunction>,
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
@@ -188,7 +188,7 @@ impl Session<'_> {
         self.context.common.format
     }
 
-    /// Takes up a measurement that was inserted.
+    /// Adds a measurement that was inserted.
     fn add(
         &mut self,
         client: &Client,
@@ -203,7 +203,7 @@ impl Session<'_> {
         self.announce(out)
     }
 
-    /// Says that the latest measurement is in.
+    /// Announces that the latest measurement is inserted.
     fn announce(&self, out: &mut Output) -> Result<(), Stop> {
         let Some(site) = self.sites.last() else { return Ok(()) };
         let e = &site.enabled;
@@ -232,7 +232,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Shows what arrives until it is time to end.
+    /// Presents readings as they arrive, until the command must end.
     async fn follow(
         &mut self,
         events: mpsc::Sender<Arrival>,
@@ -243,7 +243,7 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
-        // Without this sender, the end of the last stream ends the command.
+        // Without this sender, the channel closes with the last stream, and that ends the command.
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -287,16 +287,16 @@ impl Session<'_> {
                 }
             }
         }
-        // The first lost site decides how the command ends.
+        // The failure of the first lost site decides how the command ends.
         self.sites.iter_mut().find_map(|s| s.lost.take()).map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Says what was taken out since the last reading; fails when nothing else is left to measure.
+    /// Reports the pairs that were taken out since the last reading; fails if nothing is left to measure.
     fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
         let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
         let nothing_left = self.sites.iter().all(Site::is_all_out);
         let mut last = None;
-        // a table names only the first pairs; scripts get an object for each
+        // people see only the first pairs by name; scripts get an object for each pair
         let named = if out.json() { usize::MAX } else { words::NAMED };
         let more = new.len().saturating_sub(named);
         for (number, object) in new.into_iter().enumerate() {
@@ -313,7 +313,8 @@ impl Session<'_> {
         last.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Says once of each event that it is counted in a part of the time only, and of each sleep of the machine that times may be wrong.
+    /// Warns once for each event that is counted for a part of the time only, and for each sleep of the machine, after which times may be
+    /// wrong.
     fn tell_shares(&mut self, at: usize) {
         let format = self.format();
         let Some(site) = self.sites.get_mut(at) else { return };
@@ -324,19 +325,19 @@ impl Session<'_> {
             }
         }
         let slept_ns = site.reading.values.iter().map(|value| value.slept_ns).max().unwrap_or(0);
-        // the two clocks whose difference is the sleep are not read at the same moment
+        // the sleep is the difference of two clocks that are not read at the same moment, hence the tolerance
         if slept_ns > site.told_slept_ns.saturating_add(SLEEP_NS) {
             site.told_slept_ns = slept_ns;
             output::warn(&words::slept(slept_ns), format);
         }
     }
 
-    /// Says which pairs a command that was started never had anything for; fails if that is all of them.
+    /// Reports the pairs for which a started command never had a function or module; fails if these are all pairs.
     fn tell_absent(&self) -> Result<(), Stop> {
         let started = |request: &&Request| matches!(request.target, Target::Command(_));
         let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.pairs);
         let pairs = || self.sites.iter().flat_map(|site| &site.enabled.pairs);
-        // a focus with a pattern stands for those of the functions that match
+        // a focus with a pattern stands for the foci of the matching functions
         let measures = |p: &PairInfo, m: &str, f: &str| p.metric == m && (p.focus == f || f.contains(['*', '?']));
         let absent: Vec<_> = asked.filter(|(m, f)| !pairs().any(|p| measures(p, m, f))).collect();
         if absent.is_empty() {
@@ -349,9 +350,9 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Says which functions were waited for in vain; fails if nothing else was asked for.
+    /// Reports the functions whose modules were never loaded; fails if nothing else was asked for.
     fn tell_awaited(&self) -> Result<(), Stop> {
-        // `tell_absent` has said it of pairs in started programs
+        // `tell_absent` has reported the pairs in started programs
         let started = self.plan.requests.iter().any(|request| request.target.is_started());
         let told =
             |text: &str| started && self.plan.requests.iter().any(|r| r.pairs.iter().any(|(_, f)| f.contains(text)));
@@ -370,22 +371,22 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
-    /// does not keep anything from being removed.
+    /// Removes everything and presents the last values. `so_far` is the result of the measurement. A closed output does not prevent the
+    /// removal.
     async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
         let counted = so_far.is_ok() || self.sites.iter().any(|s| s.first_ns.is_some());
         let mut result = so_far;
         let mut farewells = Vec::new();
         let format = self.format();
         self.tell_missed();
-        // once for all: an engine reads the costs of all its targets
+        // the costs are read once for all sites, because an engine reads the costs of all its targets anyway
         let mut inserted = Vec::new();
         for client in self.context.engines.clients().iter().filter(|_| counted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
             inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
         }
         if self.plan.measure.no_remove {
-            // no removal will look at the code
+            // without a removal, nothing else reports changes to the code
             let is_ours = |i: &&objects::Inserted| {
                 self.sites.iter().any(|s| (s.enabled.pid, s.host()) == (i.pid, i.host.clone()))
             };
@@ -421,7 +422,7 @@ impl Session<'_> {
                 Err(stop) => Err(stop),
             };
             match left {
-                // Each is reported: one target's trouble must not hide another's.
+                // Each failure is reported: the failure of one target must not hide that of another.
                 Err(Stop::Failure(failure)) if result.is_err() => output::report(&failure, format),
                 Err(stop) if result.is_ok() => result = Err(stop),
                 Ok(()) | Err(_) => {}
@@ -444,7 +445,7 @@ impl Session<'_> {
         }
         let presented = view.last(&self.sites, out).and_then(|()| {
             farewells.iter().try_for_each(|(ended, farewell)| {
-                // The end of the target has been said; people need not hear that nothing is in it.
+                // The end of the target has been reported, so people need not read that nothing is left in it.
                 let text = if *ended { String::new() } else { words::farewell(farewell) };
                 out.text(&text)?;
                 out.object(farewell)
@@ -472,7 +473,7 @@ impl Site {
         PairFacts { exact_since_ns: known.exact_since_ns.or(self.late_ns) }
     }
 
-    /// A measurement that an earlier command has left in, with its values.
+    /// A measurement that an earlier command left in, with its values.
     pub(crate) fn left_in(client: Client, pid: i32, measurement: u64, grown: Grown, reading: Reading) -> Self {
         let Grown { pairs, refused } = grown;
         let enabled = Enabled { measurement, pid, pairs, refused, ..Enabled::default() };
@@ -509,13 +510,13 @@ impl Site {
         self.client.host()
     }
 
-    /// The parent's id and the title of the target, as people read them.
+    /// The parent's id and the title of the target, formatted for people.
     pub(crate) fn kinship(&self) -> (String, String) {
         let parent = Some(self.enabled.parent).filter(|parent| *parent != 0);
         (parent.map(|parent| parent.to_string()).unwrap_or_default(), self.enabled.title.clone())
     }
 
-    /// The change per second of a pair between the two latest readings; of a time the change in seconds.
+    /// The change of a pair's value per second between the two latest readings; for a time, the change in seconds.
     pub(crate) fn rate(&self, pair: usize) -> Option<f64> {
         let before = self.before.as_ref()?;
         let seconds = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
@@ -524,7 +525,7 @@ impl Site {
         Some(change as f64 * unit / seconds)
     }
 
-    /// The change per second of a pair since the first reading.
+    /// The change of a pair's value per second since the first reading.
     pub(crate) fn mean_rate(&self, pair: usize) -> Option<f64> {
         let seconds = self.reading.time_ns.checked_sub(self.first_ns?).filter(|&ns| ns > 0)? as f64 / 1e9;
         Some(self.reading.values.get(pair)?.value as f64 / seconds)
@@ -562,8 +563,8 @@ impl Site {
         !self.ended && self.lost.is_none()
     }
 
-    /// Libraries were loaded that its patterns match: their pairs come behind those that were there.
-    /// Takes over the pairs of the grown measurement, and warns of functions that are newly refused.
+    /// Takes over the pairs of a measurement that has grown because matching libraries were loaded; the new pairs follow the earlier ones.
+    /// Warns of functions that are newly refused.
     fn grow(&mut self, grown: Grown, format: Format) {
         let Grown { pairs, refused } = grown;
         self.reading.values.resize(pairs.len(), Default::default());
@@ -643,7 +644,7 @@ impl Site {
         }
     }
 
-    /// Cost of the measurement for its target; `None` if it is not known (any more).
+    /// Cost of the measurement for its target; `None` if the cost is not known or no longer known.
     fn cost(&self, inserted: &[objects::Inserted]) -> Option<Cost> {
         let (pid, host) = (self.enabled.pid, self.host());
         if self.ended || self.lost.is_some() {
@@ -657,7 +658,7 @@ impl Site {
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
 
-    /// Fetches the histories of the values, which the engine has only while the measurement is in.
+    /// Fetches the histories of the values, which the engine keeps only until the removal.
     async fn fetch_history(&mut self, format: Format) {
         match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
             Ok(chapters) => self.chapters = chapters,
@@ -665,7 +666,7 @@ impl Site {
         }
     }
 
-    /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.
+    /// Removes the measurement, or leaves it in if that was asked for. Afterwards `reading` has the last values.
     async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
         let (id, pairs, pid, host) =
             (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
@@ -687,7 +688,7 @@ impl Site {
         }
         self.awaited.clone_from(&removed.awaited);
         if self.ended && removed.text_restored == Some(true) {
-            // there is no text any more
+            // the process is gone, and its text with it
             removed.text_restored = None;
         }
         if !removed.children_left.is_empty() {
@@ -712,7 +713,7 @@ fn targets(target: &args::Target) -> Vec<Target> {
     }
 }
 
-/// Returns the name or control group of which the flags mean all processes; `None` if they mean single processes.
+/// Returns the name or control group whose processes the flags all mean; `None` if the flags mean single processes.
 pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&str>) -> Option<Choice> {
     let name = running.name.clone().filter(|_| all || cgroup.is_some());
     let choice = Choice { name, cgroup: cgroup.map(str::to_owned) };
@@ -737,7 +738,7 @@ pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<Source>, Failu
         .map(|path| {
             let name = path.display().to_string();
             match std::fs::read(path) {
-                // Bytes that are no UTF-8 become a diagnostic of the language, not an error of ours.
+                // Bytes that are no UTF-8 become a diagnostic about the definitions, not an error of the command.
                 Ok(bytes) => Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() }),
                 Err(e) => Err(Failure::usage(format!("cannot read {name}: {e}"), "check the path")),
             }

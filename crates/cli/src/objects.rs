@@ -1,5 +1,5 @@
-//! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on
-//! the keys: add keys, but never rename one.
+//! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on the keys, so
+//! keys may be added, but never renamed.
 
 mod histograms;
 
@@ -42,7 +42,7 @@ pub(crate) enum Object {
     Error(Error),
 }
 
-/// The daemon that an object came from; left out unless there are several.
+/// The daemon that an object came from; omitted unless there are several daemons.
 pub(crate) type Host = Option<String>;
 
 /// A process of `ps`.
@@ -148,7 +148,7 @@ pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) unit: String,
     pub(crate) aggregate: &'static str,
-    /// `counter`: events that add up; `level`: the value itself.
+    /// `counter` for events that add up, `level` for a value that is a state.
     pub(crate) style: &'static str,
     pub(crate) constraints: Vec<String>,
     /// Flavors of programs that the metric exists for; empty if it exists for every program.
@@ -197,18 +197,18 @@ pub(crate) struct Sample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
-    /// Unix time.
+    /// Unix time in nanoseconds.
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Cumulative value since the request; of a histogram the number of its values.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub(crate) value: i64,
-    /// Change per second since the sample before; null for the first one and for levels.
+    /// Change per second since the previous sample; null for the first sample and for levels.
     pub(crate) rate: Option<f64>,
     pub(crate) unit: String,
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
-    /// The values of a histogram since the reading before; left out if there is none before, or if it is no histogram.
+    /// The values of a histogram since the previous reading; omitted for the first reading and for other metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
@@ -218,21 +218,21 @@ pub(crate) struct Sample {
     pub(crate) object: Option<SyncObject>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-    /// Unix time in nanoseconds from which on the value stays as it is, because its code was taken out.
+    /// Unix time in nanoseconds from which on the value does not change, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
     #[serde(flatten)]
     pub(crate) facts: PairFacts,
-    /// Functions that the pair needs and that are not woven for it, which the value lacks; left out if there is none.
+    /// Number of functions of the pair that are not woven, so that the value lacks their part; omitted if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) refused: u32,
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,
-    /// The share of the time in which the event was counted; left out if it was all of it.
+    /// Share of the time in which the event was counted; omitted if that was all of the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counted_share: Option<f64>,
-    /// Whether `value` and `rate` are estimates for all of the time; left out if not.
+    /// Whether `value` and `rate` are scaled up to all of the time; omitted if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) scaled: bool,
 }
@@ -305,14 +305,14 @@ pub(crate) struct Combined {
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Cumulative value since the request; of a histogram the number of its values.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub(crate) value: i64,
     /// Change per second; null before all targets have two values, and for levels.
     pub(crate) rate: Option<f64>,
     pub(crate) unit: String,
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
-    /// The values of a histogram since the reading before; left out if there is none before, or if it is no histogram.
+    /// The values of a histogram since the previous reading; omitted before the second reading and for other metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
@@ -354,8 +354,8 @@ impl From<&ingraft_wire::v1::SyncObject> for SyncObject {
 /// The value of one key.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Key {
-    /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the key
-    /// has a name.
+    /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the
+    /// key has a name.
     pub(crate) key: Option<String>,
     /// Name of the variable whose address is the key; null if there is none.
     pub(crate) name: Option<String>,
@@ -378,7 +378,7 @@ impl Keys {
     }
 }
 
-/// Calls whose values are missing, by reason; left out when there are none.
+/// Numbers of the calls whose values are missing, by reason; omitted if there are none.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Missing {
     /// Number of calls that ended without passing an exit: by an exception, by longjmp, or with their thread.
@@ -401,7 +401,7 @@ impl From<Activations> for Missing {
     }
 }
 
-/// A function in a target.
+/// Identity of a function in a target.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FunctionId {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -416,12 +416,12 @@ pub(crate) struct FunctionId {
 /// (`conn/answers.rs`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PairFacts {
-    /// Unix time in nanoseconds from which on the value has everything, if that is later than `attached`.
+    /// Unix time in nanoseconds from which on the value is complete, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
 }
 
-/// The calls of one function.
+/// Number of the calls of one function.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Count {
     #[serde(flatten)]
@@ -432,7 +432,7 @@ pub(crate) struct Count {
     pub(crate) facts: PairFacts,
 }
 
-/// The calls by one thread.
+/// Number of the calls by one thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ThreadCount {
     /// Thread id; null for calls that could not be told apart by thread.
@@ -443,7 +443,7 @@ pub(crate) struct ThreadCount {
     pub(crate) calls: i64,
 }
 
-/// The time that the calls of one function took.
+/// Times of the calls of one function.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Latency {
     #[serde(flatten)]
@@ -466,7 +466,7 @@ pub(crate) struct Latency {
     pub(crate) facts: PairFacts,
 }
 
-/// The time that the calls of one function by one thread took.
+/// Times of the calls of one function by one thread.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ThreadLatency {
     /// Thread id; null for calls that could not be told apart by thread.
@@ -508,7 +508,7 @@ pub(crate) struct Inserted {
     pub(crate) holder: String,
     pub(crate) points: u32,
     pub(crate) bytes: u64,
-    /// Unix time.
+    /// Unix time in nanoseconds.
     pub(crate) since_ns: u64,
     /// Method by which woven code tells threads apart, in words.
     pub(crate) identity: String,
@@ -521,7 +521,7 @@ pub(crate) struct Inserted {
     pub(crate) pair_count: u32,
     pub(crate) pairs: Vec<PairCost>,
     pub(crate) measurements: Vec<u64>,
-    /// Subset of `measurements` that stays without a client.
+    /// The members of `measurements` that stay without a client.
     pub(crate) kept_measurements: Vec<u64>,
     /// Number of measurements that stay without a client, those of another engine included.
     pub(crate) kept: u32,
@@ -530,7 +530,7 @@ pub(crate) struct Inserted {
     pub(crate) warnings: Vec<String>,
 }
 
-/// A target ended.
+/// The end of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ended {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -538,7 +538,7 @@ pub(crate) struct Ended {
     pub(crate) pid: i32,
     pub(crate) status: Option<i32>,
     pub(crate) signal: Option<i32>,
-    /// Whether the process went on as another program (exec); left out if not.
+    /// Whether the process continued as another program (exec); omitted if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) exec: bool,
 }
@@ -575,7 +575,7 @@ pub(crate) struct Corrections {
     pub(crate) early_end: u64,
 }
 
-/// A measurement that stays in (`--no-remove`).
+/// A measurement that stays in the target (`--no-remove`).
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Kept {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -601,10 +601,10 @@ pub(crate) struct Cost {
 pub(crate) struct PairCost {
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Nanoseconds that one run of each of the pair's snippets takes at worst, added up.
+    /// Time of one run of each of the pair's snippets at worst, summed, in nanoseconds.
     pub(crate) hit_ns: f64,
     pub(crate) hits_per_s: f64,
-    /// Nanoseconds of processor time per second, if the code goes on to run at the latest frequency.
+    /// Cost in nanoseconds of processor time per second, if the code continues to run at the latest frequency.
     pub(crate) cost_ns_per_s: f64,
     /// Cost in percent of one processor.
     pub(crate) percent: f64,
@@ -612,8 +612,8 @@ pub(crate) struct PairCost {
     pub(crate) observed_ns: f64,
 }
 
-/// A pair whose code was taken out because it cost more than it might, or because a library came that uses the gs base itself; its value
-/// stays as it was then.
+/// A pair whose code was taken out because it cost more than allowed, or because a library that uses the gs base itself was loaded. The
+/// value does not change afterwards.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TakenOut {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -621,7 +621,7 @@ pub(crate) struct TakenOut {
     pub(crate) pid: i32,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Unix time.
+    /// Unix time in nanoseconds.
     pub(crate) time_ns: u64,
     pub(crate) hits_per_s: u64,
     /// Cost of the pair in percent of one processor.
@@ -657,7 +657,7 @@ pub(crate) struct Piece {
     /// Name of the function whose code is shown.
     pub(crate) function: String,
     pub(crate) snippet: String,
-    /// Worst case in cycles, with everything that is needed to get to the snippet; null if the snippet cannot be woven.
+    /// Worst case in cycles, including the code on the way to the snippet; null if the snippet cannot be woven.
     pub(crate) cycles: Option<f64>,
     pub(crate) ns: Option<f64>,
     pub(crate) why_not: Option<String>,
@@ -676,7 +676,7 @@ pub(crate) struct Instruction {
     pub(crate) text: String,
 }
 
-/// One of the things that `demo` proves.
+/// A statement that `demo` checks.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
     pub(crate) pid: i32,
@@ -685,13 +685,13 @@ pub(crate) struct Check {
     pub(crate) text: String,
 }
 
-/// A warning: the command goes on (standard error).
+/// A warning on standard error; the command continues.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Warning {
     pub(crate) what: String,
 }
 
-/// A failure of the command (standard error).
+/// A failure of the command, on standard error.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Error {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives: a command that has inserted something takes it out before it ends.
+//! Signals that ask for the end, such as Ctrl-C: a command that has inserted something removes it before it ends.
 
 use std::fs;
 use std::io;
@@ -7,12 +7,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::{Failure, Stop};
 
-/// The signals that ask for an end. While this exists none of them kills the command, so that a second Ctrl-C cannot
-/// interrupt the removal either.
+/// The signals that ask for the end. While this value exists, none of them kills the command, so a second Ctrl-C cannot interrupt the
+/// removal.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// None under nohup, which ignores it on purpose.
+    /// SIGHUP; `None` under nohup, which ignores the signal on purpose.
     hangup: Option<Signal>,
 }
 
@@ -32,7 +32,7 @@ impl Signals {
         })
     }
 
-    /// Returns when the end is asked for.
+    /// Returns when a signal asks for the end.
     pub(crate) async fn asked(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -51,7 +51,7 @@ async fn hung_up(signal: &mut Option<Signal>) {
     }
 }
 
-/// Whether SIGHUP (number 1, the lowest bit) was ignored when we were started.
+/// Whether SIGHUP (number 1, the lowest bit) was ignored when this process was started.
 fn ignores_hangup() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));

@@ -39,8 +39,8 @@ fn the_format_is_seen_in_wrong_arguments() {
     assert_eq!(asked_format(&words("ingraft count x -- ls --format json")), Format::Table);
 }
 
-/// The words of each `ingraft` command in a line of a shell, as far as documents use a shell: quotes, comments, pipes, lists,
-/// redirections and jobs.
+/// The words of each `ingraft` command in a line of a shell. Handles the parts of the shell that documents use: quotes, comments, pipes,
+/// lists, redirections and jobs.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let (mut all, mut words, mut word, mut quote) = (Vec::new(), Vec::new(), None::<String>, None);
     for character in line.chars().chain(['\n']) {

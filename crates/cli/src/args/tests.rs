@@ -40,7 +40,7 @@ fn pairs() {
     let text = |p: Pair| format!("{} at {}", p.metric, p.focus);
     assert_eq!(pair("calls").map(text), Ok("calls at ".to_owned()));
     assert_eq!(pair("calls@/Code/m/f").map(text), Ok("calls at /Code/m/f".to_owned()));
-    // A symbol version has an @ too; only the first one splits.
+    // A symbol version has an @ too, so only the first @ splits.
     assert_eq!(pair("calls@/Code/m/f@@V1").map(text), Ok("calls at /Code/m/f@@V1".to_owned()));
     assert_eq!(pair("@/Code/m").map(text), Err("no metric before the `@`".to_owned()));
     assert!(pair("calls@Code/m").is_err());
@@ -84,7 +84,7 @@ fn what_is_missing_is_said() {
     assert_eq!(check("ingraft watch calls -p 1 --no-remove --daemon unix:/a"), Ok(()));
 }
 
-/// Every `--help`, so that a change of the interface is seen. UPDATE_EXPECT=1 writes it anew.
+/// Compares the text of every `--help`, so that a change of the interface is seen. UPDATE_EXPECT=1 writes the expected text anew.
 #[test]
 fn help() {
     let mut command = Cli::command().term_width(100);

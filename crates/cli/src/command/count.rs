@@ -11,13 +11,13 @@ use crate::output::table::Cell;
 
 /// Runs the command.
 pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    // Without a function: all functions of the program.
+    // Without a function on the command line, all functions of the program are counted.
     let functions = if args.functions.is_empty() { vec!["*".to_owned()] } else { args.functions };
     let asked = Asked { measure: args.measure, target: args.target, functions, metric: "calls" };
     rows::run(asked, Calls, context, out).await
 }
 
-/// Presents counts of measurements that are in already.
+/// Presents counts of measurements that were inserted earlier.
 pub(super) fn view() -> Box<dyn View + Send> {
     rows::view(Calls)
 }

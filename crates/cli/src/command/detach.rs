@@ -1,4 +1,4 @@
-//! `ingraft detach`: takes everything out of processes, also what a crashed engine left there.
+//! `ingraft detach`: takes everything out of processes, including what a crashed engine left there.
 
 use crate::args::{Common, DetachArgs};
 use crate::conn::{Client, Engines, Target};
@@ -9,9 +9,9 @@ use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
 
-/// Runs the command. Targets are independent: trouble with one keeps none of the others from being restored.
+/// Runs the command. Targets are independent: a failure with one target does not keep the others from being restored.
 pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
-    // Held to the end, so that Ctrl-C does not come between two targets.
+    // The signals stay taken over to the end, so that Ctrl-C cannot end the command between two targets.
     let _signals = Signals::take()?;
     let mut worst: Option<Kind> = None;
     let mut found = false;

@@ -10,7 +10,7 @@ use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, Output, WARN};
 
-/// Symbols that are named before the rest is counted.
+/// Number of symbols that are named before the rest is counted.
 const NAMED: usize = 8;
 
 /// Runs the command.
@@ -63,7 +63,7 @@ fn render(functions: &[Function], several: bool, width: Option<usize>) -> String
     for f in functions {
         countable += u64::from(f.how.get("entry").is_some_and(|&how| how != "refused"));
         let pid = if several { f.pid.to_string() } else { String::new() };
-        // The entry decides what can be done today; its reason is the one to show.
+        // The reason for the entry is the one to show, because the entry decides what can be measured.
         let why = f.why_not.as_ref().and_then(|w| w.get("entry")).cloned().unwrap_or_default();
         table.row(vec![
             f.host.clone().unwrap_or_default().into(),
@@ -88,7 +88,7 @@ fn render(functions: &[Function], several: bool, width: Option<usize>) -> String
     )
 }
 
-/// `1 in-place`, `7 partly`; nothing if there is no such point.
+/// Number and method of the points of a kind, e.g. `1 in-place` or `7 partly`; empty if there is no such point.
 fn reached(f: &Function, kind: &str) -> Cell {
     let n = f.points.get(kind).copied().unwrap_or(0);
     match f.how.get(kind) {

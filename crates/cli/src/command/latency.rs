@@ -22,20 +22,20 @@ pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Outpu
     rows::run(asked, presentation, context, out).await
 }
 
-/// Presents times of measurements that are in already; `clock` is `wall` or `cpu`.
+/// Presents times of measurements that were inserted earlier; `clock` is `wall` or `cpu`.
 pub(super) fn view(clock: &'static str) -> Box<dyn View + Send> {
     rows::view(Latencies { histograms: false, clock, sort: None })
 }
 
 struct Latencies {
-    /// A histogram of every function, however many there are.
+    /// Whether every function gets a histogram, however many functions there are.
     histograms: bool,
-    /// `wall` or `cpu`.
+    /// Clock of the times: `wall` or `cpu`.
     clock: &'static str,
     sort: Option<LatencySort>,
 }
 
-/// Sum of the times of the calls of all functions, in nanoseconds: what shares are of.
+/// Sum of the times of the calls of all functions, in nanoseconds; shares are parts of this sum.
 struct Sum(u64);
 
 impl Presentation for Latencies {
@@ -74,7 +74,7 @@ impl Presentation for Latencies {
     fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
         let value = row.value();
         let activations = value.map(|v| v.activations).unwrap_or_default();
-        // always told: without it a time may be that of a part of the call
+        // always shown, because a time without it may be the time of a part of the call
         let left_by_tail_jump = Some(activations.left_by_tail_jump);
         let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
             tid: t.tid,
@@ -127,7 +127,7 @@ fn total(row: &Row<'_>) -> u64 {
     distribution(row).map_or(0, |d| d.sum)
 }
 
-/// By what a row is sorted: numbers from the largest to the smallest, then names; a row without a number is last.
+/// Sort key of a row: numbers from the largest to the smallest, then names; a row without a number is last.
 struct Key {
     number: Option<f64>,
     name: String,

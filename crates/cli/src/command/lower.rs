@@ -1,4 +1,4 @@
-//! `ingraft metrics --cost` and `ingraft check --lower`: what metrics become, and what that costs.
+//! `ingraft metrics --cost` and `ingraft check --lower`: the code that metrics are lowered to, and its cost.
 
 use std::fmt::Write as _;
 
@@ -30,13 +30,13 @@ pub(super) async fn costs(
     lowered.into_iter().try_for_each(|metric| out.object(&Object::Lowered(metric)))
 }
 
-/// Checks files, and shows what their metrics become.
+/// Checks files, and shows the code that their metrics are lowered to.
 pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     super::mdl::check(&args, common.format, out)?;
     let definitions = measure::sources(&args.files)?;
     let mut library = Library::new(Options::default());
     for source in &definitions {
-        // what is wrong has been said
+        // the check above has reported all errors already
         let _ = library.load(&source.name, &source.text);
     }
     let flavors = args.flavors.names;
@@ -53,7 +53,7 @@ pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, o
     Ok(())
 }
 
-/// The process that is meant, if one is.
+/// The process that the flags name, if they name one.
 fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
     let mut targets = measure::running(target).into_iter();
     match (targets.next(), targets.next()) {

@@ -12,7 +12,7 @@ use crate::args::{Cli, Program};
 use crate::exit::{Failure, Stop};
 use crate::output::Output;
 
-/// Paths that both programs use, with what each of them holds.
+/// Paths that both programs use, and the content of each.
 const FILES: &[(&str, &str)] = &[
     ("/var/lib/ingraft, ~/.local/state/ingraft", "Journal and cache of root and of other users."),
     ("/etc/ingraft/ingraftd.toml", "Configuration of the daemon that the service manager starts."),
@@ -58,7 +58,7 @@ fn definition(program: Program) -> Command {
     }
 }
 
-/// A manual page: what is made from the arguments, and the rest.
+/// A manual page: the sections that are made from the arguments, and the rest.
 struct Page {
     man: Man,
     /// First line of the page.
@@ -102,13 +102,13 @@ impl Page {
         let after = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
         let commands = command.get_subcommands().any(|command| !command.is_hide_set());
         let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
-        // clap_mangen leaves out an empty date, so that what follows would take its place.
+        // clap_mangen omits an empty date, and the next field would take its place.
         let title = format!(
             ".TH {} {section} \"\" \"ingraft {}\" \"{manual}\"\n",
             name.to_uppercase(),
             env!("CARGO_PKG_VERSION")
         );
-        // The usage of a command with many options would list them all.
+        // The generated usage of a command with many options would list them all.
         let command = if command.get_overridden_usage().is_some() || command.get_display_name().is_some() {
             command
         } else if commands {

@@ -1,4 +1,4 @@
-//! `ingraft check` and `ingraft fmt`: metric definitions as texts. No engine is needed.
+//! `ingraft check` and `ingraft fmt`: check and format metric definitions as texts. No engine is needed.
 
 use ingraft_mdl::{Diagnostic, Library, Look, Options, Severity};
 use ingraft_model::Flavor;
@@ -11,11 +11,11 @@ use crate::objects::{self, Object};
 use crate::output::number::plural;
 use crate::output::{self, GOOD, Output};
 
-/// Checks files: all errors of all files in one run.
+/// Checks files; reports all errors of all files in one run.
 pub(crate) fn check(args: &CheckArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
     let (library, diagnostics) = load(&sources(&args.files)?);
     warn(&library, &args.flavors.names, format);
-    // The stream strips the colours where nobody would see them.
+    // The stream strips the colours if the output is no terminal.
     out.text(&library.render(&diagnostics, Look::Coloured))?;
     for diagnostic in &diagnostics {
         out.object(&Object::Diagnostic(object(diagnostic)))?;
@@ -33,9 +33,9 @@ pub(crate) fn check(args: &CheckArgs, format: Format, out: &mut Output) -> Resul
     out.text(&format!("{GOOD}no errors{GOOD:#} in {files}{warnings}\n"))
 }
 
-/// Formats files: prints them, or writes them.
+/// Formats files: prints the result, or writes it to the files.
 pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
-    // All are read before the first is written.
+    // All files are read before the first one is written.
     let sources = sources(&args.files)?;
     let mut formatted = Vec::new();
     for source in &sources {
@@ -60,7 +60,8 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
     Ok(())
 }
 
-/// Refuses definitions with errors that metrics need before anything is touched, with the same words as `check`; those of others do not matter.
+/// Refuses definitions with errors that the given metrics need, with the same words as `check`, before anything is touched. Errors in other
+/// definitions do not matter.
 pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());
@@ -101,7 +102,7 @@ fn load(definitions: &[Source]) -> (Library, Vec<Diagnostic>) {
     (library, diagnostics)
 }
 
-/// Diagnostics on standard error.
+/// Reports diagnostics on standard error.
 fn say(diagnostics: &[Diagnostic], render: impl Fn(&Diagnostic) -> String, format: Format) {
     for diagnostic in diagnostics {
         output::to_stderr(&match format {

@@ -1,4 +1,4 @@
-//! `ingraft metrics`: the metrics that are known.
+//! `ingraft metrics`: lists the metrics that are known.
 
 use ingraft_model::Flavor;
 
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
     metrics.into_iter().try_for_each(|m| out.object(&Object::Metric(m)))
 }
 
-/// Prints the events.
+/// Prints the events that metrics can name.
 async fn events(engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let mut events = Vec::new();
     for client in engines.clients() {
@@ -96,7 +96,7 @@ fn render(metrics: &[Metric], width: Option<usize>) -> String {
     table.render(width)
 }
 
-/// The flavors of a metric that programs do not have unless it is said of them; empty for a metric of every program.
+/// The flavors of a metric that a program has only if the user names them; empty for a metric of every program.
 fn flavors_shown(metric: &Metric) -> String {
     let everywhere = metric.flavors.iter().any(|flavor| flavor == "linux" || flavor == "unix");
     if everywhere { String::new() } else { metric.flavors.join(" ") }

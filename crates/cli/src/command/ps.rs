@@ -1,4 +1,4 @@
-//! `ingraft ps`: processes, whether each can be measured, and if not, why and what would allow it.
+//! `ingraft ps`: lists processes, whether each can be measured, and if not, why and what would allow it.
 
 use std::collections::HashMap;
 
@@ -38,7 +38,7 @@ fn render(processes: &[Process], width: Option<usize>) -> String {
         .shrinking("WHY NOT")
         .shrinking("TITLE")
         .optional(&["PARENT", "TITLE"]);
-    // One hint often holds for many processes: it is said once, below the table.
+    // One hint often holds for many processes, so it is printed once, below the table.
     let mut hints: Vec<(&str, usize)> = Vec::new();
     for p in processes {
         let answer = if p.attachable { Cell::styled("yes", GOOD) } else { Cell::styled("no", BAD) };
@@ -68,7 +68,7 @@ fn render(processes: &[Process], width: Option<usize>) -> String {
     text
 }
 
-/// Names of users, as /etc/passwd has them; elsewhere only the number is known.
+/// Names of users from /etc/passwd of this host; of users of other hosts only the number is known.
 #[derive(Default)]
 struct Users {
     names: Option<HashMap<u32, String>>,

@@ -1,4 +1,4 @@
-//! `ingraft read`: the values of measurements that were left in with `--no-remove`.
+//! `ingraft read`: prints the values of measurements that were left in with `--no-remove`.
 
 use super::{count, latency, watch};
 use crate::args::{Common, ReadArgs};
@@ -9,7 +9,7 @@ use crate::objects::{self, Inserted, Object};
 use crate::output::progress::Progress;
 use crate::output::{self, DIM, Output, words};
 
-/// Runs the command. Processes are independent: trouble with one keeps no other from being read.
+/// Runs the command. Processes are independent: a failure with one does not keep the others from being read.
 pub(crate) async fn run(args: ReadArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let mut worst: Option<Kind> = None;
     for pid in args.pids {
@@ -26,7 +26,7 @@ pub(crate) async fn run(args: ReadArgs, engines: &Engines, common: &Common, out:
     worst.map_or(Ok(()), |kind| Err(Stop::Reported(kind)))
 }
 
-/// Reads the kept measurements of one process, at each host where that has some.
+/// Reads the kept measurements of one process, at each host that has some for it.
 async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let mut others = Vec::new();
     let mut found = false;
@@ -36,7 +36,7 @@ async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) ->
         drop(progress);
         let Some(its) = inserted.into_iter().find(|i| i.pid == pid) else { continue };
         if !its.kept_measurements.is_empty() {
-            // the engine looks at the code that it has woven when it is asked for this
+            // the engine examines the code that it has woven when it answers this call
             its.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &its.host, what), common.format));
         }
         for measurement in &its.kept_measurements {
@@ -71,7 +71,7 @@ async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Outpu
     view.last(&[site], out)
 }
 
-/// Failure if there is nothing to read, with the reason.
+/// The failure if there is nothing to read, with the reason.
 fn nothing(pid: i32, inserted: Option<&Inserted>, embedded: bool) -> Failure {
     let failure = match inserted {
         Some(i) if i.kept > 0 && i.holder.ends_with("(dead)") => Failure::new(

@@ -1,4 +1,4 @@
-//! Functions as rows: what commands have in common that measure one metric at each function.
+//! Functions as rows: the common part of the commands that measure one metric at each function.
 
 use std::cmp::Reverse;
 
@@ -11,7 +11,7 @@ use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
 
-/// Number of rows above which functions without a call are summed up in one line.
+/// Number of rows above which functions without a call are combined in one line.
 const FOLD: usize = 40;
 
 /// The request of a command: flags, targets, functions and metric.
@@ -45,7 +45,7 @@ pub(super) trait Presentation {
     type Whole;
     /// Computes the figure from all functions, those that are not shown included.
     fn whole(&self, rows: &[Row<'_>]) -> Self::Whole;
-    /// Titles of the columns behind the number of calls, all of numbers.
+    /// Titles of the columns after the number of calls; all of these columns have numbers.
     fn titles(&self, stage: Stage) -> &'static [&'static str];
     /// Titles of the columns that a narrow screen leaves out, the least important first.
     fn optional(&self) -> &'static [&'static str];
@@ -53,7 +53,7 @@ pub(super) trait Presentation {
     fn cells(&self, row: Row<'_>, stage: Stage, whole: &Self::Whole) -> Vec<Cell>;
     /// The final values for scripts.
     fn object(&self, row: Row<'_>, whole: &Self::Whole) -> Object;
-    /// Puts rows in the order that the user asked for; false, and nothing is done, if the user asked for none.
+    /// Sorts rows in the order that the user asked for. Returns false, and changes nothing, if the user asked for no order.
     fn sort(&self, _rows: &mut [Row<'_>]) -> bool {
         false
     }
@@ -63,7 +63,7 @@ pub(super) trait Presentation {
     }
 }
 
-/// Measures and presents.
+/// Runs the measurement of a command and presents its rows.
 pub(super) async fn run(
     asked: Asked,
     presentation: impl Presentation,
@@ -90,7 +90,7 @@ pub(super) async fn run(
     measure::run(plan, context, &mut RowsView { presentation, samples }, out).await
 }
 
-/// Presents rows of measurements that are in already.
+/// Presents rows of measurements that were inserted earlier.
 pub(super) fn view<P: Presentation + Send + 'static>(presentation: P) -> Box<dyn View + Send> {
     Box::new(RowsView { presentation, samples: false })
 }
@@ -163,7 +163,8 @@ impl<P: Presentation> RowsView<P> {
         text
     }
 
-    /// The final table, in the order that the user asked for; without one, most calls first when there are many rows.
+    /// The final table, in the order that the user asked for. Without such an order, if there are many rows, those with the most calls are
+    /// first.
     fn summary(&self, mut rows: Vec<Row<'_>>, several: bool, width: Option<usize>) -> String {
         let all = rows.len();
         let whole = self.presentation.whole(&rows);

@@ -1,4 +1,4 @@
-//! `ingraft status`: what is inserted where, by whom, and what it costs.
+//! `ingraft status`: shows the instrumentation in each target, its owner, and its cost.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{self, DIM, Output, words};
 
-/// Pairs of a target that people see; scripts get more.
+/// Number of pairs of a target that people see; scripts get more.
 const PAIRS: usize = 5;
 
 /// Runs the command.

@@ -38,16 +38,16 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     measure::run(plan, context, &mut WatchView::default(), out).await
 }
 
-/// Presents values of measurements that are in already.
+/// Presents values of measurements that were inserted earlier.
 pub(super) fn view() -> Box<dyn View + Send> {
     Box::new(WatchView::default())
 }
 
 #[derive(Default)]
 struct WatchView {
-    /// Unix time of the first reading, for the clock of the lines.
+    /// Unix time of the first reading, in nanoseconds; lines show the time since then.
     start_ns: Option<u64>,
-    /// Time of the last reading that was shown, by site.
+    /// Time of the last reading that was shown, by index of the site.
     shown: Vec<u64>,
     together: Together,
 }
@@ -86,7 +86,7 @@ impl View for WatchView {
             out.text(&text)?;
         } else {
             for at in 0..sites.len() {
-                // The values after the end of a target have been shown already.
+                // The values of a target at its end may have been shown already.
                 if sites.get(at).is_some_and(|site| self.shown.get(at) != Some(&site.reading.time_ns)) {
                     self.reading(sites, at, out)?;
                 }
@@ -179,7 +179,7 @@ fn interval(Lately { ns, distribution }: &Lately) -> Interval {
 /// One line or row for people: a pair in one target, or the combined value of several targets.
 struct Curve<'a> {
     host: String,
-    /// Process id of the target if there are several; of a combined value, the number of targets that are up to date.
+    /// Process id of the target if there are several targets; for a combined value, the number of targets that are up to date.
     who: String,
     /// The parent's id and the title of the target, if there are several.
     kinship: (String, String),
@@ -189,7 +189,7 @@ struct Curve<'a> {
     time_ns: u64,
     value: Option<&'a Value>,
     rate: Option<f64>,
-    /// The values of a histogram that came in the latest interval.
+    /// The values of a histogram from the latest interval.
     lately: Option<Lately>,
 }
 
@@ -209,7 +209,7 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The unit of the value: a histogram's is the number of its values.
+    /// The unit of the value; the unit of a histogram is the number of its values.
     fn unit(&self) -> &'a str {
         if self.value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &self.info.unit }
     }
@@ -222,12 +222,12 @@ impl<'a> Curve<'a> {
         if self.info.time { time(value as f64) } else { grouped(value) }
     }
 
-    /// All values of a histogram by size; none if it is no histogram.
+    /// The distribution of all values of a histogram; `None` for other metrics.
     fn distribution(&self) -> Option<&'a Distribution> {
         self.value?.distribution.as_deref()
     }
 
-    /// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
+    /// The quantiles of a histogram, formatted for people: empty texts if the histogram has no value, no texts for other metrics.
     fn quantiles(&self, distribution: Option<&Distribution>) -> Vec<String> {
         let Some(distribution) = distribution else { return Vec::new() };
         let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &self.info.unit)).unwrap_or_default();
@@ -240,7 +240,7 @@ impl<'a> Curve<'a> {
         named.map(|((name, _), text)| format!("  {name} {text}")).collect()
     }
 
-    /// A histogram as bars under a heading; empty if there is no value, or it is no histogram.
+    /// A histogram as bars under a heading; empty if the histogram has no value, and for other metrics.
     fn bars(&self, width: Option<usize>) -> String {
         let Some(distribution) = self.distribution().filter(|d| d.count > 0) else { return String::new() };
         let column = |text: &str| if text.is_empty() { String::new() } else { format!("  {text}") };
@@ -252,7 +252,7 @@ impl<'a> Curve<'a> {
         format!("\n{HEADING}{}{focus}{host}{who}{HEADING:#}: {count}\n{bars}", self.info.metric)
     }
 
-    /// The latest value as a line of its own.
+    /// The latest value as one line.
     fn line(&self, start_ns: u64) -> String {
         let info = self.info;
         let seconds = self.time_ns.saturating_sub(start_ns) as f64 / 1e9;
@@ -283,7 +283,7 @@ impl<'a> Curve<'a> {
         self.value.and_then(|v| v.object.as_ref()).is_some_and(|object| object.retired)
     }
 
-    /// The values by key as a table; empty if it is no vector.
+    /// The values by key as a table; empty if the metric is no vector over keys.
     fn keys(&self, width: Option<usize>) -> String {
         let keys = self.value.and_then(|v| v.keys.as_ref());
         keys.map_or_else(String::new, |of| keys::render(of, self.together, |v| self.amount(v), width))
@@ -309,7 +309,7 @@ impl<'a> Curve<'a> {
         cells
     }
 
-    /// A row with the values of a histogram that came in the latest interval; none if they are not known.
+    /// A row with the values of a histogram from the latest interval; `None` if they are not known.
     fn cells_lately(&self) -> Option<Vec<Cell>> {
         let Lately { ns, distribution } = self.lately.as_ref()?;
         let (what, count) = (format!("  last {}", time(*ns as f64)), grouped_u64(distribution.count));
@@ -329,7 +329,7 @@ impl<'a> From<&'a Combined<'a>> for Curve<'a> {
     }
 }
 
-/// All latest values as a table, values by key and histograms below it. Only as many histograms as fit on a screen of `height` lines.
+/// All latest values as a table, with values by key and histograms below; only as many histograms as fit on a screen of `height` lines.
 fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
     let together = measure::together(sites);
     let all = curves(sites, &together);
@@ -353,7 +353,7 @@ fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
     text
 }
 
-/// Everything that is shown of sites: each pair of each site, then the combined values.
+/// All lines to show for the sites: each pair of each site, then the combined values.
 fn curves<'a>(sites: &'a [Site], together: &'a [Combined<'a>]) -> Vec<Curve<'a>> {
     let several = sites.len() > 1;
     let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));

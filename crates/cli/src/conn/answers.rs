@@ -33,7 +33,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// The failure for a choice that no process meets.
+    /// The failure if no process matches the choice.
     pub(crate) fn nobody(&self) -> Failure {
         let what = match (&self.name, &self.cgroup) {
             (Some(name), Some(group)) => format!("no process of the control group `{group}` is called `{name}`"),
@@ -129,7 +129,7 @@ pub(crate) struct PairInfo {
 #[derive(Clone, Debug)]
 pub(crate) struct RefusedFunction {
     pub(crate) function: FunctionRef,
-    /// Metric and focus, where other pairs have the function.
+    /// Metric and focus of the pair that is refused, if other pairs measure the function.
     pub(crate) pair: Option<(String, String)>,
     /// Reason of the refusal as a stable word.
     pub(crate) reason: String,
@@ -145,7 +145,7 @@ pub(crate) struct Enabled {
     pub(crate) parent: i32,
     /// The target's arguments, or what it has written over them, at the insertion.
     pub(crate) title: String,
-    /// Whether it is the first in its target.
+    /// Whether the measurement is the first one in its target.
     pub(crate) attached: bool,
     pub(crate) threads: u32,
     pub(crate) modules: u32,
@@ -159,17 +159,17 @@ pub(crate) struct Enabled {
     pub(crate) caught_up: u64,
     /// Number of threads whose stacks could not be unwound.
     pub(crate) not_unwound: u32,
-    /// Unix time, in nanoseconds, at which the measurement was in.
+    /// Unix time, in nanoseconds, at which the insertion was complete.
     pub(crate) since_ns: u64,
 }
 
-/// A value: the total, and by thread if it was asked for.
+/// A value: the total, and the values by thread if they were asked for.
 pub(crate) use ingraft_wire::sample::{ThreadValue, Value};
 
 /// All values of a measurement at one time.
 #[derive(Clone, Debug)]
 pub(crate) struct Reading {
-    /// Unix time.
+    /// Unix time in nanoseconds.
     pub(crate) time_ns: u64,
     /// Readings lost before this one.
     pub(crate) dropped: u64,
@@ -374,7 +374,7 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
     for r in &refused {
         of.entry(place(r)).or_default().extend(r.pair.map(|pair| pair as usize));
     }
-    // a pair of another function has nothing to do with this one
+    // a pair about another function does not concern this one
     let is_elsewhere = |pair: &PairInfo, at: &Option<(String, u64)>| {
         pair.function.as_ref().is_some_and(|f| at.as_ref() != Some(&(f.module.clone(), f.offset)))
     };
@@ -390,7 +390,7 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
         let is_its_own = |pair: &PairInfo| pair.function.is_some() && !is_elsewhere(pair, &at);
         let pair = r.pair.and_then(|n| pairs.get(n as usize)).filter(|pair| partly || alone && !is_its_own(pair));
         if partly && pair.is_none() {
-            // as a match: the pair says it as well
+            // the refusal of the pair covers the match, so it is not reported again
             continue;
         }
         let pair = pair.map(|pair| (pair.metric.clone(), pair.focus.clone()));
@@ -604,7 +604,7 @@ fn instruction(line: v1::LoweredLine) -> objects::Instruction {
     }
 }
 
-/// An error as the command line ends with it.
+/// Converts an error to the failure with which the command ends.
 pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
     let kind = match f.kind {
         FailureKind::Usage => Kind::Usage,

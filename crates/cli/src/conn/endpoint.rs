@@ -1,4 +1,4 @@
-//! From an address to a channel.
+//! Opens the channel to an engine from the engine's address.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use crate::args::Common;
 use crate::exit::{Failure, Kind};
 
-/// A daemon that does not take the connection in this time is not running.
+/// Longest time to connect; a daemon that does not accept the connection within it is not running.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Headers of every request: the protocol's version, and the token if there is one.
@@ -81,7 +81,7 @@ pub(super) async fn embedded(common: &Common) -> Result<(Channel, ingraft_daemon
     Ok((embedded.channel(), embedded))
 }
 
-/// Default directory of journal and cache.
+/// Default directory of the journal and the cache.
 fn default_state_dir() -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/ingraft"));
@@ -128,7 +128,7 @@ async fn dial(uri: &str, endpoint: Endpoint) -> Result<Channel, Failure> {
 }
 
 async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
-    // Tried once by hand, because its errors are more exact than those of the channel.
+    // The socket is tried once by hand, because those errors are more exact than the errors of the channel.
     match tokio::time::timeout(CONNECT, UnixStream::connect(path)).await {
         Ok(Ok(_)) => {}
         Ok(Err(e)) if e.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -143,7 +143,7 @@ async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // The channel wants an authority; the connector does not look at it.
+    // The channel needs an authority, but the connector ignores it.
     let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT);
     endpoint.connect_with_connector(connector).await.map_err(|e| unreachable(uri, &chain(&e)))
 }
@@ -155,7 +155,7 @@ fn unreachable(uri: &str, why: &str) -> Failure {
     failure
 }
 
-/// The token: INGRAFT_TOKEN may hold it itself or name a file like --token-file.
+/// The token. `INGRAFT_TOKEN` may hold the token itself, or name a file as --token-file does.
 fn token(common: &Common) -> Result<Option<MetadataValue<Ascii>>, Failure> {
     let Some(path) = &common.token_file else { return Ok(None) };
     let from_environment = std::env::var_os("INGRAFT_TOKEN").is_some_and(|v| v == path.as_os_str());
@@ -186,7 +186,7 @@ fn tls(common: &Common) -> Result<ClientTlsConfig, Failure> {
     Ok(ClientTlsConfig::new().ca_certificate(ca).identity(identity))
 }
 
-/// The cause says more than the error that tonic wraps around it.
+/// An error with its causes, which say more than the error that tonic wraps around them.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -7,12 +7,12 @@ use ingraft_wire::v1::metrics_client::MetricsClient;
 use super::{Client, PairInfo};
 use crate::exit::Failure;
 
-/// A span of a measurement's time and what its values did in it.
+/// A span of a measurement's time, and the histories of its values in that span.
 #[derive(Clone, Debug)]
 pub(crate) struct Chapter {
     /// The phase; `None` for the whole time.
     pub(crate) phase: Option<v1::Phase>,
-    /// Histories, each with the number of its pair.
+    /// Histories, each with the index of its pair.
     pub(crate) histories: Vec<(usize, History)>,
 }
 
@@ -59,7 +59,7 @@ impl Client {
         Ok((phases, histories))
     }
 
-    /// Ends the current phase of a measurement with histories and begins one.
+    /// Ends the current phase of a measurement with histories, and begins the next phase.
     pub(crate) async fn start_phase(&self, measurement: u64) -> Result<(), Failure> {
         let mut client = MetricsClient::new(self.service.clone());
         let request = v1::StartPhaseRequest { measurement, name: String::new() };

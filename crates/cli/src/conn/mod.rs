@@ -1,5 +1,5 @@
-//! Talking to engines: the one inside this command over a channel in memory, or daemons over sockets. Both are the same
-//! gRPC services; only this file knows gRPC. What comes back are plain values.
+//! Connections to engines: to the one inside this command over a channel in memory, or to daemons over sockets. Both offer the same gRPC
+//! services. Only this module knows gRPC; it returns plain values.
 
 mod answers;
 mod endpoint;
@@ -32,7 +32,7 @@ use endpoint::Headers;
 
 type Service = InterceptedService<Channel, Headers>;
 
-/// The engines that a command works with.
+/// The engines that a command uses.
 pub(crate) struct Engines {
     clients: Vec<Client>,
     embedded: Option<ingraft_daemon::Embedded>,
@@ -46,7 +46,8 @@ pub(crate) struct Client {
     streams: Option<Arc<Streams>>,
 }
 
-/// Streams of samples on one connection. A daemon allows a hundred or more on each; a call beyond that would wait until a stream ends.
+/// Largest number of streams of samples on one connection. A daemon allows a hundred or more on each; a further call would wait until a
+/// stream ends.
 const STREAMS: usize = 64;
 
 /// Connections of a command to one daemon for its streams of samples, apart from the one on which it makes its calls.
@@ -93,14 +94,14 @@ impl Engines {
         Ok(Engines { clients, embedded: None })
     }
 
-    /// An engine of a test.
+    /// The engine of a test, on a channel.
     #[cfg(test)]
     pub(crate) fn of_test(channel: Channel) -> Self {
         let service = InterceptedService::new(channel, Headers::default());
         Engines { clients: vec![Client { service, host: None, streams: None }], embedded: None }
     }
 
-    /// Each engine.
+    /// All engines.
     pub(crate) fn clients(&self) -> &[Client] {
         &self.clients
     }
@@ -131,7 +132,7 @@ impl Client {
         failure
     }
 
-    /// Takes the next message of an answer; progress is shown while waiting.
+    /// Waits for the next message of an answer; shows progress meanwhile.
     async fn next<T>(&self, stream: &mut Streaming<T>, progress: &mut Progress) -> Result<Option<T>, Failure> {
         loop {
             tokio::select! {
@@ -141,7 +142,7 @@ impl Client {
         }
     }
 
-    /// Waits for an answer; progress is shown meanwhile.
+    /// Waits for an answer; shows progress meanwhile.
     async fn answer<T>(
         &self,
         call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
@@ -158,7 +159,7 @@ impl Client {
         }
     }
 
-    /// The processes whose name matches.
+    /// Lists the processes whose name matches.
     pub(crate) async fn processes(
         &self,
         glob: Option<&str>,
@@ -168,7 +169,7 @@ impl Client {
         self.list_processes(v1::ListProcessesRequest { glob, ..Default::default() }, progress).await
     }
 
-    /// The living processes of a name or a control group, in order of their ids.
+    /// Lists the living processes of a name or a control group, in order of their ids.
     pub(crate) async fn choose(
         &self,
         choice: &Choice,
@@ -178,7 +179,7 @@ impl Client {
         let (name, cgroup) = (name.unwrap_or_default(), cgroup.unwrap_or_default());
         let request = v1::ListProcessesRequest { glob: String::new(), name, cgroup };
         let mut found = self.list_processes(request, progress).await?;
-        // the daemon is mostly on the same machine: then the list may name this command itself
+        // the daemon is usually on the same machine, so the list may contain this command itself
         let own = i32::try_from(std::process::id()).ok();
         found.retain(|process| Some(process.pid) != own);
         Ok(found)
@@ -195,7 +196,7 @@ impl Client {
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
             if chooses && !part.chosen {
-                // a daemon that does not know these fields lists all processes, and none of them was asked for
+                // a daemon that does not know these fields of the request returns all processes, although none of them was asked for
                 let what = "the daemon does not choose processes by name or control group";
                 let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
                 return Err(Failure { host: self.host(), ..failure });
@@ -205,7 +206,7 @@ impl Client {
         Ok(out)
     }
 
-    /// The children of processes.
+    /// Lists the children of processes.
     pub(crate) async fn children(&self, parents: Vec<i32>) -> Result<Vec<i32>, Failure> {
         let mut client = ProcessesClient::new(self.service.clone());
         let answer = client.children(v1::ChildrenRequest { pids: parents }).await;
@@ -213,7 +214,7 @@ impl Client {
         Ok(children.into_iter().map(|child| child.pid).collect())
     }
 
-    /// Functions of a target that match any of the patterns, and the symbols that do and are not known to be functions.
+    /// Lists the functions of a target that match any of the patterns, and the matching symbols that are not known to be functions.
     pub(crate) async fn functions(
         &self,
         target: &Target,
@@ -249,7 +250,7 @@ impl Client {
         Ok((out, untyped))
     }
 
-    /// The metrics that are known, also by these sources.
+    /// Lists the metrics that are known, including those that these sources define.
     pub(crate) async fn metrics(
         &self,
         definitions: &[Source],
@@ -266,7 +267,7 @@ impl Client {
         Ok(out)
     }
 
-    /// The events that metrics can name.
+    /// Lists the events that metrics can name.
     pub(crate) async fn events(&self, progress: &mut Progress) -> Result<Vec<objects::Event>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
         let request = v1::ListMetricsRequest { definitions: Vec::new(), events: true };
@@ -324,8 +325,8 @@ impl Client {
         collector.finish().ok_or_else(|| self.incomplete("the measurement"))
     }
 
-    /// Sends the values of a measurement of so many pairs, each with `tag`, until the measurement or the target ends, or
-    /// nobody receives any more.
+    /// Sends the values of a measurement with `pairs` pairs to `events`, each with `tag`. Returns when the measurement or the target ends,
+    /// or when the receiver is gone.
     pub(crate) async fn stream(
         self,
         measurement: u64,
@@ -336,7 +337,7 @@ impl Client {
     ) {
         let result = self.stream_into(measurement, pairs, interval, tag, &events).await;
         if let Err(failure) = result {
-            // Nobody receives any more: the measurement is over and so is what went wrong with it.
+            // If the receiver is gone, the measurement is over, and its failure does not matter.
             let _over = events.send((tag, Err(failure))).await;
         }
     }
@@ -415,7 +416,7 @@ impl Client {
         Ok(answers::reading(&snapshot, 0))
     }
 
-    /// Removes a measurement of so many pairs, unless it has grown since.
+    /// Removes a measurement, which has `pairs` pairs unless it has grown since.
     pub(crate) async fn remove(&self, measurement: u64, pairs: usize) -> Result<Farewell, Failure> {
         use v1::remove_response::Event as Wire;
         let mut client = InstrumentationClient::new(self.service.clone());
@@ -468,7 +469,7 @@ impl Client {
         Ok(answer.removed.map(|r| answers::removed(r, self.host())))
     }
 
-    /// The answer ended before all of it was there.
+    /// The failure if an answer ended too early.
     fn incomplete(&self, what: &str) -> Failure {
         let what = format!("the engine's answer about {what} is incomplete");
         Failure {
@@ -477,7 +478,7 @@ impl Client {
         }
     }
 
-    /// The answer contradicts itself.
+    /// The failure if an answer contradicts itself.
     fn garbled(&self, error: &ingraft_wire::FieldError) -> Failure {
         let what = format!("the engine's answer is not understood: {error}");
         Failure {

@@ -6,16 +6,16 @@ use std::os::unix::fs::FileExt;
 
 use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Executable code of a process as it is in memory.
+/// A copy of the executable code in a process's memory.
 pub(super) struct Code {
-    /// Each mapping: where it lies, what it maps, its bytes.
+    /// The executable mappings, with their bytes.
     mappings: Vec<Mapping>,
 }
 
 #[derive(PartialEq, Eq)]
 struct Mapping {
     range: (u64, u64),
-    /// The file and the offset in it; none for memory without a file.
+    /// The mapped file and the offset in it; `None` for memory without a file.
     file: Option<(std::path::PathBuf, u64)>,
     bytes: Vec<u8>,
 }
@@ -47,17 +47,17 @@ impl Code {
         Ok(Code { mappings })
     }
 
-    /// Bytes in all.
+    /// Number of bytes in all mappings.
     pub(super) fn len(&self) -> usize {
         self.mappings.iter().map(|m| m.bytes.len()).sum()
     }
 
-    /// Files that the code comes from.
+    /// Number of mappings that come from a file.
     pub(super) fn files(&self) -> usize {
         self.mappings.iter().filter(|m| m.file.is_some()).count()
     }
 
-    /// Compares with what was there before: the same mappings, the same bytes.
+    /// Compares the code with an earlier copy: the mappings and their bytes must be the same.
     pub(super) fn differs_from(&self, before: &Code) -> Difference {
         for mapping in &self.mappings {
             match before.mappings.iter().find(|b| b.range == mapping.range) {
@@ -72,14 +72,14 @@ impl Code {
         (self.mappings.len() != before.mappings.len()).then(|| "executable memory is missing".to_owned())
     }
 
-    /// Compares with the files that the code comes from.
+    /// Compares the code with the files that it comes from.
     pub(super) fn differs_from_files(&self) -> io::Result<Difference> {
         for mapping in &self.mappings {
             let Some((path, offset)) = &mapping.file else { continue };
             let file = File::open(path)?;
             let mut bytes = vec![0; mapping.bytes.len()];
             let mut have = 0;
-            // The last page may reach beyond the end of the file; the kernel fills it with zeros.
+            // The last page may extend beyond the end of the file; the kernel fills that part with zeros.
             loop {
                 match file.read_at(&mut bytes[have..], offset + have as u64)? {
                     0 => break,
@@ -94,7 +94,7 @@ impl Code {
     }
 }
 
-/// Descriptions of the mappings that a process shares or that can be executed: whatever is inserted must be among them.
+/// Descriptions of the shared or executable mappings of a process; inserted memory must be among them.
 pub(super) fn mappings(pid: i32) -> io::Result<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let kept = text.lines().filter(|line| {
@@ -110,7 +110,7 @@ pub(super) fn tracer(pid: i32) -> io::Result<i32> {
     Ok(status.tracerpid)
 }
 
-/// Threads of a process.
+/// Number of threads of a process.
 pub(super) fn threads(pid: i32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
 }

@@ -1,4 +1,5 @@
-//! The clients of the demo's server: a bounded load that can be paused, so that two tallies can be compared at rest.
+//! The clients of the demo's server: a bounded load that can be paused, so that two tallies can be compared while no request is in
+//! progress.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,13 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Clients, each with a connection of its own.
+/// Number of clients, each with a connection of its own.
 pub(super) const CLIENTS: usize = 4;
-/// Requests that a client sends at once.
+/// Number of requests that a client sends at once.
 const BATCH: u64 = 16;
-/// Time between two batches of one client: at most 80,000 requests a second in all.
+/// Time between two batches of one client: all clients together send at most 80,000 requests per second.
 const PERIOD: Duration = Duration::from_micros(800);
-/// A server that does not answer in this time has failed.
+/// Longest time for an answer; a server that exceeds it has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Running clients.
@@ -36,7 +37,7 @@ struct Shared {
 struct State {
     paused: bool,
     ended: bool,
-    /// Clients that wait for the end of a pause and for no answer.
+    /// Number of clients that wait for the end of a pause, and for no answer.
     resting: usize,
     /// Failure of the first client that failed.
     failure: Option<String>,
@@ -47,7 +48,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while the load is paused; answers whether it goes on.
+    /// Waits while the load is paused; returns whether the client goes on.
     fn go_on(&self) -> bool {
         let mut state = self.state();
         if state.paused && !state.ended {
@@ -63,7 +64,7 @@ impl Shared {
 }
 
 impl Load {
-    /// Connects and begins.
+    /// Connects the clients and starts the load.
     pub(super) fn start(server: SocketAddr) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let mut load = Load { shared: Arc::clone(&shared), clients: Vec::new() };
@@ -81,7 +82,7 @@ impl Load {
         Ok(load)
     }
 
-    /// Pauses: on return every request that was sent has been answered.
+    /// Pauses the load. When the function returns, every request that was sent has been answered.
     pub(super) fn pause(&self) -> Result<(), String> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.shared.state();
@@ -101,7 +102,7 @@ impl Load {
         }
     }
 
-    /// Goes on after a pause.
+    /// Resumes the load after a pause.
     pub(super) fn resume(&self) {
         self.shared.state().paused = false;
         self.shared.changed.notify_all();
@@ -112,12 +113,12 @@ impl Load {
         self.shared.state().failure.clone()
     }
 
-    /// Requests that have been answered.
+    /// Number of requests that have been answered.
     pub(super) fn answered(&self) -> u64 {
         self.shared.answered.load(Ordering::Relaxed)
     }
 
-    /// The longest that a client waited since this was last asked.
+    /// Longest time that a client waited since the last call of this function.
     pub(super) fn take_slowest(&self) -> Duration {
         Duration::from_nanos(self.shared.slowest_ns.swap(0, Ordering::Relaxed))
     }
@@ -133,7 +134,7 @@ impl Drop for Load {
     }
 }
 
-/// A connection on which nothing waits forever.
+/// Opens a connection whose reads and writes have a time limit.
 pub(super) fn connect(server: SocketAddr) -> io::Result<BufReader<TcpStream>> {
     let connection = TcpStream::connect_timeout(&server, PATIENCE)?;
     connection.set_nodelay(true)?;
@@ -175,7 +176,7 @@ fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &Shared) -> i
         let waited = u64::try_from(sent.elapsed().as_nanos()).unwrap_or(u64::MAX);
         shared.slowest_ns.fetch_max(waited, Ordering::Relaxed);
         shared.answered.fetch_add(BATCH, Ordering::Relaxed);
-        // Late batches are not made up for: the load stays bounded after a pause.
+        // A late batch does not bring the next ones forward, so the load stays bounded after a pause.
         due = (due + PERIOD).max(Instant::now());
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
     }

@@ -1,5 +1,5 @@
-//! `ingraft demo`: everything on one page, on a server of our own. It attaches under load, counts, compares the counts
-//! with the server's own tally, removes, and looks for traces without trusting the engine.
+//! `ingraft demo`: a demonstration on one page, on a server of its own. It attaches under load, counts, compares the counts with the
+//! server's own tally, removes, and looks for traces without trusting the engine.
 
 mod evidence;
 mod load;
@@ -28,11 +28,11 @@ use load::Load;
 use page::Page;
 use server::{FUNCTIONS, Tallies};
 
-/// Time for which the server is watched before anything is inserted.
+/// Time for which the load runs before anything is inserted.
 const BEFORE: Duration = Duration::from_millis(700);
 /// Time between two lines of the live table.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// A server that does not start in this time has failed.
+/// Longest time for the server's start; a server that exceeds it has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs the command.
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
 
     let before = stage.before(&mut page).await?;
     let enabled = stage.attach(&mut page).await?;
-    // From here on the measurement is removed whatever happens.
+    // From here on, the measurement is removed in every case.
     let counted = stage.count(&enabled, args.duration, &mut signals, &mut page).await;
     let removed = stage.remove(&enabled, &before, &mut page).await;
     if let Ok(Some(status)) = server.child.try_wait() {
@@ -66,12 +66,12 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
     page.verdict()
 }
 
-/// The demo's own trouble.
+/// The failure of the demo itself, not of a command that it shows.
 fn trouble(what: &str, error: &dyn std::error::Error) -> Stop {
     Failure::failed(format!("{what}: {error}"), "run the demo again; if it stays so, please report it").into()
 }
 
-/// The server as a process of its own.
+/// The server, which is a process of its own.
 struct Server {
     child: Child,
     address: SocketAddr,
@@ -84,7 +84,7 @@ impl Server {
             .arg("demo-server")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for us: the server must live until everything is out of it.
+            // Ctrl-C must not reach the server, which must live until everything is removed from it.
             .process_group(0)
             .spawn()?;
         let stdout = child.stdout.take();
@@ -101,7 +101,7 @@ impl Server {
     }
 
     fn pid(&self) -> i32 {
-        // Process ids fit: the kernel's limit is 2^22.
+        // Process ids fit, because the kernel's limit is 2^22.
         i32::try_from(self.child.id()).unwrap_or(0)
     }
 }
@@ -113,7 +113,7 @@ impl Drop for Server {
     }
 }
 
-/// Client, server, load and context, which all steps need.
+/// The client, server, load and context that all steps need.
 struct Stage<'a> {
     client: &'a Client,
     server: &'a Server,
@@ -121,7 +121,7 @@ struct Stage<'a> {
     context: &'a Context<'a>,
 }
 
-/// The server before anything was inserted.
+/// State of the server before anything was inserted.
 struct Untouched {
     code: Code,
     mappings: Vec<String>,
@@ -165,13 +165,13 @@ impl Stage<'_> {
         let enabled = self.client.enable(&request, &mut progress).await?;
         drop(progress);
         let attach_ms = started.elapsed().as_secs_f64() * 1e3;
-        // A moment later, so that answers that were under way have come in.
+        // After a moment, the answers that were on the way have arrived.
         tokio::time::sleep(Duration::from_millis(50)).await;
         page.attached(&enabled, attach_ms, self.load.take_slowest())?;
         Ok(enabled)
     }
 
-    /// Counts for a while and compares.
+    /// Counts for the given time, then compares the counts with the server's tally.
     async fn count(
         &self,
         enabled: &Enabled,
@@ -180,7 +180,7 @@ impl Stage<'_> {
         page: &mut Page<'_>,
     ) -> Result<(), Stop> {
         let order = order(enabled)?;
-        // The load rests while both numbers are taken, so that no call falls between them.
+        // The load is paused while both numbers are read, so that no call falls between the two readings.
         let (tally_before, count_before) = self.both(enabled).await?;
         self.load.resume();
         let answered = self.load.answered();
@@ -195,7 +195,7 @@ impl Stage<'_> {
         page.compared(&totals, &counted, &tallied)
     }
 
-    /// Pauses the load and takes the server's tally and our counts.
+    /// Pauses the load, then reads the server's tally and the measurement's counts.
     async fn both(&self, enabled: &Enabled) -> Result<(Tallies, Reading), Stop> {
         tokio::task::block_in_place(|| self.load.pause())
             .map_err(|e| trouble("the load cannot be paused", &io::Error::other(e)))?;
@@ -208,7 +208,7 @@ impl Stage<'_> {
         Ok((tallies, reading))
     }
 
-    /// Shows calls per second until the time is over or an end is asked for.
+    /// Shows calls per second until the time is over or the user asks for the end.
     async fn show(
         &self,
         enabled: &Enabled,
@@ -235,7 +235,7 @@ impl Stage<'_> {
                         }
                         before = Some(reading);
                     }
-                    // its functions are named one by one: no library can bring more
+                    // the request names its functions one by one, so a library cannot add any
                     Some((_, Ok(Event::Grown(_)))) => {}
                     Some((_, Err(failure))) => break Err(failure.into()),
                     Some((_, Ok(Event::Ended(_)))) | None => {
@@ -248,9 +248,9 @@ impl Stage<'_> {
         result
     }
 
-    /// Removes and looks for traces.
+    /// Removes the measurement and looks for traces.
     async fn remove(&self, enabled: &Enabled, before: &Untouched, page: &mut Page<'_>) -> Result<(), Stop> {
-        // Removed under load, as it was inserted.
+        // The measurement is removed under load, as it was inserted.
         self.load.resume();
         tokio::time::sleep(Duration::from_millis(100)).await;
         let Farewell { removed, .. } = self.client.remove(enabled.measurement, enabled.pairs.len()).await?;
@@ -290,7 +290,7 @@ fn order(enabled: &Enabled) -> Result<[usize; FUNCTIONS.len()], Stop> {
     Ok(order)
 }
 
-/// Our counts in the form of the server's tally. Calls that no thread can be told for come as thread 0.
+/// The measurement's counts in the form of the server's tally. Calls that cannot be told apart by thread count for thread 0.
 fn by_thread(reading: &Reading, order: &[usize; FUNCTIONS.len()]) -> Tallies {
     let mut tallies = Tallies::new();
     for (i, &pair) in order.iter().enumerate() {
@@ -315,7 +315,7 @@ fn difference(after: &Tallies, before: &Tallies) -> Tallies {
     tallies
 }
 
-/// Objects for scripts come from the same steps.
+/// The object for scripts about the insertion.
 fn attached_object(enabled: &Enabled, attach_ms: f64) -> Object {
     Object::Attached(objects::Attached {
         host: None,

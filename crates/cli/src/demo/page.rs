@@ -1,4 +1,4 @@
-//! The page that the demo prints, and the checks that it is made of.
+//! The page that the demo prints, and its checks.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, GOOD, HEADING, Output};
 
-/// Columns of the labels at the left.
+/// Width of the labels at the left, in columns.
 const LABEL: usize = 10;
 
-/// The page so far.
+/// The page, as far as it is printed.
 pub(super) struct Page<'a> {
     out: &'a mut Output,
     checks: Vec<Check>,
@@ -39,7 +39,7 @@ impl<'a> Page<'a> {
         self.checks.push(Check { pid: self.pid, check: name, ok, text });
     }
 
-    /// The server as it was.
+    /// Shows the server before the insertion.
     pub(super) fn server(
         &mut self,
         pid: i32,
@@ -57,7 +57,7 @@ impl<'a> Page<'a> {
         self.line("Before", &traffic(per_second, slowest))
     }
 
-    /// The counters are in.
+    /// Shows that the counters are inserted.
     pub(super) fn attached(&mut self, enabled: &Enabled, attach_ms: f64, slowest: Duration) -> Result<(), Stop> {
         self.functions = enabled.pairs.iter().filter_map(|p| p.function.clone()).collect();
         self.out.object(&super::attached_object(enabled, attach_ms))?;
@@ -69,7 +69,7 @@ impl<'a> Page<'a> {
         self.out.text("\n")
     }
 
-    /// Calls per second, drawn over on a terminal.
+    /// Shows calls per second; a terminal shows them in place.
     pub(super) fn live(
         &mut self,
         reading: &Reading,
@@ -94,13 +94,13 @@ impl<'a> Page<'a> {
         self.out.frame(&indented(&table.render(None)))
     }
 
-    /// The traffic while it counted.
+    /// Shows the traffic while the counters counted.
     pub(super) fn counted(&mut self, per_second: f64, slowest: Duration) -> Result<(), Stop> {
         self.line("Counting", &traffic(per_second, slowest))?;
         self.out.text("\n")
     }
 
-    /// The counts beside the server's own.
+    /// Shows the counts beside the server's own tally.
     pub(super) fn compared(
         &mut self,
         totals: &[i64; FUNCTIONS.len()],
@@ -153,7 +153,7 @@ impl<'a> Page<'a> {
         }))
     }
 
-    /// The counters are out.
+    /// Shows that the counters are removed.
     pub(super) fn removed(&mut self, removed: Removed) -> Result<(), Stop> {
         self.line(
             "Removed",
@@ -192,7 +192,7 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    /// The checks and what follows from them.
+    /// Shows the checks; an error if one of them failed.
     pub(super) fn verdict(mut self) -> Result<(), Stop> {
         self.out.text("\n")?;
         for check in std::mem::take(&mut self.checks) {

@@ -1,5 +1,5 @@
-//! The server that `demo` measures: a key-value store with a thread for each connection. Nothing in it knows of ingraft.
-//! It keeps its own tally of calls, so that ingraft's numbers can be compared with something.
+//! The server that `demo` measures: a key-value store with a thread for each connection. The server does not know ingraft. It keeps a tally
+//! of its calls, so that ingraft's numbers can be compared with it.
 //!
 //! Protocol, in lines: `GET key`, `SET key value`, and `TALLY`, which answers a line for each thread and then `.`.
 
@@ -17,13 +17,14 @@ use crate::exit::{Failure, Stop};
 pub(super) const FUNCTIONS: [&str; 5] =
     ["demo_handle_request", "demo_parse", "demo_lookup", "demo_store", "demo_render"];
 
-/// Connections over the server's life.
+/// Largest number of connections over the server's life.
 const MOST: usize = 128;
 
-/// The calls that one thread has made. Only that thread writes; alone on its cache lines, so that counting costs nothing.
+/// Numbers of the calls that one thread has made. Only that thread writes; the alignment keeps other data off its cache lines, so that
+/// counting costs nearly nothing.
 #[repr(align(128))]
 struct Tally {
-    /// Thread id; 0: not in use.
+    /// Thread id; 0 if the tally is not in use.
     tid: AtomicI32,
     calls: [AtomicU64; FUNCTIONS.len()],
 }
@@ -43,14 +44,14 @@ static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 
 type Store = RwLock<HashMap<u64, u64>>;
 
-/// The request of a line.
+/// The request in one line of text.
 enum Request {
     Get(u64),
     Set(u64, u64),
     Wrong,
 }
 
-/// Serves on a port of the loopback until the standard input ends, that is, until the process that started it is gone.
+/// Serves on a port of the loopback until the standard input ends, that is, until the process that started the server is gone.
 pub(crate) fn run() -> Result<(), Stop> {
     let cannot =
         |e: io::Error| Failure::failed(format!("the demo's server cannot serve: {e}"), "check that the loopback is up");
@@ -60,7 +61,7 @@ pub(crate) fn run() -> Result<(), Stop> {
     writeln!(stdout, "{address}").and_then(|()| stdout.flush()).map_err(cannot)?;
     let accepting = std::thread::Builder::new().name("accept".to_owned());
     accepting.spawn(move || accept(&listener)).map_err(cannot)?;
-    // Nothing is ever sent; the end is what counts.
+    // Nothing is ever sent on the standard input; only its end matters.
     io::stdin().read_to_end(&mut Vec::new()).map_err(cannot)?;
     Ok(())
 }
@@ -71,7 +72,7 @@ fn accept(listener: &TcpListener) {
         let Some(tally) = TALLIES.get(CONNECTIONS.fetch_add(1, Ordering::Relaxed)) else { return };
         let store = Arc::clone(&store);
         let worker = std::thread::Builder::new().name("worker".to_owned());
-        // A connection without a thread is closed, and the client sees it.
+        // If no thread can be started, the connection is closed, and the client notices.
         let _closed = worker.spawn(move || serve(connection, &store, tally));
     }
 }
@@ -90,7 +91,7 @@ fn serve(connection: TcpStream, store: &Store, tally: &Tally) -> io::Result<()> 
             request => demo_handle_request(request, store, tally, &mut answer),
         }
         writer.write_all(answer.as_bytes())?;
-        // Requests that are here already are answered in one go.
+        // All requests that have arrived already are answered with one write.
         if reader.buffer().is_empty() {
             writer.flush()?;
         }
@@ -154,7 +155,7 @@ fn demo_render(found: Option<u64>, tally: &Tally, answer: &mut String) {
     };
 }
 
-/// A tally as a client reads it: calls of each function by thread id.
+/// The tally as a client reads it: the calls of each function by thread id.
 pub(super) type Tallies = HashMap<i32, [u64; FUNCTIONS.len()]>;
 
 /// Asks the server for its tally.

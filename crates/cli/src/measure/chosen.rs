@@ -1,4 +1,4 @@
-//! Several targets in one request: what a name or a control group stands for, how its processes are measured one after the other, and the
+//! Several targets in one request: the processes that a name or a control group stands for, their insertion one after the other, and the
 //! processes that come later.
 
 use std::collections::{BTreeMap, HashSet};
@@ -16,22 +16,22 @@ use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
 
-/// Time between two looks for processes of a name or a control group that are new: each reads the names of all processes.
+/// Time between two looks for new processes of a name or a control group; each look reads the names of all processes.
 const LOOK: Duration = Duration::from_millis(250);
-/// Most insertions at the same time. The first one is alone: the others use its analysis.
+/// Largest number of insertions at the same time. The first insertion runs alone, because the others use its analysis.
 const AT_ONCE: usize = 2;
 
 /// The processes of a name or a control group that have been seen.
 #[derive(Default)]
 pub(super) struct Chosen {
-    /// Hosts and ids of these processes: each process is tried once.
+    /// Hosts and ids of these processes, so that each process is tried once.
     seen: HashSet<(Option<String>, i32)>,
-    /// Time of the next look; `None` for a look at once.
+    /// Time of the next look; `None` if the next look is due.
     next: Option<Instant>,
 }
 
 impl Session<'_> {
-    /// Requests that one request stands for at one host: itself, or one for each process that its name or control group has now.
+    /// The requests that one request stands for at one host: itself, or one for each process that its name or control group has now.
     async fn expand(&mut self, client: &Client, request: &Request) -> Result<Vec<Request>, Failure> {
         let Target::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
         let mut progress = Progress::new("looking at processes", self.format());
@@ -44,8 +44,8 @@ impl Session<'_> {
         Ok(measured.into_iter().map(|pid| Request { target: Target::Pid(pid), ..request.clone() }).collect())
     }
 
-    /// Inserts all requests; with an error, those that went in are in `sites`. A process that is gone, or of a name or control group cannot be
-    /// measured, is told and left out.
+    /// Inserts all requests. On an error, `sites` has the measurements that were inserted before it. A process of a name or control group
+    /// that is gone or cannot be measured is reported and left out.
     pub(super) async fn insert(
         &mut self,
         events: &mpsc::Sender<Arrival>,
@@ -72,13 +72,13 @@ impl Session<'_> {
             let mut inserting = Inserting::new(client, requests, self.format());
             loop {
                 let (request, enabled) = tokio::select! {
-                    // after the last answer a signal ends the measurement, it does not give it up
+                    // once the last answer has arrived, a signal ends the measurement instead of cancelling the insertion
                     biased;
                     next = inserting.next() => match next {
                         Some(next) => next,
                         None => break,
                     },
-                    // The engine removes what it inserts for a call that was given up.
+                    // If a call is cancelled, the engine removes what the call inserts.
                     () = signals.asked() => {
                         self.add_all(inserting.finished(), client, events, out)?;
                         return Err(given_up().into());
@@ -89,7 +89,7 @@ impl Session<'_> {
                     Err(failure) if several && self.goes_without(&failure) => {
                         left_out.push(Failure { pid: failure.pid.or(request.pid()), ..failure });
                     }
-                    // With several hosts a target need not be on each of them.
+                    // If there are several hosts, a target need not exist on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
                     Err(failure) => {
                         self.add_all(inserting.finished(), client, events, out)?;
@@ -109,7 +109,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes in what was inserted meanwhile, so that the end of the command removes it.
+    /// Adds the measurements that were inserted meanwhile, so that the end of the command removes them.
     fn add_all(
         &mut self,
         inserted: Vec<Enabled>,
@@ -120,14 +120,14 @@ impl Session<'_> {
         inserted.into_iter().try_for_each(|enabled| self.add(client, enabled, events, out))
     }
 
-    /// Whether the other targets are measured without one that fails in this way: of processes that were named one by one, those that are gone; of
-    /// a name or a control group, all.
+    /// Whether the command measures the other targets if one fails in this way. A process that was named by itself may be missing if it is
+    /// gone; a process of a name or a control group may fail in any way but wrong usage.
     fn goes_without(&self, failure: &Failure) -> bool {
         let gone = failure.kind == Kind::Gone || ["no_such_process", "zombie"].contains(&failure.reason.as_str());
         gone || self.plan.chooses() && failure.kind != Kind::Usage
     }
 
-    /// Measures processes of the request's name or control group that have come since the last look, and are not measured with a parent.
+    /// Measures processes of the request's name or control group that have come since the last look and are not measured with a parent.
     pub(super) async fn look_for_newcomers(&mut self) -> Result<(), Stop> {
         if !self.plan.follows(Follow::Fork) || self.chosen.next.is_some_and(|at| Instant::now() < at) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Session<'_> {
             let mut progress = Progress::new("looking at processes", self.format());
             let found = match client.choose(choice, &mut progress).await {
                 Ok(found) => found,
-                // a control group may go with its last process, and come again
+                // a control group may vanish with its last process, and come again
                 Err(failure) if failure.kind == Kind::NotFound => Vec::new(),
                 Err(failure) => return Err(failure.into()),
             };
@@ -158,20 +158,20 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Whether processes of a name or a control group are waited for after the end of all others.
+    /// Whether the command waits for new processes of a name or a control group after all others have ended.
     pub(super) fn awaits_newcomers(&self) -> bool {
         self.plan.chooses() && self.plan.follows(Follow::Fork) && !self.plan.measure.until_exit
     }
 }
 
-/// Insertions at one host, some of them at the same time. Their answers come in the order of the requests.
+/// Insertions at one host, some of them at the same time. The answers are returned in the order of the requests.
 struct Inserting<'a> {
     client: &'a Client,
     requests: Vec<Request>,
     format: crate::args::Format,
-    /// Number of the request that is begun next.
+    /// Index of the request that is begun next.
     begun: usize,
-    /// Number of the request whose answer comes next.
+    /// Index of the request whose answer is returned next.
     told: usize,
     open: JoinSet<(usize, Result<Enabled, Failure>)>,
     answers: BTreeMap<usize, Result<Enabled, Failure>>,
@@ -183,7 +183,8 @@ impl<'a> Inserting<'a> {
         Inserting { client, requests, format, begun: 0, told: 0, open, answers }
     }
 
-    /// Insertions that are done and that [`Inserting::next`] has not returned yet. The engine removes what it inserts for the calls that go on.
+    /// Insertions that are complete but that [`Inserting::next`] has not returned yet. The calls that still run are cancelled, and the
+    /// engine removes what they insert.
     fn finished(mut self) -> Vec<Enabled> {
         while let Some(done) = self.open.try_join_next() {
             match done {
@@ -194,7 +195,7 @@ impl<'a> Inserting<'a> {
         self.answers.into_values().filter_map(Result::ok).collect()
     }
 
-    /// The next request with its answer; `None` after the last one. What is dropped before it is answered is given up.
+    /// The next request with its answer; `None` after the last one. Dropping this value cancels the calls without an answer.
     async fn next(&mut self) -> Option<(Request, Result<Enabled, Failure>)> {
         loop {
             if let Some(answer) = self.answers.remove(&self.told) {

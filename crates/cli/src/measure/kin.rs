@@ -1,6 +1,6 @@
-//! Children of targets, and programs that take a process over: they become targets of their own with the same request.
+//! Children of targets, and programs that a process starts by exec: they become targets of their own with the same request.
 //!
-//! The command looks for them periodically. Each is measured from the time on at which it was noticed, and its values say since when.
+//! The command looks for them periodically. Each is measured from the time at which it was noticed, and its values state that time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl Kin {
         self.left_out.get(child).is_some_and(LeftOut::is_left_alone)
     }
 
-    /// Whether another target may come although no target goes on.
+    /// Whether another target may come although no target is left.
     pub(super) fn comes(&self) -> bool {
         !self.starting.is_empty()
     }
@@ -188,8 +188,8 @@ impl Session<'_> {
         }
     }
 
-    /// Handles the end of a target. Fetches its last values at once, as the other targets may go on for long. If the target has started
-    /// another program, that is measured when it is loaded.
+    /// Handles the end of a target. Fetches its last values at once, because the other targets may run for long. If the target has started
+    /// another program, that program is measured when it is loaded.
     pub(super) async fn depart(&mut self, at: usize, exec: bool, out: &mut Output) -> Result<(), Stop> {
         let (format, measure) = (self.format(), self.plan.measure.clone());
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Values that histograms got in the latest interval, which their cumulative values do not show.
+//! Values that histograms got in the latest interval, which the cumulative values do not show.
 
 use ingraft_model::Distribution;
 
@@ -23,7 +23,7 @@ impl Lately {
 }
 
 impl Site {
-    /// The values of a histogram that came since the reading before; none before the second reading, and for other pairs.
+    /// The values of a histogram since the previous reading; `None` before the second reading, and for other metrics.
     pub(crate) fn lately(&self, pair: usize) -> Option<Lately> {
         let before = self.before.as_ref()?;
         let ns = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)?;

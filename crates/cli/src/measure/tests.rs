@@ -1,4 +1,4 @@
-//! Whole commands against an engine with a script.
+//! Whole commands against an engine that answers from a script.
 
 use expect_test::{Expect, expect};
 use ingraft_model::{Activations, Distribution};
@@ -10,16 +10,16 @@ use crate::command;
 use crate::exit::Kind;
 use crate::fake::{Paper, Script, distribution, serve};
 
-/// A signal reaches the whole process: the test that sends one runs alone.
+/// Lock for tests that must run alone: a signal reaches the whole process, so the test that sends one takes the lock for writing.
 static QUIET: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 
-/// Runs a command; answers what it printed and how it ended.
+/// Runs a command; returns its output and its result.
 async fn run_command(words: &str, script: Script, paper: Paper) -> (String, Result<(), Stop>) {
     let _quiet = QUIET.read().await;
     run_loud(words, script, paper, Output::to_sink).await
 }
 
-/// Runs a command with its output on a terminal; returns what it printed.
+/// Runs a command with its output on a terminal; returns the output.
 async fn run_on_screen(words: &str, script: Script) -> String {
     let _quiet = QUIET.read().await;
     let (text, result) = run_loud(words, script, Paper::default(), |_, sink| Output::to_screen(sink)).await;
@@ -43,7 +43,7 @@ async fn run_loud(words: &str, script: Script, paper: Paper, open: Open) -> (Str
     (paper.read(), result)
 }
 
-/// The time of the attachment is the only thing that differs from run to run.
+/// Replaces the times of the insertion, which are all that differs from run to run.
 fn without_times(text: &str) -> String {
     let line = |line: &str| {
         let Some(at) = line.find("\"attach_ms\":") else { return line.replace("in after", "in") };
@@ -206,7 +206,7 @@ async fn latencies_are_sorted_by_any_column() {
         last: vec![50, 0, 900],
         ..latencies()
     };
-    // an order of its own for numbers and for names, and neither is the one in which the functions come
+    // numbers and names have different orders, and neither is the order of the functions in the request
     for (sort, expected) in
         [("calls", "c b a"), ("total", "c b a"), ("p50", "c b a"), ("p99.9", "c b a"), ("name", "a b c")]
     {
@@ -265,7 +265,7 @@ async fn tables_redraw_themselves() {
     let words = |text: &str, line: usize| {
         text.lines().nth(line).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     };
-    // Lines of frames: the announcement, then each frame's heading and row.
+    // The lines are the announcement, then the heading and the row of each frame.
     let text = run_on_screen("ingraft count -p 7 call", Script { ends: latencies().ends, ..script() }).await;
     assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
     assert_eq!(words(&text, 5), "processCommand server 600 1,200");
@@ -342,7 +342,7 @@ async fn text_that_was_not_restored_is_a_failure() {
 #[tokio::test]
 async fn a_signal_ends_a_measurement_like_its_time() {
     let _alone = QUIET.write().await;
-    // Taken over before it is sent, so that it cannot end the test itself.
+    // The signal is taken over before it is sent, so that it cannot end the test itself.
     let _ours = Signals::take().unwrap();
     let script = script();
     let removed = script.removed.clone();
@@ -363,7 +363,7 @@ async fn a_signal_ends_a_measurement_like_its_time() {
 async fn a_signal_ends_an_insertion_that_takes_long() {
     let _alone = QUIET.write().await;
     let _ours = Signals::take().unwrap();
-    // Sent again and again: the command takes signals over at a moment that cannot be seen from here.
+    // The signal is sent repeatedly, because the test cannot see when the command takes signals over.
     let kill = tokio::spawn(async {
         loop {
             tokio::time::sleep(Duration::from_millis(50)).await;

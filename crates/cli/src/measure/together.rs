@@ -1,8 +1,8 @@
 //! Combined values: the values of one metric and focus in several targets, combined by the metric's aggregate operator.
 //!
-//! A combined value is shown when every target has sent a reading since the last combined value. A late target does not delay the others: when
-//! another target has sent a second reading, the value is shown with the number of targets that are up to date. The last known value of the
-//! late target is included, so that a sum never goes back.
+//! A combined value is shown when every target has sent a reading since the last combined value. A late target does not delay the others:
+//! when another target has sent a second reading, the value is shown with the number of targets that are up to date. The last known value
+//! of the late target is included, so that a sum never goes back.
 //!
 //! Values by key are combined by name, as addresses mean something else in each process, and by number if the number can be no address. The
 //! values of all other keys are added to `others`.
@@ -26,7 +26,8 @@ pub(crate) struct Combined<'a> {
     pub(crate) value: Value,
     /// Combined change per second; `None` before all targets have two readings, and for levels.
     pub(crate) rate: Option<f64>,
-    /// The values of a histogram that came in the latest intervals of all; none before all have two readings, and for other metrics.
+    /// The values of a histogram from the latest intervals of all targets; `None` before all of them have two readings, and for other
+    /// metrics.
     pub(crate) lately: Option<Lately>,
     /// Number of targets that measure the pair.
     pub(crate) targets: usize,
@@ -48,7 +49,7 @@ impl Together {
         }
         self.heard.resize(sites.len(), false);
         let Some(heard) = self.heard.get(at).copied() else { return Vec::new() };
-        // the others are late: show the values without their news; this reading is the first of the next round
+        // the others are late, so the values are shown without their new readings; this reading is the first of the next round
         let shown = if heard { self.take(sites) } else { Vec::new() };
         if let Some(heard) = self.heard.get_mut(at) {
             *heard = true;
@@ -103,7 +104,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Box::new(all)
     });
     let value = match info.aggregate {
-        // the numbers of values of histograms add up, whatever their operator
+        // the numbers of values of histograms are added, whatever the operator
         _ if distribution.is_some() => numbers().fold(0, i64::saturating_add),
         Aggregate::Sum => numbers().fold(0, i64::saturating_add),
         Aggregate::Min => numbers().min()?,
@@ -136,10 +137,10 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     })
 }
 
-/// Lowest address that a program can have mapped: lower keys are numbers.
+/// Lowest address that a program can map; lower keys are numbers.
 const LOWEST_ADDRESS: u64 = 1 << 16;
 
-/// Meaning of a key that is the same in every process.
+/// Identity of a key that is the same in every process.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Identity<'a> {
     Name(&'a str),
@@ -204,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Targets that measure these.
+    /// The targets that measure these pairs.
     async fn sites(pairs: &[Vec<PairInfo>]) -> Vec<Site> {
         let engines = Engines::of_test(serve(Script::default()).await);
         let client = engines.clients().first().unwrap();
@@ -268,7 +269,7 @@ mod tests {
         }
         read(&mut sites[0], 2_000_000_000, &[5]);
         assert_eq!(told(&together.reading(&sites, 0)), [("calls".to_owned(), 7, None, 2, 3)]);
-        // one that has ended is not waited for
+        // a target that has ended is not waited for
         sites[2].ended = true;
         read(&mut sites[1], 2_000_000_000, &[6]);
         assert_eq!(told(&together.reading(&sites, 1)), [("calls".to_owned(), 11, None, 3, 3)]);

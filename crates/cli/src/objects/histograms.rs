@@ -1,9 +1,9 @@
-//! Histograms as scripts get them: quantiles, and the values by size.
+//! Histograms in the form for scripts: quantiles, and buckets.
 
 use ingraft_model::{Bucket, Distribution};
 use serde::Serialize;
 
-/// The values of a histogram in the metric's unit; null if there is none.
+/// Quantiles of the values of a histogram, in the metric's unit; null if there is no value.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Quantiles {
     pub(crate) sum: Option<u64>,
@@ -32,7 +32,7 @@ impl From<&Distribution> for Quantiles {
     }
 }
 
-/// The values that a histogram got since the reading before.
+/// The values that a histogram got since the previous reading.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Interval {
     /// Nanoseconds between the two readings.
@@ -44,7 +44,7 @@ pub(crate) struct Interval {
     pub(crate) quantiles: Quantiles,
 }
 
-/// Times of calls that have ended, in nanoseconds; null if there was none.
+/// Times of calls that have ended, in nanoseconds; null if no call has ended.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Times {
     pub(crate) calls: i64,

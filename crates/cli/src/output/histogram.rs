@@ -1,4 +1,4 @@
-//! A distribution for people: the quantiles that are shown, and a histogram of a few lines on a logarithmic scale.
+//! A distribution for people: quantiles, and a histogram of a few lines on a logarithmic scale.
 
 use ingraft_model::Distribution;
 
@@ -9,17 +9,17 @@ use super::table::Table;
 pub(crate) const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
-/// Number of histograms that are drawn without being asked for.
+/// Largest number of histograms that are drawn without being asked for.
 pub(crate) const HANDFUL: usize = 5;
 
-/// Lines that a histogram has at most, unless its values are of all sizes.
+/// Largest number of lines of a histogram, unless its values span too many sizes even for the coarsest bins.
 const LINES: usize = 20;
-/// Columns of the longest bar, if there is room.
+/// Width of the longest bar in columns, if there is room.
 const BAR: usize = 40;
-/// Columns that stand before the bars.
+/// Width of the columns before the bars.
 const FIGURES: usize = 40;
 
-/// First values of the bins of a decade, in tenths, from fine to coarse: numbers that are easy to read.
+/// First values of the bins of a decade, in tenths, from fine to coarse. The numbers are easy to read.
 const STEPS: [&[u64]; 4] = [
     &[10, 12, 14, 16, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90],
     &[10, 15, 20, 30, 40, 50, 70],
@@ -27,7 +27,7 @@ const STEPS: [&[u64]; 4] = [
     &[10],
 ];
 
-/// Values from `first` to below `end`.
+/// The values from `first` (inclusive) to `end` (exclusive).
 #[derive(Debug, PartialEq, Eq)]
 struct Bin {
     first: u64,
@@ -35,7 +35,7 @@ struct Bin {
     count: u64,
 }
 
-/// One line for each bin. `what` is counted; `quantity` writes a value with its unit.
+/// Renders one line for each bin. `what` is the title of the counts; `quantity` formats a value with its unit.
 pub(crate) fn render(d: &Distribution, what: &str, quantity: impl Fn(u64) -> String, width: Option<usize>) -> String {
     let bins = bins(d);
     let largest = bins.iter().map(|bin| bin.count).max().unwrap_or(0).max(1);
@@ -55,7 +55,7 @@ pub(crate) fn render(d: &Distribution, what: &str, quantity: impl Fn(u64) -> Str
     table.render(width)
 }
 
-/// A part as a share of the whole, short enough for a column; nothing for a part of 0.
+/// A part as a share of the whole, short enough for a column; empty for a part of 0.
 pub(crate) fn share(count: u64, all: u64) -> String {
     match 100.0 * count as f64 / all as f64 {
         _ if count == 0 => String::new(),
@@ -64,15 +64,15 @@ pub(crate) fn share(count: u64, all: u64) -> String {
     }
 }
 
-/// A bar of so many columns, drawn in eighths; at least one eighth for what is not 0.
+/// A bar of this many columns, drawn in eighths; at least one eighth if the number is not 0.
 fn bar(columns: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (columns * 8.0).round().max(if columns > 0.0 { 1.0 } else { 0.0 }) as usize;
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-/// The bins from the smallest to the largest value: the finest that fit. Bins without a value that lie side by side are one. The bounds of
-/// bins are not those of the distribution's buckets, so that values near one may be counted on its other side.
+/// The bins from the smallest to the largest value, as fine as the number of lines allows. Adjacent bins without a value are merged. The
+/// bounds of bins differ from those of the distribution's buckets, so a value near a bound may be counted on the other side of it.
 fn bins(d: &Distribution) -> Vec<Bin> {
     if d.count == 0 {
         return Vec::new();
@@ -96,12 +96,12 @@ fn bins_between(d: &Distribution, bounds: &[u64]) -> Vec<Bin> {
     out
 }
 
-/// The bounds of bins that hold everything from `min` to `max`.
+/// The bounds of the bins that contain all values from `min` to `max`.
 fn bounds(steps: &[u64], min: u64, max: u64) -> Vec<u64> {
     let decades = (0..20).map(|exponent| 10_u128.pow(exponent));
     let numbers = decades.flat_map(|decade| steps.iter().map(move |&step| (decade * u128::from(step)).div_ceil(10)));
     let mut all: Vec<u64> = std::iter::once(0).chain(numbers.map_while(|n| u64::try_from(n).ok())).collect();
-    // The finest steps are finer than whole units in the first decade.
+    // In the first decade the finest steps are less than one unit apart, so some bounds are equal.
     all.dedup();
     all.push(u64::MAX);
     let first = all.partition_point(|&bound| bound <= min).saturating_sub(1);

@@ -1,19 +1,19 @@
-//! History of a value in a line for people.
+//! The history of a value as one line for people.
 
 use ingraft_model::history::INTERVAL_NS;
 use ingraft_model::{Bin, Course, History};
 
 use super::number::{short, time};
 
-/// Columns of a curve.
+/// Width of a curve in columns.
 const COLUMNS: usize = 50;
 /// Glyphs of a column, from the least to the largest mean.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Glyph of a column in which nothing is known.
+/// Glyph of a column without a known interval.
 const GAP: char = '·';
 
-/// A curve of the means, as wide as it has values up to a bound, then the least, the mean and the most of any interval.
-/// `time_unit`: the values are times, so that a rate is time per time and has this unit.
+/// A curve of the means in at most `COLUMNS` columns, then the least, the mean and the largest amount of any interval. `time_unit` means
+/// that the values are times; the rate is then time per time and has this unit.
 pub(crate) fn line(history: &History, unit: &str, time_unit: bool) -> String {
     let all = history.columns(1).first().copied().unwrap_or_default();
     if all.intervals == 0 {

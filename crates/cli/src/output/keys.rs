@@ -1,15 +1,15 @@
-//! Values by key for people: the largest, by name where they have one.
+//! Values by key for people: the largest values, with the names of keys that have one.
 
 use ingraft_wire::v1::{KeyValue, Keys, SyncObject};
 
 use super::DIM;
 use super::table::{Cell, Table};
 
-/// Most keys that are shown.
+/// Largest number of keys that are shown.
 const SHOWN: usize = 10;
 
-/// A row for each of the largest values and one for the rest; empty if there is nothing. `amount` writes a value. Of several processes together what
-/// has a name has no key.
+/// Renders a row for each of the largest values and one row for the rest; empty if there is nothing. `amount` formats a value. If values of
+/// several processes are combined (`together`), a key with a name is shown without its address.
 pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
     let (shown, beyond) = keys.values.split_at(keys.values.len().min(SHOWN));
     let objects = shown.iter().any(|v| v.object.is_some());

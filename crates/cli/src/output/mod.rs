@@ -30,12 +30,12 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
 /// Style of warnings.
 pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 
-/// The results' way out: the standard output, or the file of `-o`.
+/// The sink of results: the standard output, or the file of `-o`.
 pub(crate) struct Output {
     format: Format,
     sink: Box<dyn Write + Send>,
     name: String,
-    /// Whether people watch it, so that it may be drawn over.
+    /// Whether people watch the output, so that it may be redrawn.
     terminal: bool,
     /// Frame on the screen, which the next text replaces.
     shown: Frame,
@@ -44,7 +44,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Opens the output that the flags ask for. The stream strips colours unless it is a terminal that shows them (NO_COLOR included).
+    /// Opens the output that the flags ask for. The stream strips colours unless it is a terminal that shows them; it respects NO_COLOR.
     pub(crate) fn open(common: &Common) -> Result<Self, Stop> {
         let format = common.format;
         Ok(match &common.output {
@@ -84,27 +84,27 @@ impl Output {
         Output { terminal: true, ..Output::to_sink(Format::Table, sink) }
     }
 
-    /// Whether scripts read it.
+    /// Whether the output is for scripts.
     pub(crate) fn json(&self) -> bool {
         self.format == Format::Json
     }
 
-    /// Whether people watch it, so that it may be drawn over.
+    /// Whether people watch the output, so that it may be redrawn.
     pub(crate) fn live(&self) -> bool {
         self.terminal
     }
 
-    /// Says that something else writes to the same screen: nothing may be drawn over any more.
+    /// Notes that another program writes to the same screen, so that the output must not be redrawn any more.
     pub(crate) fn shared(&mut self) {
         self.terminal = false;
     }
 
-    /// Columns that a line may have; none if it is not for a screen.
+    /// Largest width of a line in columns; `None` if the output is no screen.
     pub(crate) fn width(&self) -> Option<usize> {
         self.terminal.then(|| screen_size().0)
     }
 
-    /// Lines that a frame may have.
+    /// Largest number of lines of a frame.
     pub(crate) fn height(&self) -> usize {
         screen_size().1
     }
@@ -123,13 +123,13 @@ impl Output {
         self.write(&(clear + text))
     }
 
-    /// Writes text in either format: what is made for another program.
+    /// Writes text in both formats; for content that is made for another program.
     pub(crate) fn verbatim(&mut self, text: &[u8]) -> Result<(), Stop> {
         let written = self.sink.write_all(text).and_then(|()| self.sink.flush());
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
 
-    /// Draws a frame over the one before; what does not fit on the screen is left out.
+    /// Draws a frame over the previous one; the part that does not fit on the screen is omitted.
     pub(crate) fn frame(&mut self, text: &str) -> Result<(), Stop> {
         let (width, height) = screen_size();
         let text = screen::clip(text, width, height);
@@ -139,7 +139,7 @@ impl Output {
         Ok(())
     }
 
-    /// Writes at once what `lines` writes in many pieces.
+    /// Writes the output of `lines` at once, although `lines` writes it in many pieces.
     pub(crate) fn together(&mut self, lines: impl FnOnce(&mut Output) -> Result<(), Stop>) -> Result<(), Stop> {
         self.gathered = Some(String::new());
         let result = lines(self);
@@ -156,7 +156,7 @@ impl Output {
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
 
-    /// Whether the reader of the standard output went away, found out without writing.
+    /// Whether the reader of the standard output is gone; the check writes nothing.
     pub(crate) fn reader_gone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, poll};
         let stdout = io::stdout();
@@ -166,24 +166,24 @@ impl Output {
     }
 }
 
-/// Width and height of the terminal, at least 20 by 6; 80 by 24 if it does not say.
+/// Width and height of the terminal, at least 20 by 6; 80 by 24 if the terminal does not state them.
 fn screen_size() -> (usize, usize) {
     terminal_size::terminal_size().map_or((80, 24), |(w, h)| (usize::from(w.0.max(20)), usize::from(h.0.max(6))))
 }
 
-/// Width of the terminal, however narrow; 80 if it does not say.
+/// Width of the terminal, however narrow; 80 if the terminal does not state it.
 fn columns() -> usize {
     terminal_size::terminal_size().map_or(80, |(w, _)| usize::from(w.0.max(1)))
 }
 
-/// An object as a line.
+/// An object as a line of JSON.
 pub(crate) fn json_line(object: &Object) -> String {
     let mut line = serde_json::to_string(object).unwrap_or_default();
     line.push('\n');
     line
 }
 
-/// Says on standard error what went wrong and what to do. Nobody may be listening there either.
+/// Reports a failure and the advice about it on standard error, which may be closed too.
 pub(crate) fn report(failure: &Failure, format: Format) {
     let text = match format {
         Format::Json => json_line(&Object::Error(objects::Error {
@@ -207,7 +207,7 @@ fn failure_text(failure: &Failure) -> String {
     text
 }
 
-/// Says on standard error what stops nothing.
+/// Writes a warning to standard error; the command continues.
 pub(crate) fn warn(what: &str, format: Format) {
     to_stderr(&match format {
         Format::Json => json_line(&Object::Warning(objects::Warning { what: what.to_owned() })),
@@ -219,14 +219,14 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Writes to standard error; a closed one is no reason to stop.
+/// Writes to standard error; a closed standard error is ignored.
 pub(crate) fn to_stderr(text: &str) {
     screen::make_way();
     let mut stderr = anstream::AutoStream::auto(io::stderr());
     let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Reports why a command stopped early and answers its exit code.
+/// Reports why a command stopped early and returns its exit code.
 pub(crate) fn end(stop: Stop, format: Format) -> std::process::ExitCode {
     match stop {
         Stop::Failure(failure) => {

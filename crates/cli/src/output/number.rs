@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers, formatted for people.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) fn grouped_u64(n: u64) -> String {
     grouped(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
-/// A rate or another quantity that was not counted: whole numbers from 100 on, otherwise about three digits.
+/// Formats a rate or another quantity that was not counted: whole numbers from 100 on, otherwise about three digits.
 pub(crate) fn short(x: f64) -> String {
     let magnitude = x.abs();
     if magnitude >= 99.95 {
@@ -35,7 +35,7 @@ pub(crate) fn short(x: f64) -> String {
     }
 }
 
-/// Nanoseconds in about three digits: `7 ns`, `1.25 µs`, `31.4 ms`, `2.1 s`.
+/// Formats nanoseconds in about three digits: `7 ns`, `1.25 µs`, `31.4 ms`, `2.1 s`.
 pub(crate) fn time(ns: f64) -> String {
     // A unit ends where its number would be rounded to 1,000.
     let (number, unit) = match ns {
@@ -47,7 +47,7 @@ pub(crate) fn time(ns: f64) -> String {
     format!("{} {unit}", short(number))
 }
 
-/// A value of a metric with its unit; of nanoseconds in the unit that fits.
+/// Formats a value of a metric with its unit; nanoseconds are formatted in the unit that fits.
 pub(crate) fn quantity(value: u64, unit: &str) -> String {
     if unit == "nanoseconds" { time(value as f64) } else { format!("{} {unit}", grouped_u64(value)) }
 }
@@ -57,7 +57,7 @@ fn trim(text: String) -> String {
     if short.is_empty() || short == "-" || short == "-0" { "0".to_owned() } else { short.to_owned() }
 }
 
-/// A share: `0.3 %`.
+/// Formats a share: `0.3 %`.
 pub(crate) fn percent(p: f64) -> String {
     match p {
         p if p >= 10.0 => format!("{p:.0} %"),
@@ -67,7 +67,7 @@ pub(crate) fn percent(p: f64) -> String {
     }
 }
 
-/// Milliseconds: `0.82 ms`, `31 ms`, `2.1 s`.
+/// Formats milliseconds: `0.82 ms`, `31 ms`, `2.1 s`.
 pub(crate) fn millis(ms: f64) -> String {
     match ms {
         ms if ms >= 1000.0 => format!("{:.1} s", ms / 1000.0),
@@ -78,7 +78,7 @@ pub(crate) fn millis(ms: f64) -> String {
     }
 }
 
-/// Bytes: `512 B`, `4 KiB`, `1.5 MiB`.
+/// Formats a size in bytes: `512 B`, `4 KiB`, `1.5 MiB`.
 pub(crate) fn bytes(n: u64) -> String {
     match n {
         n if n < 1024 => format!("{n} B"),
@@ -98,7 +98,7 @@ pub(crate) fn ago(d: Duration) -> String {
     }
 }
 
-/// `1 function`, `2 functions`.
+/// Formats a number with a noun: `1 function`, `2 functions`.
 pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
     format!("{} {}", grouped_u64(n), if n == 1 { one } else { many })
 }

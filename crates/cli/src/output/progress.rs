@@ -1,5 +1,5 @@
-//! Progress for people who wait: on standard error, and only if something takes longer than half a second (five seconds if
-//! standard error is no terminal).
+//! Progress for people who wait: lines on standard error, only if an operation takes longer than half a second (five seconds if standard
+//! error is no terminal).
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub(crate) struct Progress {
     how: How,
     latest: String,
-    /// When it may be shown next.
+    /// Time at which progress may be shown next.
     next: Instant,
     on_screen: bool,
     format: Format,
@@ -30,14 +30,14 @@ pub(crate) struct Progress {
 enum How {
     /// One line that is overwritten.
     Terminal,
-    /// A line now and then.
+    /// A line every five seconds.
     Lines,
-    /// Not at all: scripts read standard error.
+    /// No progress, because scripts read standard error.
     Silent,
 }
 
 impl Progress {
-    /// Starts the clock. `what` is shown until something more precise is known.
+    /// Starts the clock. `what` is shown until a more precise text is known.
     pub(crate) fn new(what: &str, format: Format) -> Self {
         let how = match (io::stderr().is_terminal(), format) {
             (true, _) => How::Terminal,
@@ -53,7 +53,7 @@ impl Progress {
         self.latest = text.to_owned();
     }
 
-    /// Says something that people and scripts must know; writes only the first such text.
+    /// Reports a text that people and scripts must know; only the first such text is written.
     pub(crate) fn once(&mut self, text: &str) {
         self.say(text);
         if !std::mem::replace(&mut self.warned, true) {
@@ -68,7 +68,7 @@ impl Progress {
         }
     }
 
-    /// Returns when it is time to `show`.
+    /// Returns when it is time to call `show`.
     pub(crate) async fn due(&self) {
         match self.how {
             How::Silent => std::future::pending().await,
@@ -80,7 +80,7 @@ impl Progress {
     pub(crate) fn show(&mut self) {
         match self.how {
             How::Terminal => {
-                // One line: what does not fit would stay on the screen.
+                // The text is cut to one line, because overwriting clears only one.
                 let room = super::screen_size().0.saturating_sub(2);
                 let text: String = self.latest.chars().filter(|c| !c.is_control()).take(room).collect();
                 to_stderr(&format!("\r\x1b[K{DIM}{text}…{DIM:#}"));

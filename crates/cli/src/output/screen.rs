@@ -1,14 +1,15 @@
-//! Frames on a terminal: each replaces the one before, and none is larger than the screen, so that every line can be reached again.
+//! Frames on a terminal: each replaces the previous one, and none is larger than the screen, so that every line can be overwritten.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use unicode_width::UnicodeWidthChar;
 
-/// The frame on the terminal of the standard output. Messages to standard error appear on the same terminal: they remove it first.
+/// The frame on the terminal of the standard output. Messages to standard error appear on the same terminal, so they remove the frame
+/// first.
 static SHOWN: LazyLock<Frame> = LazyLock::new(Frame::default);
 
-/// The lines of a frame that is on the screen, right above the cursor: the columns that each of them takes. Empty: there is none.
+/// The frame on the screen, right above the cursor: the number of columns of each line. Empty if there is no frame.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Frame(Arc<Mutex<Vec<usize>>>);
 
@@ -23,8 +24,8 @@ impl Frame {
         *self.lines() = text.lines().map(columns).collect();
     }
 
-    /// Forgets the frame, and returns the text that removes it from a screen of this width. A terminal that has become narrower since the frame
-    /// was drawn has wrapped its lines, so that they take more rows.
+    /// Forgets the frame, and returns the text that removes it from a screen of this width. A terminal that has become narrower since the
+    /// frame was drawn has wrapped its lines, so that they take more rows.
     pub(super) fn take(&self, width: usize) -> String {
         let lines = std::mem::take(&mut *self.lines());
         match lines.iter().map(|columns| columns.div_ceil(width.max(1)).max(1)).sum() {
@@ -49,8 +50,8 @@ pub(super) fn make_way() {
     }
 }
 
-/// The part of a text that a screen shows: the first lines, one less than its height because the cursor is below them, each as far as it
-/// fits. Escape sequences take no column.
+/// The part of a text that fits on a screen: the first lines, one less than the height because the cursor is below them, each cut to the
+/// width. Escape sequences take no column.
 pub(super) fn clip(text: &str, width: usize, height: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines().take(height.saturating_sub(1)) {

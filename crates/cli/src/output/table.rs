@@ -1,19 +1,19 @@
-//! Aligned columns. A column without a text in any row is left out (a host, when there is only one). When the screen is too narrow, columns
-//! that may shrink do so, and then optional columns are left out.
+//! Aligned columns. A column without text in any row is omitted (a host, if there is only one). If the screen is too narrow, columns that
+//! may shrink do so; if that is not enough, optional columns are omitted.
 
 use anstyle::Style;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::HEADING;
 
-/// Blanks between two columns.
+/// Number of blanks between two columns.
 const GAP: usize = 2;
-/// A column does not shrink below this.
+/// Smallest width to which a column shrinks.
 const LEAST: usize = 8;
-/// Most columns that a column of words is padded to if no screen limits the width. A longer text moves the rest of its own line only.
+/// Largest width to which a column of words is padded if no screen limits the width. A longer text moves only the rest of its own line.
 const PADDED: usize = 60;
 
-/// On which side a column is flush.
+/// Side on which a column is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flush {
     Left,
@@ -28,7 +28,7 @@ struct Column {
     shrinks: bool,
 }
 
-/// A cell: text without control characters, and how it looks.
+/// A cell: text without control characters, and its style.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     text: String,
@@ -36,9 +36,9 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// A cell that looks like this.
+    /// A cell with this style.
     pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
-        // Names come from other processes: what could move the cursor is shown as `?`.
+        // Names come from other processes, so control characters, which could move the cursor, become `?`.
         let text = text.into().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
         Cell { text, style }
     }
@@ -54,13 +54,13 @@ impl<S: Into<String>> From<S> for Cell {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     columns: Vec<Column>,
-    /// Titles of the optional columns; the first one is left out first.
+    /// Titles of the optional columns; the first one is omitted first.
     optional: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    /// No column yet.
+    /// A table without columns.
     pub(crate) fn new() -> Self {
         Table::default()
     }
@@ -80,7 +80,7 @@ impl Table {
         self.column(title, Flush::Left, true)
     }
 
-    /// Names the columns that may be left out on a narrow screen, the least important first.
+    /// Names the columns that may be omitted on a narrow screen, the least important first.
     pub(crate) fn optional(self, titles: &[&'static str]) -> Self {
         Table { optional: titles.to_vec(), ..self }
     }
@@ -95,7 +95,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The text, with a heading if there are rows; lines are at most `width` wide if that is possible.
+    /// Renders the table, with a heading if there are rows; lines are at most `width` columns wide if that is possible.
     pub(crate) fn render(&self, width: Option<usize>) -> String {
         if self.rows.is_empty() {
             return String::new();
@@ -109,8 +109,8 @@ impl Table {
         lines.map(|row| self.line(row, &shown, &widths, width.is_some())).collect()
     }
 
-    /// Width of each shown column. Leaves optional columns out of `shown` if shrinking is not enough; the widest shrinking ones give way
-    /// first.
+    /// Width of each shown column. Removes optional columns from `shown` if shrinking is not enough; the widest of the shrinking columns
+    /// shrinks first.
     fn widths(&self, shown: &mut Vec<usize>, width: Option<usize>) -> Vec<usize> {
         let natural = |c: usize| {
             let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.text.width());
@@ -163,7 +163,7 @@ impl Table {
     }
 }
 
-/// Cuts a text to a width, with `…` for what is missing in the middle: both ends of a long name tell it apart.
+/// Cuts a text to a width, with `…` for the middle part, because both ends of a long name tell it apart.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

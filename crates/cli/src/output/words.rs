@@ -11,10 +11,10 @@ use crate::conn::{Enabled, PairInfo, RefusedFunction};
 use crate::exit::{Failure, Kind};
 use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
-/// Functions that a warning for people names before it counts the rest; scripts get all names.
+/// Number of functions that a warning for people names before it counts the rest; scripts get all names.
 pub(crate) const NAMED: usize = 8;
 
-/// Says that a measurement is in.
+/// Announcement that a measurement is inserted.
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
     let place = at(e.pid, &host);
     let points = plural(e.points.into(), "point", "points");
@@ -42,7 +42,7 @@ fn at(pid: i32, host: &Host) -> String {
     }
 }
 
-/// Functions that are not measured, for a warning.
+/// Warning of functions that are not measured.
 pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     let named = if format == Format::Json { refused.len() } else { NAMED };
     let names = refused.iter().take(named).map(|r| match &r.pair {
@@ -57,7 +57,7 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     text
 }
 
-/// Processes of several that are not measured, one line for each reason; `failures` have the process that each is about.
+/// Warnings of processes, out of several, that are not measured: one line for each reason. Each of `failures` has its process.
 pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
     let named = if format == Format::Json { failures.len() } else { NAMED };
     let name = |failure: &Failure| failure.pid.map_or_else(String::new, |pid| format!("process {pid} "));
@@ -71,18 +71,18 @@ pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
     lines
 }
 
-/// A process that was followed and cannot be measured at this moment.
+/// Warning of a followed process that cannot be measured at this moment.
 pub(crate) fn deferred_kin(pid: i32, why: &Failure) -> String {
     format!("process {pid}, which was followed, is not measured yet; it is tried again: {why}")
 }
 
-/// Number of followed processes that are not measured, and the reason of the first of them.
+/// Warning of followed processes that are not measured: their number, and the reason of the first.
 pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     let what = plural(count, "process that was followed is", "processes that were followed are");
     format!("{what} not measured: {why}")
 }
 
-/// Warning of a pair whose names a started program and its libraries never had.
+/// Warning of a pair whose names were never in a started program or its libraries.
 pub(crate) fn absent(metric: &str, focus: &str) -> String {
     format!(
         "{} was not measured: neither the program nor a library that it loaded has what it names",
@@ -90,7 +90,7 @@ pub(crate) fn absent(metric: &str, focus: &str) -> String {
     )
 }
 
-/// Failure if a started program and its libraries never had the names of any pair.
+/// Failure if the names of all pairs were never in a started program or its libraries.
 pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     let names: Vec<String> = absent.iter().map(|(metric, focus)| pair(metric, focus)).collect();
     let what =
@@ -98,12 +98,12 @@ pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     Failure::new(Kind::NotFound, what, "`ingraft functions` lists what a program has")
 }
 
-/// Warning of functions that were waited for in vain.
+/// Warning of functions whose modules were never loaded.
 pub(crate) fn awaited(text: &str) -> String {
     format!("{text} was not measured: no module with such a function was loaded")
 }
 
-/// Failure if all functions were waited for in vain. `exec`: a target went on as another program.
+/// Failure if the modules of all functions were never loaded. `exec` means that a target continued as another program.
 pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
     let names: Vec<&str> = awaited.iter().map(|text| text.as_str()).collect();
     let what = format!("nothing was measured: no module with functions that match {} was loaded", names.join(", "));
@@ -114,12 +114,12 @@ pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
     Failure::new(Kind::NotFound, what, hint)
 }
 
-/// A metric at a focus, if it has one.
+/// A metric with its focus, if it has one.
 fn pair(metric: &str, focus: &str) -> String {
     if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {focus}") }
 }
 
-/// Values that do not have everything from the insertion on, for a warning; none if there is no such value.
+/// Warning of values that are not complete from the insertion on; `None` if there is no such value.
 pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Option<String> {
     let mut late = pairs.filter_map(|pair| Some((pair, pair.facts.exact_since_ns?)));
     let (first, since_ns) = late.next()?;
@@ -134,13 +134,13 @@ pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Opti
     ))
 }
 
-/// Fork children that still have springboards, for a warning.
+/// Warning of fork children that still have springboards.
 pub(crate) fn children_left(pid: i32, children: &[i32]) -> String {
     let children = children.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
     format!("fork children of {pid} that could not be restored: {children}; run `ingraft detach -p PID` for each")
 }
 
-/// A target ended.
+/// Line about the end of a target.
 pub(crate) fn ended(e: &Ended) -> String {
     let place = at(e.pid, &e.host);
     let how = match (e.exec, e.signal, e.status) {
@@ -153,7 +153,7 @@ pub(crate) fn ended(e: &Ended) -> String {
     format!("{place} {how}\n")
 }
 
-/// The names of the signals that a program gets for what it does wrong (signal(7)).
+/// Names of the signals that a program gets for its own errors (signal(7)).
 const CRASHES: [(i32, &str); 8] = [
     (3, "SIGQUIT"),
     (4, "SIGILL"),
@@ -189,7 +189,7 @@ pub(crate) fn farewell(object: &Object) -> String {
     }
 }
 
-/// Calls whose times are missing, a line for each reason.
+/// Lines about calls whose times are missing, one for each reason.
 pub(crate) fn missing(missing: Activations) -> String {
     let line = |calls: u64, why: &str| match calls {
         0 => String::new(),
@@ -203,7 +203,7 @@ pub(crate) fn missing(missing: Activations) -> String {
         + &line(left_by_tail_jump, "ended in a jump to a function that could not be followed")
 }
 
-/// A measurement that costs more than it may. Counts are exact whatever they cost: they are reported, not taken out.
+/// Warning of a measurement that costs more than allowed. Counts are exact at any cost, so their pairs are reported, not taken out.
 pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
     let cost = percent(c.percent);
     format!(
@@ -212,7 +212,7 @@ pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
     )
 }
 
-/// A pair that was taken out, for a warning.
+/// Warning of a pair that was taken out.
 pub(crate) fn taken_out(t: &TakenOut) -> String {
     let TakenOut { metric, focus, max_overhead, .. } = t;
     let pair = pair(metric, focus);
@@ -229,12 +229,12 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
     )
 }
 
-/// The pairs that were taken out with those that were named, for a warning.
+/// Warning of further pairs that were taken out together with the named ones.
 pub(crate) fn more_taken_out(more: usize) -> String {
     format!("and {} taken out for the same reason", plural(more as u64, "more was", "more were"))
 }
 
-/// An event that shares the processor's counters, for a warning.
+/// Warning of an event that shares the processor's counters.
 pub(crate) fn counted_in_part(metric: &str, share: f64, scaled: bool) -> String {
     let percent = (share * 100.0).round();
     let what = if scaled { "its value is an estimate for all of it" } else { "--scale estimates the rest" };
@@ -243,7 +243,7 @@ pub(crate) fn counted_in_part(metric: &str, share: f64, scaled: bool) -> String 
     )
 }
 
-/// The machine was suspended, and the clock of timers does not know of it, for a warning.
+/// Warning that the machine was suspended, which the clock of timers does not show.
 pub(crate) fn slept(ns: u64) -> String {
     let seconds = ns as f64 / 1e9;
     format!(
@@ -251,7 +251,7 @@ pub(crate) fn slept(ns: u64) -> String {
     )
 }
 
-/// The last pair was taken out: nothing is measured any more.
+/// Failure after the last pair was taken out, so that nothing is measured any more.
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();
     let (reason, hint) = match t.own_gs {
@@ -264,7 +264,7 @@ pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     Failure { host: t.host.clone(), pid: Some(t.pid), reason: reason.to_owned(), ..Failure::failed(taken_out(t), hint) }
 }
 
-/// A removal.
+/// Line about a removal.
 pub(crate) fn removed(r: &Removed) -> String {
     let place = at(r.pid, &r.host);
     if r.text_restored.is_none() {
