@@ -1,4 +1,4 @@
-//! Requests to the engine and its answers: plain values, no gRPC and no terminal.
+//! Requests to the engine and its answers, as plain values without gRPC or a terminal.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ pub use ingraft_process::{ClockChoice, UnknownClock};
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Directory of journal, locks and cache; must be writable, otherwise nothing starts.
+    /// Directory of the journal, the locks and the cache. The engine does not start unless the directory is writable.
     pub state_dir: PathBuf,
     /// Name of the holder in `status`: `ingraft` or `ingraftd`.
     pub program: String,
@@ -32,9 +32,9 @@ pub const MAX_OVERHEAD: f64 = 5.0;
 /// Party on whose behalf a request comes. The daemon checks callers with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// The engine's own user: everything that the kernel lets the engine do.
+    /// The engine's own user, with all rights that the kernel grants the engine.
     Engine,
-    /// A peer on a socket: only targets that this user could trace itself without any capability (ptrace(2)).
+    /// A peer on a socket, with access only to targets that this user could trace itself without any capability (ptrace(2)).
     User {
         /// User id of the peer. Root is [`Caller::Engine`].
         uid: u32,
@@ -44,7 +44,7 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Rights with which targets are opened and touched for this caller.
+    /// Rights with which the engine opens and changes targets for this caller.
     pub fn rights(self) -> Rights {
         match self {
             Caller::Engine | Caller::User { uid: 0, .. } => Rights::All,
@@ -53,12 +53,12 @@ impl Caller {
     }
 }
 
-/// Choice of a process.
+/// Name or id that selects one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetSpec {
-    /// The process of an id.
+    /// The process with this id.
     Pid(Pid),
-    /// The only process whose comm, or base name of argv\[0\] or of the executable, is this.
+    /// The only process with this comm, or this base name of argv\[0\] or of the executable.
     Name(String),
 }
 
@@ -71,33 +71,33 @@ pub struct ProcessEntry {
     pub name: String,
     /// Real user id.
     pub uid: u32,
-    /// Why it cannot be attached to and what would allow it; `None` if it can.
+    /// Reason why the process cannot be attached to, and the remedy; `None` if it can.
     pub denied: Option<Denied>,
     /// Process id of the parent; 0 if the parent is outside of the engine's pid namespace.
     pub parent: Pid,
-    /// Arguments with blanks in between, or what the process has written over them, cut to 256 bytes.
+    /// Arguments separated by blanks, or the text that the process has written over them, cut to 256 bytes.
     pub title: String,
-    /// Whether it is a fork child that is measured with its parent.
+    /// Whether the process is a fork child that is measured with its parent.
     pub with_parent: bool,
 }
 
-/// Conditions on a process; all that are given must hold.
+/// Conditions on a process; every condition that is given must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFilter {
     /// A glob over the command name and the base name of the first argument.
     pub glob: Option<String>,
     /// The command name, or the base name of the first argument or of the executable.
     pub name: Option<String>,
-    /// A control group; processes of the groups below it are meant as well.
+    /// A control group; processes of the groups below it match too.
     pub cgroup: Option<String>,
 }
 
-/// Reason for a refusal, and what would allow it.
+/// Reason for a refusal, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// One line with the reason.
+    /// Reason in one line.
     pub why: String,
-    /// One line with the remedy.
+    /// Remedy in one line.
     pub hint: String,
 }
 
@@ -108,11 +108,11 @@ pub struct FunctionEntry {
     pub module: String,
     /// Preferred name (demangled).
     pub function: String,
-    /// Address of its first byte in the file.
+    /// Address of the function's first byte in the file.
     pub offset: Svma,
     /// Size in bytes, parts included.
     pub size: u64,
-    /// For each kind of point: how many there are, how they are reached, and why not if they are not all.
+    /// Summary of each kind of point.
     pub points: Vec<PointSummary>,
     /// Number of exits that jump to another function.
     pub tail_exits: u32,
@@ -129,7 +129,7 @@ pub struct FunctionList {
     pub untyped: Vec<UntypedSymbol>,
 }
 
-/// A symbol in text without a type (`STT_NOTYPE`), of which nothing shows that a function begins there.
+/// A symbol in text without a type (`STT_NOTYPE`) at which nothing shows that a function begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UntypedSymbol {
     /// Base name of the mapped file.
@@ -138,20 +138,20 @@ pub struct UntypedSymbol {
     pub name: String,
     /// Address in the file.
     pub offset: Svma,
-    /// The function that it lies inside of; `None` if that is none.
+    /// Name of the function that contains the symbol's address; `None` if no function does.
     pub inside: Option<String>,
 }
 
 /// The points of one kind of one function.
 #[derive(Clone, Debug)]
 pub struct PointSummary {
-    /// The kind.
+    /// Kind of the points.
     pub kind: PointKind,
     /// Number of points.
     pub count: u32,
-    /// Way in which they are reached.
+    /// Way in which the points are reached.
     pub how: How,
-    /// The reason when not all are.
+    /// Reason why some points cannot be reached; `None` if all can.
     pub why_not: Option<Refusal>,
 }
 
@@ -179,19 +179,19 @@ pub struct EnableRequest {
     pub definitions: Vec<(String, String)>,
     /// The flavors that the program has besides its own, `linux` and `unix`: definitions of these flavors exist for it.
     pub flavors: Vec<Flavor>,
-    /// Keep it when the client goes away, and over the end of the engine.
+    /// Whether the measurement stays when the client or the engine ends.
     pub keep: bool,
-    /// Limit of the cost of its pairs that do more than count, in percent of one processor; `None`: [`Config::max_overhead`].
+    /// Limit of the cost of those pairs that do more than count, in percent of one processor; `None` for [`Config::max_overhead`].
     pub max_overhead: Option<f64>,
-    /// Whether its definitions may call functions of the target, at places that their authors did not plan.
+    /// Whether the definitions may call functions of the target, at places that the functions' authors did not plan.
     pub allow_calls: bool,
-    /// Measure fork children of the target with it, from their birth on, as if they were threads of it. Where that cannot be the target alone
-    /// is measured.
+    /// Whether fork children of the target are measured with it from their birth on, as if they were threads of it. If that is not
+    /// possible, only the target is measured.
     pub family: bool,
-    /// The most pairs that the request may have once its patterns are resolved; `None`: any number. The request is refused before
-    /// the target is touched. A measurement may grow beyond it when libraries are loaded.
+    /// Largest number of pairs that the request may have once its patterns are resolved; `None` for any number. A request with more is
+    /// refused before the target is touched. A measurement may grow beyond the limit when libraries are loaded.
     pub max_pairs: Option<usize>,
-    /// Whether modules that are named and not loaded are waited for. A program that is started is always waited for in this way.
+    /// Whether the engine waits for modules that the request names and that are not loaded. For a program that it starts, it always does.
     pub await_modules: bool,
 }
 
@@ -202,11 +202,11 @@ pub struct LaunchRequest {
     pub command: Vec<OsString>,
     /// The measurement; `target` is ignored.
     pub enable: EnableRequest,
-    /// Standard streams: inherited from the engine's process (command line) or /dev/null (daemon).
+    /// Whether the program inherits the standard streams of the engine's process (command line); otherwise it gets /dev/null (daemon).
     pub inherit_streams: bool,
 }
 
-/// Identifies a measurement (one [`EnableRequest`] that succeeded) in its engine.
+/// Number of a measurement (one [`EnableRequest`] that succeeded) in its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MeasurementId(pub u64);
 
@@ -217,13 +217,14 @@ pub struct PairInfo {
     pub pair: Arc<MetricFocus>,
     /// Unit and aggregate of the metric.
     pub metric: Arc<MetricInfo>,
-    /// The one function that the focus names, if it does: module, name, offset.
+    /// The function that the focus names (module, name, offset); `None` if the focus does not name exactly one.
     pub function: Option<FunctionRef>,
-    /// Points woven for it.
+    /// Number of points that are woven for the pair.
     pub points: u32,
-    /// Functions of the focus that are not counted (the value is lower by their calls), each with its reason.
+    /// Functions of the focus that are not measured, each with the reason; the value lacks their calls.
     pub refused: Vec<RefusedFunction>,
-    /// Set if the value is exact only from this Unix time in nanoseconds on: a module was loaded, or may have been, before it could be measured.
+    /// Unix time in nanoseconds from which on the value is exact, if that is later than the insertion: a module was loaded, or may have
+    /// been, before it could be measured.
     pub exact_since_ns: Option<u64>,
 }
 
@@ -241,7 +242,7 @@ pub struct FunctionRef {
     pub module: String,
     /// Preferred name.
     pub function: String,
-    /// Address of its first byte in the file.
+    /// Address of the function's first byte in the file.
     pub offset: Svma,
 }
 
@@ -250,7 +251,7 @@ pub struct FunctionRef {
 pub struct RefusedFunction {
     /// The function that is not measured.
     pub function: FunctionRef,
-    /// Reason for that.
+    /// Reason why the function is not measured.
     pub reason: Refusal,
 }
 
@@ -263,29 +264,29 @@ pub struct Enabled {
     pub pid: Pid,
     /// Process id of the parent at the insertion; 0 if the parent is outside of the engine's pid namespace.
     pub parent: Pid,
-    /// Arguments with blanks in between, or what the process has written over them, at the insertion; cut to 256 bytes.
+    /// Arguments at the insertion, separated by blanks, or the text that the process has written over them, cut to 256 bytes.
     pub title: String,
-    /// Whether this attached the engine to the target (first measurement there) or changed what was there.
+    /// Whether this was the first measurement in the target, so that it attached the engine.
     pub attached: bool,
-    /// Threads of the target at the stop.
+    /// Number of threads of the target at the stop.
     pub threads: u32,
-    /// Images mapped in the target.
+    /// Number of images mapped in the target.
     pub modules: u32,
-    /// Functions known in the images that were looked at.
+    /// Number of functions known in the images that were analysed.
     pub functions: u32,
-    /// Points woven by this request.
+    /// Number of points that this request wove.
     pub points: u32,
     /// Unix time in nanoseconds at the end of the insertion.
     pub since_ns: u64,
     /// Time from the start of the request to the last springboard.
     pub attach_time: Duration,
-    /// The longest time any thread was held in one piece.
+    /// The longest time that any thread was held without interruption.
     pub stopped: Duration,
     /// Pairs of the measurement, in the order of its values.
     pub pairs: Arc<Vec<PairInfo>>,
     /// Matches of `functions` that are not measured.
     pub refused: Vec<RefusedFunction>,
-    /// The calls that were in progress.
+    /// Outcome for the calls that were in progress.
     pub caught_up: CaughtUp,
     /// Warnings, one line each.
     pub warnings: Vec<String>,
@@ -294,24 +295,24 @@ pub struct Enabled {
 /// Outcome for the calls that were in progress when code was inserted. All 0 if no state of any metric depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CaughtUp {
-    /// Calls whose flags, timers and other states are what they would have been had the code been there when they began.
+    /// Number of calls whose flags, timers and other states are as if the code had been there when the calls began.
     pub calls: u64,
-    /// Calls of which something is missing, by the reason: their exits are unseen.
+    /// Numbers of calls whose exits are unseen because a part of their state is missing, by the reason.
     pub missed: BTreeMap<Uncaught, u64>,
-    /// Threads whose stack could not be looked at to its end. What they have in progress beyond that is unseen.
+    /// Number of threads whose stacks could not be unwound to the end. Their calls beyond that are unseen.
     pub not_unwound: u32,
 }
 
-/// Why a call in progress stays as if it had not been seen.
+/// Reason why a call in progress stays as if it had not been seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Uncaught {
     /// The entry's code needs an argument of the call, which may be gone.
     #[error("their arguments are not known any more")]
     Arguments,
-    /// The entry's code needs what the program's memory held when the call began.
+    /// The entry's code needs a value that the program's memory held when the call began.
     #[error("what memory held then is not known any more")]
     Memory,
-    /// The entry's code needs the time when the call began.
+    /// The entry's code needs the time at which the call began.
     #[error("when they began is not known")]
     Begin,
     /// The thread has no shard and can get none: it uses gs itself, has no id yet, or all shards are taken.
@@ -320,15 +321,15 @@ pub enum Uncaught {
     /// The call is on another stack than the one on which the thread began.
     #[error("they are on another stack than the calls around them")]
     OtherStack,
-    /// The measurement has calls open in that thread already, into which this one cannot be put.
+    /// The measurement already has open calls in that thread, and this call cannot be ordered among them.
     #[error("they are around calls that are measured already")]
     Mixed,
 }
 
-/// The value of one pair. Small, as there may be thousands, most of them mere numbers.
+/// The value of one pair. The type is small because there may be thousands of values, and most of them are mere numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Cumulative value since the request; of a histogram, the number of its values.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub value: i64,
     /// Details of the value; never [`Details::NONE`].
     details: Option<Box<Details>>,
@@ -358,24 +359,25 @@ impl From<i64> for Value {
 pub struct Details {
     /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
-    /// The values by key of a vector.
+    /// Values by key, for a vector.
     pub keys: Option<Keys>,
-    /// State of the object that the focus names, from a list of objects that is measured as well.
+    /// State of the object that the focus names, from a list of objects that is measured too.
     pub object: Option<ObjectState>,
-    /// Calls whose values are missing.
+    /// Numbers of calls whose values are missing.
     pub activations: Activations,
-    /// Values of each thread, ended ones too. Empty unless asked for.
+    /// Values of each thread, including ended ones. Empty unless asked for.
     pub threads: Vec<ThreadValue>,
-    /// The value is what it was then: its code was taken out.
+    /// Set if the code of the pair was taken out; the value has not changed since.
     pub taken_out: Option<TakenOut>,
-    /// The event was counted in a part of the time only.
+    /// Set if the event was counted for a part of the time only.
     pub counted: Option<Counted>,
-    /// Nanoseconds that the machine has slept while the value was measured by the time stamp counter, which may have counted them or begun anew.
+    /// Time in nanoseconds that the machine has slept while the time stamp counter timed the value. The counter may have counted that time
+    /// or restarted.
     pub slept_ns: u64,
 }
 
 impl Details {
-    /// Details of a mere number.
+    /// Details of a value that is only a number.
     pub const NONE: Details = Details {
         distribution: None,
         keys: None,
@@ -395,25 +397,26 @@ pub struct Keys {
     pub values: Vec<KeyValue>,
     /// Sum of all other keys: those beyond [`Keys::MAX`], and those for which a thread's table had no place.
     pub others: i64,
-    /// Of a list of objects: number of operations on objects for which a thread's table had no place, so that they may be missing here.
+    /// For a list of objects, the number of operations on objects for which a thread's table had no place. Such objects may be missing
+    /// here.
     pub unlisted: u64,
 }
 
 /// The value of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyValue {
-    /// The number by which the code named it.
+    /// The key, as a number that the code computed.
     pub key: u64,
-    /// The variable of which it is the address, or an address inside: `lock`, `file.c:lock+0x28`, `libx:lock`.
+    /// The variable at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`.
     pub name: Option<String>,
     /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.
     pub value: i64,
-    /// State of the object at this address, from a list of objects that is measured as well.
+    /// State of the object at this address, from a list of objects that is measured too.
     pub object: Option<ObjectState>,
 }
 
 impl Keys {
-    /// Most keys that are told apart in an answer.
+    /// Largest number of keys in an answer.
     pub const MAX: usize = 1000;
 }
 
@@ -443,9 +446,9 @@ impl From<&Table> for Keys {
 /// Time for which an event was counted that shares the processor's counters with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Nanoseconds in which threads ran and it was to be counted.
+    /// Time in nanoseconds in which threads ran while the event was to be counted.
     pub enabled_ns: u64,
-    /// Nanoseconds of these in which it was.
+    /// Part of that time, in nanoseconds, in which the event was counted.
     pub running_ns: u64,
 }
 
@@ -454,47 +457,48 @@ pub struct Counted {
 pub struct EventEntry {
     /// Name of the event, as `perf list` has it.
     pub name: String,
-    /// Other names that mean the same.
+    /// Other names of the same event.
     pub aliases: Vec<String>,
-    /// `software`, `hardware`, `cache`, or the unit that counts it.
+    /// `software`, `hardware`, `cache`, or the name of the unit that counts the event.
     pub group: String,
-    /// Why it cannot be counted on this machine.
+    /// Reason why this machine cannot count the event; `None` if it can.
     pub problem: Option<String>,
-    /// Way in which a thread reads it at points; `None` if it cannot.
+    /// Way in which a thread reads the event at points; `None` if no thread can.
     pub at_points: Option<String>,
 }
 
-/// Why a pair's code was taken out of its target: it cost more than it might, or the program uses the gs base, by which code finds its
+/// Details about the removal of a pair's code. The pair cost more than allowed, or the program uses the gs base, by which code finds its
 /// counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenOut {
     /// Unix time in nanoseconds of the removal.
     pub time_ns: u64,
-    /// Runs of its code per second; of several snippets the one that ran most often.
+    /// Runs of the pair's code per second; of several snippets, those of the one that ran most often.
     pub hits_per_s: u64,
-    /// Cost in nanoseconds of processor time in a second (ten million are one percent of a processor).
+    /// Cost in nanoseconds of processor time per second (ten million are one percent of a processor).
     pub cost_ns_per_s: u64,
-    /// Limit of the cost of its measurement, in the same unit.
+    /// Limit of the cost of the pair's measurement, in the same unit.
     pub limit_ns_per_s: u64,
-    /// A library was loaded that uses the gs base itself; the costs are 0 then.
+    /// Whether the reason was a loaded library that uses the gs base itself; the costs are 0 then.
     pub own_gs: bool,
 }
 
-/// Pairs that [`Costs`] tells one by one.
+/// Largest number of pairs that [`Costs`] lists.
 pub const PAIRS_TOLD: usize = 100;
 
-/// Costs of the woven code of a target: each run counts with its worst case.
+/// Costs of the woven code of a target; each run is charged with its worst case.
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
-    /// Nanoseconds of processor time in a second that it takes if it runs on as often as lately.
+    /// Predicted cost in nanoseconds of processor time per second, by the latest frequencies.
     pub cost_ns_per_s: f64,
-    /// Nanoseconds of processor time that it has taken, per second since the first insertion.
+    /// Observed cost in nanoseconds of processor time per second since the first insertion.
     pub observed_ns_per_s: f64,
-    /// Share of the processor time that the target has used since; `None` if the target has used none or that is not known.
+    /// Observed cost as a share of the processor time that the target has used since the first insertion; `None` if the target has used
+    /// none, or if that time is not known.
     pub of_target: Option<f64>,
     /// Number of pairs.
     pub pair_count: u32,
-    /// The dearest pairs, at most [`PAIRS_TOLD`].
+    /// The pairs with the highest costs, at most [`PAIRS_TOLD`].
     pub pairs: Vec<PairCost>,
 }
 
@@ -503,30 +507,30 @@ pub struct Costs {
 pub struct PairCost {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
-    /// Nanoseconds that each of its snippets takes at worst when it runs once, added up: for a time, those at entry and exit.
+    /// Worst-case time of one run of each of the pair's snippets, summed, in nanoseconds; for a time, the snippets at entry and exit.
     pub hit_ns: f64,
-    /// Latest rate of its code per second; of several snippets the one that ran most often.
+    /// Latest runs of the pair's code per second; of several snippets, those of the one that ran most often.
     pub hits_per_s: f64,
-    /// Nanoseconds of processor time in a second that it takes if that goes on.
+    /// Predicted cost in nanoseconds of processor time per second, at the latest rate.
     pub cost_ns_per_s: f64,
-    /// Nanoseconds of processor time that it has taken.
+    /// Observed cost so far, in nanoseconds of processor time.
     pub observed_ns: f64,
 }
 
 /// Request for the code of metrics and its costs.
 #[derive(Clone, Debug, Default)]
 pub struct LowerRequest {
-    /// Public names; none: all that are known.
+    /// Public names of the metrics; empty for all known metrics.
     pub metrics: Vec<String>,
-    /// Focus; `None`: one function if the metric can be restricted to one, otherwise the whole program.
+    /// Focus; `None` for one function if the metric can be restricted to one, otherwise for the whole program.
     pub focus: Option<Focus>,
-    /// Process; `None`: a function as compilers write many.
+    /// Process; `None` for a generic function of a form that compilers often emit.
     pub target: Option<TargetSpec>,
     /// Additional MDL sources (name, text).
     pub definitions: Vec<(String, String)>,
     /// The flavors that the program has besides its own, `linux` and `unix`.
     pub flavors: Vec<Flavor>,
-    /// Whether the machine code is wanted.
+    /// Whether the answer contains the machine code.
     pub code: bool,
 }
 
@@ -539,39 +543,40 @@ pub struct LoweredMetric {
     pub focus: Focus,
     /// Snippets of the metric, each once, in the order of the text.
     pub pieces: Vec<LoweredPiece>,
-    /// Why it cannot be used there.
+    /// Reason why the metric cannot be used there; `None` if it can.
     pub problem: Option<String>,
-    /// Whether it measures something in the program: at the focus or, if it has code for a part of the program only, at one of its functions.
+    /// Whether the metric measures something in the program: at the focus or, if it has code for a part of the program only, at one of the
+    /// program's functions.
     pub applies: bool,
 }
 
-/// A snippet, and what it becomes at a point.
+/// A snippet, and the code that it is lowered to at a point.
 #[derive(Clone, Debug)]
 pub struct LoweredPiece {
-    /// The kind of its points.
+    /// Kind of the points that the snippet is for.
     pub point: PointKind,
-    /// Number of functions that it goes into.
+    /// Number of functions that the snippet goes into.
     pub functions: u32,
-    /// The function whose code is shown.
+    /// Name of the function whose code is shown.
     pub function: String,
     /// The snippet as text.
     pub snippet: String,
-    /// The worst case with all that is needed to get there, in cycles of a core of this machine; `None` if it cannot be woven.
+    /// Worst case in cycles of a core of this machine, including the code on the way to the snippet; `None` if the snippet cannot be woven.
     pub cycles: Option<f64>,
-    /// The same in nanoseconds.
+    /// The same worst case in nanoseconds.
     pub ns: Option<f64>,
-    /// Instructions, if they were wanted.
+    /// Instructions of the code; empty unless asked for.
     pub code: Vec<LoweredLine>,
-    /// Why it cannot be woven.
+    /// Reason why the snippet cannot be woven.
     pub refused: Option<Refusal>,
 }
 
 /// An instruction of generated code.
 #[derive(Clone, Debug)]
 pub struct LoweredLine {
-    /// The part of the code that begins here; empty: none does.
+    /// Name of the part of the code that begins at this instruction; empty if none does.
     pub label: String,
-    /// Address of the instruction; without a target, an address that nothing has.
+    /// Address of the instruction; without a target, an address that no process uses.
     pub at: u64,
     /// Bytes of the instruction.
     pub bytes: Vec<u8>,
@@ -584,13 +589,13 @@ pub struct LoweredLine {
 pub struct ThreadValue {
     /// Thread id; `None` for threads that could not be told apart.
     pub tid: Option<Tid>,
-    /// Process of the thread, if that is a fork child; `None`: the target, or a child that ended before it was looked at.
+    /// Process of the thread if the thread belongs to a fork child; `None` for the target, or for a child that ended before it was noticed.
     pub pid: Option<Pid>,
-    /// Cumulative value since the request; of a histogram, the number of its values.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub value: i64,
     /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
-    /// Calls whose values are missing.
+    /// Numbers of calls whose values are missing.
     pub activations: Activations,
 }
 
@@ -599,20 +604,20 @@ pub struct ThreadValue {
 pub struct Reading {
     /// Unix time in nanoseconds.
     pub time_ns: u64,
-    /// One per pair.
+    /// One value for each pair.
     pub values: Vec<Value>,
-    /// End of the target, if it ended.
+    /// End of the target; `None` if the target has not ended.
     pub ended: Option<Ended>,
 }
 
 /// End of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Exit status, if it exited and the engine may know (its child).
+    /// Exit status, if the target exited and is a child of the engine, which alone learns the status.
     pub status: Option<i32>,
-    /// The signal that killed it.
+    /// The signal that killed the target.
     pub signal: Option<i32>,
-    /// The process went on as another program (exec); the measured program is gone.
+    /// Whether the process continued as another program (exec); the measured program is gone.
     pub exec: bool,
 }
 
@@ -621,26 +626,27 @@ pub struct Ended {
 pub struct Removed {
     /// The target.
     pub pid: Pid,
-    /// The longest time any thread was held in one piece.
+    /// The longest time that any thread was held without interruption.
     pub stopped: Duration,
-    /// Whether the text was compared with the original after the removal and was equal. Also true when the target is gone.
+    /// Whether the text was equal to the original when it was compared after the removal. Also true if the target is gone.
     pub text_restored: bool,
     /// Fork children that could not be restored.
     pub children_left: Vec<Pid>,
-    /// Arenas and data area are still mapped, and nothing leads there: something may return to them or keeps a gs base. The holder unmaps them as soon
-    /// as that is over, or whoever comes next.
+    /// Whether arenas and data area are still mapped although nothing leads there: a thread may return to them, or keeps a gs base. The
+    /// holder unmaps them as soon as that is over; otherwise the next holder does.
     pub memory_left: bool,
-    /// The threads on which that waits, as far as it waits on threads that sleep in the kernel.
+    /// The threads that delay the unmapping because they sleep in the kernel.
     pub asleep: Vec<Tid>,
-    /// Activations in progress at insertion and at removal that corrections account for (0 for plain counts).
+    /// Numbers of activations in progress at insertion and at removal that corrections account for (0 for plain counts).
     pub corrections: (u64, u64),
-    /// Pairs of the measurement, if they differ from those of the insertion: libraries were loaded since.
+    /// Pairs of the measurement if they differ from those of the insertion, because libraries were loaded since.
     pub grown: Option<Arc<Vec<PairInfo>>>,
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
-    /// Changes by others to the code: why it is not as it was, or what was put right.
+    /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
+    /// repaired.
     pub warnings: Vec<String>,
-    /// Patterns and foci that matched no function until the end.
+    /// Patterns and foci for which no function was ever loaded.
     pub awaited: Vec<String>,
 }
 
@@ -653,22 +659,22 @@ pub struct Inserted {
     pub holder: String,
     /// Whether this engine is the holder.
     pub ours: bool,
-    /// Woven points.
+    /// Number of woven points.
     pub points: u32,
-    /// Bytes of code in the target's arenas.
+    /// Length of the code in the target's arenas in bytes.
     pub code_bytes: u64,
     /// Unix time in nanoseconds of the first insertion.
     pub since_ns: u64,
-    /// Way in which threads are told apart, in words.
+    /// Way in which woven code tells threads apart, in words.
     pub identity: String,
-    /// Costs of the code; `None` if they are not known: the code is another engine's, or was taken over from one.
+    /// Costs of the code; `None` if they are not known, because another engine wove the code.
     pub costs: Option<Costs>,
     /// Measurements of this engine there.
     pub measurements: Vec<MeasurementId>,
-    /// Measurements of this engine that are to stay without a client.
+    /// Measurements of this engine that stay without a client.
     pub kept_measurements: Vec<MeasurementId>,
-    /// Number of measurements that are to stay without a client, also of another engine.
+    /// Number of measurements that stay without a client, including those of another engine.
     pub kept: u32,
-    /// Changes by others to woven code.
+    /// Changes that other programs have made to woven code.
     pub warnings: Vec<String>,
 }

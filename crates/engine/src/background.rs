@@ -1,5 +1,5 @@
-//! Two pools of threads: one for analysis, at lower priority so that the target does not feel it, and one for quick work for which somebody
-//! waits.
+//! Two pools of threads: one for analysis, at lower priority so that the target is not slowed down, and one for quick work on whose result
+//! a caller waits.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,20 +8,21 @@ use ingraft_codegen::Spread;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Number of items that a thread takes at once: items differ in cost, and processors in what else they do.
+/// Number of items that a thread takes at once. It is small because items differ in cost, and processors in their other work.
 const ITEMS_AT_ONCE: usize = 32;
 
-/// Number of threads for quick work at most: starting many more takes longer than they save.
+/// Largest number of threads for quick work: starting many more takes longer than they save.
 const QUICK_MAX: usize = 16;
 
 /// Niceness that the threads for analysis add to their own.
 const NICE: i32 = 10;
 
-/// Runs work that may use many threads, at lower priority. Never a stop: a tracer inherits its maker's priority.
+/// Runs work that may use many threads, at lower priority. Must not be used for a stop: a tracer inherits the priority of the thread that
+/// creates it.
 pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let be_nice = |_| {
-        // At normal priority it works as well.
+        // If that fails, the work is done at normal priority.
         let _ = rustix::process::nice(NICE);
     };
     let make = || ThreadPoolBuilder::new().thread_name(|i| format!("analysis-{i}")).start_handler(be_nice).build().ok();
@@ -31,8 +32,8 @@ pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     }
 }
 
-/// The pool for quick work. Its threads have the priority of the thread that calls first, so [`start`] is called before any thread lowers its
-/// own. `None` if no threads can be made.
+/// The pool for quick work. Its threads have the priority of the first caller, so [`start`] is called before any thread lowers its own
+/// priority. `None` if no threads can be created.
 fn quick() -> Option<&'static ThreadPool> {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let make = || {
@@ -42,8 +43,8 @@ fn quick() -> Option<&'static ThreadPool> {
     POOL.get_or_init(make).as_ref()
 }
 
-/// Runs work in the pool for quick work, or on the caller's thread if other work is there: more threads than processors gain nothing.
-/// Measured with 50 processes at a time, two of them in parallel: up to 30 % slower when all work went through the pool.
+/// Runs work in the pool for quick work, or on the caller's thread if the pool is in use, because more threads than processors gain
+/// nothing. Measured with 50 processes, two of them in parallel: up to 30 % slower when all work went through the pool.
 fn share<R: Send>(pool: &ThreadPool, work: impl FnOnce(bool) -> R + Send) -> R {
     static BUSY: AtomicBool = AtomicBool::new(false);
     if BUSY.swap(true, Ordering::Acquire) {
@@ -53,7 +54,7 @@ fn share<R: Send>(pool: &ThreadPool, work: impl FnOnce(bool) -> R + Send) -> R {
     pool.install(|| work(true))
 }
 
-/// Clears a flag when it is dropped, after a panic as well.
+/// Clears a flag when it is dropped, including by a panic.
 struct Free<'a>(&'a AtomicBool);
 
 impl Drop for Free<'_> {
@@ -62,13 +63,13 @@ impl Drop for Free<'_> {
     }
 }
 
-/// Makes the threads for quick work, with the priority of the caller.
+/// Creates the threads for quick work, with the priority of the caller.
 pub fn start() {
     quick();
 }
 
-/// Results of a quick look at each item, in order. The look does not run on the threads for analysis: a thread of low priority waits long on a
-/// busy machine.
+/// Results of `look` for each item, in order. `look` must be quick. It does not run on the threads for analysis, because a thread of low
+/// priority waits long on a busy machine.
 pub fn each<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
     match quick() {
         Some(pool) if items.len() > 2 * ITEMS_AT_ONCE => share(pool, |alone| match alone {

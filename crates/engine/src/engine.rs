@@ -1,4 +1,4 @@
-//! The engine: which sessions there are, and who may ask what.
+//! The engine: the sessions with targets, the requests of callers, and the callers' rights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,21 +28,21 @@ use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
 use crate::state_dir::StateDir;
 use crate::weaving::refusals::refusals;
 
-/// Time between two looks after the threads of a target.
+/// Time between two looks at the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
 
-/// Time between two looks whether the opening of a session has ended when the engine ends.
+/// Time between two checks, when the engine ends, whether the opening of a session is complete.
 const SHUTDOWN_LOOK: Duration = Duration::from_millis(5);
 
-/// After so many looks it is reckoned what the target's measurements cost.
+/// Number of looks between two computations of the costs of the target's measurements.
 const COSTS_EVERY: u32 = 4;
 
-/// After so many looks, libraries that were loaded meanwhile are noticed.
+/// Number of looks between two searches for libraries that were loaded meanwhile.
 const MODULES_EVERY: u32 = 10;
-/// The same for looks whether others have changed woven code.
+/// Number of looks between two checks whether other programs have changed woven code.
 const CODE_EVERY: u32 = 100;
 
-/// The engine: cheap to clone, shared by all callers.
+/// The engine. A handle is cheap to clone, and all callers share one engine.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -54,7 +54,8 @@ struct Inner {
     sources: RwLock<Vec<(String, String)>>,
     library: RwLock<Arc<Library>>,
     sessions: Mutex<BTreeMap<Pid, Arc<Session>>>,
-    /// Held while a session is opened: two requests for one target must not both open one. Whether the engine has ended: then none is.
+    /// Lock that is held while a session is opened, so that two requests for one target do not both open one. The value is true once the
+    /// engine has ended; then no session is opened.
     opening: Mutex<bool>,
     measurements: Mutex<FxHashMap<MeasurementId, Pid>>,
     next_id: AtomicU64,
@@ -65,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
-    /// Starts an engine: checks that the state directory can be written, loads the shipped metrics.
+    /// Starts an engine: checks that the state directory is writable, and loads the shipped metrics.
     pub fn start(config: Config) -> Result<Engine, Error> {
         crate::background::start();
         let state = StateDir::open(&config.state_dir)?;
@@ -90,14 +91,14 @@ impl Engine {
         })
     }
 
-    /// Takes over what dead engines with this state directory left in living targets: what was asked to stay goes on and is listed,
-    /// the rest is removed.
+    /// Takes over what dead engines with this state directory left in living targets. Measurements that were to stay go on and are
+    /// returned; the rest is removed.
     pub fn recover(&self) -> Vec<Result<Inserted, Error>> {
         let mut out = Vec::new();
         for (pid, start_time, path) in self.inner.context.state.journals() {
             let alive = Target::open(pid).ok().filter(|t| t.identity().start_time == start_time);
             let Some(target) = alive else {
-                // The target is gone, and with it all that the journal could restore.
+                // The target is gone, and the journal with it has nothing left to restore.
                 let _ = std::fs::remove_file(path);
                 continue;
             };
@@ -114,14 +115,15 @@ impl Engine {
         Ok(self.adopt(&target)?.and_then(|session| self.take_up(session).inserted()))
     }
 
-    /// Goes on with what a dead engine was asked to keep in a target; the rest of it is removed. Nobody knows of the session yet.
+    /// Takes over the measurements that a dead engine was asked to keep in a target, and removes the rest. The session is not registered
+    /// yet.
     fn adopt(&self, target: &Arc<Target>) -> Result<Option<Arc<Session>>, Error> {
         let library = self.library_with(&[])?;
         let adopted = Session::adopt(self.inner.context.clone(), Arc::clone(target), &library)?;
         Ok(adopted.map(Arc::new))
     }
 
-    /// From here on all know of a session that goes on with what a dead engine left.
+    /// Registers a session that has taken over the measurements of a dead engine, so that callers find it.
     fn take_up(&self, session: Arc<Session>) -> Arc<Session> {
         let pid = session.target().pid();
         for id in session.measurements() {
@@ -133,8 +135,8 @@ impl Engine {
         session
     }
 
-    /// The processes of this machine that meet the conditions, and whether each can be attached to. Named ones and those of a control group
-    /// have memory, and the engine's own process is not among them.
+    /// The processes of this machine that meet the conditions, and whether each can be attached to. If the filter has a name or a control
+    /// group, kernel threads and the engine's own process are left out.
     pub fn processes(&self, filter: &ProcessFilter, caller: Caller) -> Result<Vec<ProcessEntry>, Error> {
         let ProcessFilter { glob, name, cgroup } = filter;
         let found = match (name, cgroup) {
@@ -149,7 +151,7 @@ impl Engine {
         };
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let entry = |p: ingraft_process::ProcessInfo| {
-            // what others do with processes of theirs is theirs to know
+            // arguments and measurements of a process are not shown to callers who may not trace it
             let permitted = permit(p.pid, caller);
             let may_know = permitted.is_ok();
             let title = if may_know { p.title() } else { String::new() };
@@ -164,8 +166,8 @@ impl Engine {
         Ok(found.into_iter().filter(wanted).map(entry).collect())
     }
 
-    /// The living children of processes that have memory of their own, as (child, parent). Processes that the caller may not trace, or that are
-    /// gone, have none. Children that are measured with a parent are left out, and theirs stand for them.
+    /// The living children of processes that have memory of their own, as (child, parent). A parent that the caller may not trace, or that
+    /// is gone, has no children here. In place of a child that is measured with its parent, the child's own children are returned.
     pub fn children(&self, parents: &[Pid], caller: Caller) -> Result<Vec<(Pid, Pid)>, Error> {
         let mut found = Vec::new();
         for parent in parents.iter().filter(|parent| permit(**parent, caller).is_ok()) {
@@ -180,7 +182,7 @@ impl Engine {
                     let theirs = ingraft_process::children(child).unwrap_or_default();
                     children.extend(theirs.into_iter().map(|grandchild| (grandchild, child)));
                 } else if ingraft_process::has_memory(child) {
-                    // one that ends has nothing mapped any more: it may have been measured, and its values are there
+                    // a child that is ending has no memory mapped any more; it may have been measured, and its values are kept
                     found.push((child, parent));
                 }
             }
@@ -188,7 +190,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// Functions of a target that match any of the patterns (all without one). `progress` is called now and then with a line of text.
+    /// Functions of a target that match any of the patterns (all without a pattern). `progress` is called from time to time with a line of
+    /// text.
     pub fn functions(
         &self,
         target: &TargetSpec,
@@ -243,12 +246,12 @@ impl Engine {
         };
         let functions = in_background(|| found.par_iter().filter_map(describe).collect());
         let untyped = labels::untyped(&modules, &parsed);
-        // What was read may be of a program that the caller may not look into: it has been started meanwhile.
+        // The functions may be those of a program that the caller may not trace, if the process has started one meanwhile.
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
         Ok(FunctionList { pid, functions, untyped })
     }
 
-    /// The metrics that are known: shipped, defined in this engine, and in these additional sources.
+    /// The known metrics: the shipped ones, those defined in this engine, and those of these additional sources.
     pub fn metrics(&self, definitions: &[(String, String)]) -> Result<Vec<MetricInfo>, Error> {
         let library = self.library_with(definitions)?;
         let own = Internal::ALL.into_iter().map(Internal::info).filter(|own| library.metric(&own.name).is_none());
@@ -257,7 +260,7 @@ impl Engine {
         Ok(metrics)
     }
 
-    /// The events that metrics can name, and whether this machine counts them: each is tried on this very process.
+    /// The events that metrics can name, and whether this machine counts them. Each event is tried on the engine's own process.
     pub fn events(&self) -> Vec<EventEntry> {
         let entry = |event: ingraft_process::ListedEvent| EventEntry {
             at_points: at_points(&event),
@@ -269,7 +272,7 @@ impl Engine {
         ingraft_process::event_list().into_iter().map(entry).collect()
     }
 
-    /// Code of metrics as text and as machine code, and its cost on this machine. No process is touched.
+    /// Code of metrics as text and as machine code, and its cost on this machine. Changes no process.
     pub fn lower(&self, request: &LowerRequest, caller: Caller) -> Result<Vec<LoweredMetric>, Error> {
         let library = self.library_with(&request.definitions)?;
         let target = match &request.target {
@@ -291,7 +294,7 @@ impl Engine {
         load_all(&sources).1
     }
 
-    /// Defines metrics for all later requests; all or nothing.
+    /// Defines metrics for all later requests; on an error, none of them.
     pub fn define(&self, definitions: &[(String, String)]) -> Result<Vec<Diagnostic>, Error> {
         let mut sources = self.inner.sources.write().unwrap_or_else(PoisonError::into_inner);
         let mut all = sources.clone();
@@ -305,7 +308,7 @@ impl Engine {
         Ok(diagnostics)
     }
 
-    /// Definitions for a request, and one line for each definition that is wrong and not needed.
+    /// Definitions for a request, and one line for each definition that is wrong but not needed.
     fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
         if request.definitions.is_empty() {
             return Ok((self.library_with(&[])?, Vec::new()));
@@ -352,7 +355,7 @@ impl Engine {
             self.enable_in(&session, is_new, (library, rights), request, begin, progress)
         };
         let enabled = match enable() {
-            // its removal was finished just then
+            // the removal that ended the session was completed between its look-up and the request
             Err(e) if e.reason == OVER => enable(),
             other => other,
         };
@@ -360,7 +363,7 @@ impl Engine {
             enabled.warnings.extend(left_out);
             enabled
         });
-        // whatever failed after the end of the program failed because of that
+        // a failure after the end of the program is a consequence of that end
         enabled.map_err(|e| before.explain(e))
     }
 
@@ -390,14 +393,14 @@ impl Engine {
         self.enter(session, is_new, id, enabled)
     }
 
-    /// An id that no measurement had before, in this engine or in one that used the state directory before it.
+    /// An id that no measurement had before, in this engine or in earlier ones with the same state directory.
     fn new_id(&self) -> Result<MeasurementId, Error> {
         let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         self.inner.context.state.use_id(id)?;
         Ok(MeasurementId(id))
     }
 
-    /// Enters a measurement whose session has begun it, or forgets the session that was opened for it in vain.
+    /// Registers a measurement that its session has begun. If it failed, forgets the session that was opened for it.
     fn enter(
         &self,
         session: &Arc<Session>,
@@ -412,7 +415,7 @@ impl Engine {
                     self.watch(session);
                 }
             }
-            // what another engine has left in there is ours to remove now
+            // the session has memory of a dead engine to remove, so it stays
             Err(_) if is_new && session.is_unfinished() => self.watch(session),
             Err(_) if is_new => self.forget(session),
             Err(e) if e.reason == OVER => self.forget(session),
@@ -421,7 +424,7 @@ impl Engine {
         enabled
     }
 
-    /// The session with a target; whether it was opened by this call.
+    /// The session with a target, and whether this call opened it.
     fn session(&self, pid: Pid, caller: Caller) -> Result<(Arc<Session>, bool), Error> {
         let ended = lock(&self.inner.opening);
         if *ended {
@@ -455,7 +458,7 @@ impl Engine {
         }
     }
 
-    /// Looks after a session until it or its target is gone.
+    /// Starts the threads that look after a session until the session or its target ends.
     fn watch(&self, session: &Arc<Session>) {
         let engine = Arc::downgrade(&self.inner);
         let forget = move |session: &Session| {
@@ -486,7 +489,7 @@ impl Engine {
         if let Err(error) = attend("watch", session, looks) {
             tracing::warn!(%error, "no thread to watch a target with; its end will be noticed late");
         }
-        // Whoever hears that something is measured may rely on it for what is loaded then.
+        // A client that is told of the measurement may rely on it for libraries that are loaded from then on.
         session.follow_loader(Duration::ZERO);
         let follows = |_, session: &Session| {
             session.follow_loader(WATCH);
@@ -497,8 +500,8 @@ impl Engine {
         }
     }
 
-    /// Starts a program, inserts a measurement before its first instruction, lets it run. Modules that it loads at its start are
-    /// woven in the stop in which they were mapped, so that their constructors are counted.
+    /// Starts a program, inserts a measurement before its first instruction, and lets it run. Modules that it loads at its start are woven
+    /// in the stop in which they were mapped, so that their constructors are counted.
     pub fn launch(&self, request: &LaunchRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
         let begin = Instant::now();
         if let Rights::User { uid, .. } = caller.rights() {
@@ -540,7 +543,7 @@ impl Engine {
         let session = lock(&self.inner.sessions).get(&pid).cloned().ok_or_else(missing)?;
         match caller.rights() {
             Rights::User { uid, .. } if uid != session.owner() => Err(missing()),
-            // After its end there is nothing left to protect but its values, which are its owner's.
+            // After the end of the target only its values are left, which belong to its owner.
             _ if !session.target().is_alive() || session.has_ended() => Ok(session),
             rights @ (Rights::All | Rights::User { .. }) => match session.target().check(rights) {
                 Ok(()) if rights != Rights::All && session.is_revoked(id) => {
@@ -565,13 +568,13 @@ impl Engine {
         self.of_measurement(id, caller)?.read(id, threads)
     }
 
-    /// Does something as soon as the target of a measurement has ended, as long as somebody keeps what is to be done.
+    /// Calls a listener as soon as the target of a measurement has ended, if the listener still exists then.
     pub fn at_end(&self, id: MeasurementId, caller: Caller, tell: &Arc<AtEnd>) -> Result<(), Error> {
         self.of_measurement(id, caller)?.at_end(tell);
         Ok(())
     }
 
-    /// Removes a measurement; the last one of a target takes everything out of it.
+    /// Removes a measurement. The removal of a target's last measurement takes everything out of it.
     pub fn remove(&self, id: MeasurementId, caller: Caller) -> Result<Removed, Error> {
         let session = self.of_measurement(id, caller)?;
         let (removed, over) = session.remove(id).map_err(Error::at_removal)?;
@@ -587,7 +590,7 @@ impl Engine {
         self.of_measurement(id, caller)?.keep(id, keep)
     }
 
-    /// Targets with inserted code, of this engine and of others that can be seen.
+    /// Targets with inserted code, of this engine and of other engines that the caller may see.
     pub fn status(&self, caller: Caller) -> Result<Vec<Inserted>, Error> {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let mut out: Vec<Inserted> = sessions.iter().filter_map(|s| s.inserted()).collect();
@@ -596,7 +599,7 @@ impl Engine {
                 continue;
             }
             let Ok(target) = open(pid, caller) else { continue };
-            // One that cannot be looked into is not the caller's to know about.
+            // An error means that the caller may not look into the process, so nothing is reported about it.
             out.extend(leftover::inserted_by_others(&self.inner.context.state, &Arc::new(target)).ok().flatten());
         }
         out.retain(|i| permit(i.pid, caller).is_ok());
@@ -604,7 +607,7 @@ impl Engine {
         Ok(out)
     }
 
-    /// Removes everything from a target, also what a dead engine left there. `None` if there was nothing.
+    /// Removes everything from a target, including what a dead engine left there. `None` if there was nothing.
     pub fn detach(&self, target: &TargetSpec, caller: Caller) -> Result<Option<Removed>, Error> {
         let pid = resolve(target, caller)?;
         let failed = |e| Error::process(pid, e);
@@ -625,14 +628,14 @@ impl Engine {
         leftover::take_over(&self.inner.context.state, &target).map(Some).map_err(Error::at_removal)
     }
 
-    /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets. Targets of which that takes longer than `at_most` are
-    /// named by an error, and left to the journal.
+    /// Ends the engine: removes every measurement except those that are to be kept in their targets. A target whose removal takes longer
+    /// than `at_most` is named by an error and left to the journal.
     pub fn shutdown(&self, at_most: Duration) -> Vec<Result<Removed, Error>> {
         let deadline = Instant::now() + at_most;
         let (sender, done) = std::sync::mpsc::channel();
         let mut waiting: BTreeSet<Pid> = BTreeSet::new();
         let mut out = Vec::new();
-        // a session that is being opened may hang, and holds this
+        // the opening of a session holds this lock, and may hang
         let ended = loop {
             match self.inner.opening.try_lock() {
                 Ok(ended) => break Some(ended),
@@ -668,14 +671,14 @@ impl Engine {
     }
 }
 
-/// A target from which the end of the engine could not remove everything in time.
+/// The error for a target from which the end of the engine could not remove everything in time.
 fn late(pid: Pid) -> Error {
     let what = format!("process {pid} did not let go of what is inserted in time");
     let hint = "`ingraft detach`, or the next ingraftd with the same state directory, removes it";
     Error::new(ErrorKind::Failed, "shutdown_timeout", what, hint).about(pid)
 }
 
-/// A thread that does something for a session again and again, by its round, until that says that it is over or the session is.
+/// Starts a thread that calls `each` with the number of the round, until `each` returns false or the session ends.
 fn attend(
     name: &str,
     session: &Arc<Session>,
@@ -702,7 +705,7 @@ fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
     (library, diagnostics)
 }
 
-/// The points of one kind of a function that only the file tells about.
+/// Summary of a function's points of one kind, as far as the file alone tells.
 fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
     let count = code.points_of(kind).count();
     let refused = code.points_of(kind).filter(|p| p.refusal.is_some()).count();
@@ -715,13 +718,13 @@ fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 
-/// Number of a function's exits that jump to another one.
+/// Number of a function's exits that jump to another function.
 fn tail_exits(code: &FunctionCode) -> u32 {
     let jumping: BTreeSet<usize> = code.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
     u32::try_from(jumping.len()).unwrap_or(u32::MAX)
 }
 
-/// The one process that is meant. Of several with a name, those that the caller may not trace do not count.
+/// The one process that a target specification selects. Of several processes with a name, those that the caller may not trace do not count.
 fn resolve(target: &TargetSpec, caller: Caller) -> Result<Pid, Error> {
     let name = match target {
         TargetSpec::Pid(pid) => return Ok(*pid),
@@ -772,7 +775,7 @@ fn open(pid: Pid, caller: Caller) -> Result<Target, Error> {
     Target::open_for(pid, caller.rights()).map_err(|e| Error::process(pid, e))
 }
 
-/// Whether the caller may trace a process now. Before anything of it is served or changed, that is asked again about what was opened.
+/// Whether the caller may trace a process now. The opened process is checked again before its data is served or it is changed.
 fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
     match caller.rights() {
         Rights::All => Ok(()),

@@ -1,25 +1,25 @@
-//! Errors, by the party that has to act on them.
+//! Errors, classified by the party that must act on them.
 
 use ingraft_mdl::Diagnostic;
 use ingraft_model::Pid;
 use ingraft_process::{ApplyError, Denial};
 
-/// The class of an error: the exit code of the command line and the status code of gRPC follow from it.
+/// The class of an error, from which the exit code of the command line and the status code of gRPC follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The request itself is wrong (exit 2).
     Usage,
-    /// No such target, function, metric; an ambiguous name; all refused (exit 3).
+    /// There is no such target, function or metric, a name is ambiguous, or all functions are refused (exit 3).
     NotFound,
-    /// Not permitted, traced or held by another (exit 4).
+    /// The target may not be traced, or another program traces or holds it (exit 4).
     Denied,
     /// The target ended before the measurement could start (exit 5).
     Gone,
-    /// Anything that fails while running (exit 1).
+    /// Any other failure while running (exit 1).
     Failed,
 }
 
-/// An error with one line what and one line what to do.
+/// An error, with one line for the problem and one line for the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
@@ -27,15 +27,15 @@ pub struct Error {
     pub kind: ErrorKind,
     /// A stable word for scripts and the wire, e.g. `no_such_process`.
     pub reason: &'static str,
-    /// One line what.
+    /// Problem in one line.
     pub what: String,
-    /// One line what to do.
+    /// Remedy in one line.
     pub hint: String,
     /// The target, if there is one.
     pub pid: Option<Pid>,
-    /// Diagnostics of MDL, if that is what is wrong.
+    /// Diagnostics of MDL, if the definitions are the problem.
     pub diagnostics: Vec<Diagnostic>,
-    /// Metric-focus pairs of the request, if these are too many.
+    /// Number of metric-focus pairs of the request, if there are too many.
     pub pairs: Option<usize>,
 }
 
@@ -45,14 +45,14 @@ impl Error {
         Error { kind, reason, what: what.into(), hint: hint.into(), pid: None, diagnostics: Vec::new(), pairs: None }
     }
 
-    /// The same about a target.
+    /// The same error with a target.
     #[must_use]
     pub fn about(mut self, pid: Pid) -> Self {
         self.pid = Some(pid);
         self
     }
 
-    /// MDL that cannot be used; the diagnostics say where and why.
+    /// The error for MDL that cannot be used; the diagnostics state the places and reasons.
     pub fn mdl(diagnostics: Vec<Diagnostic>) -> Self {
         let first = diagnostics.iter().find(|d| d.is_error());
         let of_author =
@@ -76,7 +76,7 @@ impl Error {
         error
     }
 
-    /// An operation on a process failed.
+    /// The error for a failed operation on a process.
     pub fn process(pid: Pid, e: ingraft_process::Error) -> Self {
         use ingraft_process::Error as P;
         let (kind, reason) = match &e {
@@ -108,7 +108,7 @@ impl Error {
         Error::new(kind, reason, e.to_string(), e.hint()).about(pid)
     }
 
-    /// A plan was not applied.
+    /// The error for a plan that was not applied.
     pub fn apply(pid: Pid, e: ApplyError) -> Self {
         if let ApplyError::Process(e) = e {
             return Error::process(pid, e);
@@ -130,7 +130,7 @@ impl Error {
         matches!(self.reason, "target_memory_limit" | "target_mapping_limit")
     }
 
-    /// The error as one of a removal: its hint says that the code is still there, and what takes it out later.
+    /// The same error for a removal: its hint says that the code is still inserted, and how to remove it later.
     #[must_use]
     pub fn at_removal(mut self) -> Self {
         const UNCHANGED: [&str; 2] = ["nothing was changed in the target", "nothing was changed"];
@@ -144,7 +144,7 @@ impl Error {
         self
     }
 
-    /// Why a process cannot be attached to.
+    /// The error for a process that cannot be attached to.
     pub fn denied(pid: Pid, d: &Denial) -> Self {
         let (kind, reason) = denial_class(d);
         Error::new(kind, reason, d.to_string(), d.hint()).about(pid)

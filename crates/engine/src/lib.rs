@@ -1,5 +1,5 @@
-//! Sessions with targets: one driver per process, metric-focus pairs, plans, journal, sampling. Knows no gRPC and no terminal;
-//! runs embedded in the command line and in the daemon. All calls block: call them from threads, not from tasks.
+//! Sessions with targets: one driver for each process, metric-focus pairs, plans, journal, sampling. The crate knows no gRPC and no
+//! terminal; it runs embedded in the command line and in the daemon. All calls block, so they must be made from threads, not from tasks.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

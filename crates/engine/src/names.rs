@@ -1,4 +1,4 @@
-//! Lists of names in messages, which may be of thousands of functions.
+//! Lists of names in messages. There may be thousands of names.
 
 use std::fmt::Display;
 

@@ -1,4 +1,5 @@
-//! Calls and writes of definitions: the functions that they call and the variables that they set, found, and refused where that could be wrong.
+//! Calls and stores of definitions: finds the functions that they call and the variables that they set, and refuses those where that could
+//! go wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::program::images::ImageStore;
 use crate::program::modules::{Module, Modules};
 use crate::program::pattern::{Pattern, has_wildcard};
 
-/// The C library: no program unloads it.
+/// Names of the C library, which no program unloads.
 const C_LIBRARY: [&str; 2] = ["libc", "musl"];
 
 /// The functions that code calls by their names.
@@ -31,7 +32,7 @@ fn stores(instrumentation: &Instrumentation) -> impl Iterator<Item = (Avma, Widt
     instrumentation.insertions.iter().flat_map(|i| i.snippet.stores())
 }
 
-/// An error unless the program itself may write what code sets.
+/// Fails unless the program itself may write the integers that code sets.
 fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(), Error> {
     if stores.is_empty() {
         return Ok(());
@@ -49,12 +50,13 @@ fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(),
     Ok(())
 }
 
-/// Whether code of it calls functions.
+/// Whether any snippet of an instrumentation calls functions of the program.
 pub fn has_calls(instrumentation: &Instrumentation) -> bool {
     instrumentation.insertions.iter().any(|i| !i.snippet.calls().is_empty())
 }
 
-/// Puts the addresses of functions in place of their names in all that is wanted. An error if one cannot be called, or `allowed` is not set.
+/// Replaces the names of functions by their addresses in all snippets. Fails if a function cannot be called, or if calls or stores are not
+/// `allowed`.
 pub fn place(
     (target, store, modules): (&Target, &ImageStore, &Modules),
     wanted: &mut [Wanted],
@@ -107,20 +109,20 @@ fn refusal(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::NotFound, "cannot_call", what, "call another function, or measure without the call")
 }
 
-/// The function that a resolver of a module has chosen, by a slot of the module that holds it.
+/// The function that a resolver of a module has chosen, read from a slot of the same module.
 fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -> Option<Avma> {
     let slot = module.image.chosen_by(resolver)?;
     let mut word = [0; 8];
     target.read(slot.to_avma(module.bias), &mut word).ok()?;
     let at = Avma(u64::from_le_bytes(word));
-    // another function of the same module, and not the resolver itself, which a slot holds that was not filled yet
+    // accepts only another function of the same module: a slot that is not filled yet holds the resolver itself
     let function = modules.function_at(at)?;
     let (_, of, known) = modules.resolve(function)?;
     let same = std::ptr::eq(of, module) && known.start() != resolver;
     (same && !never_returns(modules, function)).then_some(at)
 }
 
-/// Address of the one function of that name.
+/// Address of the one function with that name.
 fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
     match Pattern::parse(name) {
         Pattern::Names { function, .. } if !has_wildcard(&function) => {}
@@ -136,7 +138,7 @@ fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
         return Err(refusal(name, "its module is gone"));
     };
     let stays = file.is_program || file.names.iter().any(|n| C_LIBRARY.contains(&n.as_str()));
-    // where debug symbols are, a resolver has a name of its own as well
+    // if there are debug symbols, a resolver also has a name of its own
     let is_resolver = known.kind() == FunctionKind::IfuncResolver || known.names().iter().any(|name| name.is_ifunc());
     let why = match known.kind() {
         FunctionKind::IfuncResolver | FunctionKind::Normal if is_resolver && stays => {

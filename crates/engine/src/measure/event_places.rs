@@ -1,4 +1,4 @@
-//! The events of the processor that threads of a target read themselves: each has a number there, by which code names it.
+//! The processor events that threads of a target read themselves. Each event has a number there, by which code names it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ struct Place {
 pub struct EventPlaces([Option<Place>; EVENTS_MAX as usize]);
 
 impl EventPlaces {
-    /// The number of an event, once more in use; `None`: there are too many. `attributes` are asked for if it is new.
+    /// The number of an event, with one more user; `None` if there are too many events. `attributes` is called if the event is new.
     pub fn take<E>(
         &mut self,
         name: &Arc<str>,
@@ -34,14 +34,14 @@ impl EventPlaces {
         Ok(Some(number))
     }
 
-    /// One user less. Whether it was the last one: the number stays taken until it is given to [`EventPlaces::free`].
+    /// Removes one user of an event. Returns whether it was the last; the number stays taken until [`EventPlaces::free`] gets it.
     pub fn leave(&mut self, number: u32) -> bool {
         let Some(place) = self.0.get_mut(number as usize).and_then(Option::as_mut) else { return false };
         place.users = place.users.saturating_sub(1);
         place.users == 0
     }
 
-    /// Nothing in the target has to do with it any more.
+    /// Frees the number of an event without users, once no code or thread of the target uses it any more.
     pub fn free(&mut self, number: u32) {
         if let Some(place) = self.0.get_mut(number as usize).filter(|p| p.as_ref().is_some_and(|p| p.users == 0)) {
             *place = None;
@@ -76,7 +76,7 @@ mod tests {
             assert_eq!(take(&mut places, &n.to_string()), Some(n));
         }
         assert_eq!(take(&mut places, "one too many"), None);
-        // a number that is in use again is not freed
+        // a number that has a user again is not freed
         assert!(places.leave(1));
         assert_eq!(take(&mut places, "b"), Some(1));
         places.free(1);

@@ -1,4 +1,4 @@
-//! Foci with patterns: `/Code/MODULE/FUNCTION` with `*` or `?` stands for one focus for each module or function that matches.
+//! Foci with patterns: `/Code/MODULE/FUNCTION` with `*` or `?` stands for one focus for each matching module or function.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::program::pattern::{glob_match, has_wildcard};
 /// A pair, and the function that its focus names if it came from a pattern.
 pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);
 
-/// The pairs that a pair stands for: itself, unless its focus has a pattern. A name that a module or a function really has is no pattern.
+/// The pairs that a pair stands for: itself, unless its focus has a pattern. A text that is the name of a module or function is no pattern.
 pub fn expand(modules: &Modules, pair: Arc<MetricFocus>, missing: Missing) -> Result<Vec<Expanded>, Error> {
     let names = pair.focus.part("Code").map(|part| part.names.as_slice()).unwrap_or_default();
     let of = |names: Vec<String>, function| {
@@ -41,7 +41,7 @@ pub fn expand(modules: &Modules, pair: Arc<MetricFocus>, missing: Missing) -> Re
     }
 }
 
-/// Whether a module and a function have wildcards and are no names themselves: `operator*` is one.
+/// Whether a module and a function have wildcards and are no names themselves, as `operator*` is one.
 pub fn has_pattern(modules: &Modules, module: &str, function: &str) -> bool {
     (has_wildcard(module) || has_wildcard(function)) && modules.function(module, function).is_empty()
 }

@@ -1,39 +1,39 @@
-//! Metrics that the engine knows by itself: no code in the target (paradyn.md B.2).
+//! Metrics whose values the engine itself knows, without code in the target (paradyn.md B.2).
 
 use ingraft_model::{Aggregate, MetricInfo, Style, UnitsType};
 
-/// A metric of the engine's own.
+/// A metric of the engine itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Internal {
-    /// Time in which a thread of the target was held.
+    /// Time in which at least one thread of the target was held.
     PauseTime,
-    /// Cost of the woven code by the latest rates.
+    /// Cost of the woven code, predicted from the latest rates.
     PredictedCost,
     /// Cost of the hits so far.
     ObservedCost,
-    /// Processors of the machine.
+    /// Number of processors of the machine.
     NumberOfCpus,
-    /// Threads of the target.
+    /// Number of threads of the target.
     ActiveThreads,
-    /// The same under its other name.
+    /// Number of threads of the target, under its other name.
     CurrentThreads,
-    /// Pairs with a counter.
+    /// Number of pairs with a counter.
     ActCounters,
-    /// Pairs with a timer of the time that passes.
+    /// Number of pairs with a timer of wall time.
     ActWallTimers,
-    /// Pairs with a timer of processor time.
+    /// Number of pairs with a timer of processor time.
     ActProcTimers,
     /// Whether the target runs.
     ActiveProcesses,
-    /// Calls by definitions that were left other than by returning.
+    /// Number of calls that definitions made and that ended otherwise than by a return.
     CallsLeft,
     /// Number of times that code which calls or sets something was left out.
     CallsMissed,
-    /// Readings of memory that have found nothing.
+    /// Number of memory reads that failed.
     ReadsFailed,
-    /// Memory that was to be set and could not be.
+    /// Number of memory stores that failed.
     WritesFailed,
-    /// Readings of events of the processor that were none.
+    /// Number of readings of processor events that failed.
     EventsUnread,
 }
 
@@ -48,7 +48,7 @@ struct Facts {
 }
 
 impl Internal {
-    /// All of them.
+    /// All metrics of the engine itself.
     pub const ALL: [Internal; 15] = [
         Internal::PauseTime,
         Internal::PredictedCost,
@@ -67,12 +67,12 @@ impl Internal {
         Internal::EventsUnread,
     ];
 
-    /// The one of that name.
+    /// The metric with that name.
     pub fn named(name: &str) -> Option<Internal> {
         Internal::ALL.into_iter().find(|i| i.facts().name == name)
     }
 
-    /// Whether the value adds up from the request on; otherwise it is a level.
+    /// Whether the value accumulates from the request on; otherwise it is a level.
     pub fn adds_up(self) -> bool {
         self.facts().units_type == UnitsType::Normalized
     }
@@ -184,7 +184,7 @@ impl Internal {
         }
     }
 
-    /// As it is listed.
+    /// Description of the metric for lists.
     pub fn info(self) -> MetricInfo {
         let Facts { name, unit, aggregate, units_type, developer, doc } = self.facts();
         let style = if units_type == UnitsType::Sampled { Style::SampledFunction } else { Style::EventCounter };
@@ -203,7 +203,7 @@ impl Internal {
     }
 }
 
-/// Why a metric of Paradyn's daemon or front end has no meaning here.
+/// Reason why a metric of Paradyn's daemon or front end has no meaning here; `None` for other names.
 pub fn without_meaning(name: &str) -> Option<&'static str> {
     Some(match name {
         "sampling_rate" => "every client reads at an interval of its own; --interval sets it",
@@ -217,7 +217,7 @@ pub fn without_meaning(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Processors in a list of the kernel's, such as `0-3,8`.
+/// Number of processors in a list of the kernel, such as `0-3,8`.
 pub fn processors(list: &str) -> Option<i64> {
     list.trim().split(',').try_fold(0i64, |sum, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,4 +1,4 @@
-//! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
+//! The code that metrics are lowered to: evaluated at a focus, in a process or in a generic program, and generated without a target.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::weaving::cost::{Metered, Meters, Prices};
 use crate::weaving::plan::SETTLE;
 use crate::weaving::sites::{Text, sites};
 
-/// Module and function of the program that stands for all.
+/// Module and function of the generic program.
 const MODULE: &str = "program";
 const FUNCTION: &str = "function";
-/// Where a function is that was not looked up in a process.
+/// Address of a function that was not looked up in a process.
 const SOMEWHERE: Avma = Avma(0x7f00_0000_0000);
-/// Where its variables are.
+/// Address of a variable of the generic program.
 const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
-/// What the code of a target looks like where the C library is glibc.
+/// Environment of the generated code in a target whose C library is glibc.
 fn environment(wall: WallClock) -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    // as glibc registers its areas
+    // the offset of the rseq area and its signature are those of glibc
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
-    // what code costs does not depend on where data lies, and nothing of this is executed
+    // the cost of code does not depend on the place of data, and this code is never executed
     let readable = Readable { start: Avma(0), end: Avma(u64::MAX), process: Some(1) };
     Environment {
         data,
@@ -50,7 +50,7 @@ fn environment(wall: WallClock) -> Environment {
     }
 }
 
-/// One function of one module, which has every name.
+/// A program with one function in one module, which matches every name.
 struct Generic {
     flavors: Vec<String>,
 }
@@ -111,7 +111,7 @@ impl Program for Generic {
     }
 }
 
-/// Counters for variables, as an empty shard would have them.
+/// Counters for variables, as an empty shard would assign them.
 fn counters(variables: &[Variable]) -> Vec<u32> {
     let first = |next: &mut u32, v: &Variable| {
         let first = *next;
@@ -121,12 +121,12 @@ fn counters(variables: &[Variable]) -> Vec<u32> {
     variables.iter().scan(0, first).collect()
 }
 
-/// How code reads a clock where nothing is known of the target; without one there are no times.
+/// Clock that code reads if nothing is known of the target. Without a clock the engine measures no times.
 pub fn wall_of(clock: Option<&TickClock>) -> WallClock {
     if clock.is_none_or(TickClock::is_counter) { WallClock::Tsc } else { WallClock::Vdso(SOMEWHERE) }
 }
 
-/// The worst case of a snippet at a point as compilers make many, with all that is needed to get there.
+/// The worst case of a snippet at a point of a form that compilers often emit, including the code on the way to the snippet.
 pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock) -> Option<Cost> {
     let site = generic_site(insertion.point);
     let lowered = woven(&insertion.snippet, &site, Bias(0), variables, wall)?.ok()?;
@@ -149,7 +149,7 @@ fn woven(
     });
     let own = MiniRequest { id: SETTLE + 1, snippet: &snippet, counters: &counters };
     let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
-    // as a session weaves it: records that were left are looked for where one is opened
+    // as in a session, code that prunes stale activations precedes a snippet that opens a record
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
     let minis = if opens { vec![first, own] } else { vec![own] };
     ingraft_codegen::lower(&environment(wall), site, bias, &minis).ok()
@@ -197,7 +197,7 @@ pub fn lower(
             None => Focus::default(),
         };
         if let (Some(modules), Some(target)) = (&mut modules, target) {
-            // for the modules that it looks into; its errors come again below, with their metric
+            // loads the modules that the metric looks into; the errors are reported below, with their metric
             let places = (target, images, &*modules);
             let _loaded =
                 request::evaluate(places, library, &asked(&name, &focus, &request.flavors), Missing::MayCome, &|_| ());
@@ -260,7 +260,7 @@ fn lower_one(
         let problem = Some("the kernel counts it: there is no code".to_owned());
         return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: true };
     }
-    // what has code at a focus only can be restricted to any function that the program has
+    // a metric with code at a focus only can be restricted to any function of the program
     let needs_focus = warnings.iter().any(|warning| warning.code == codes::NO_CONSTRAINT);
     Meters::default().apply(&mut instrumentation, &mut Metered::default());
     let mut pieces: Vec<LoweredPiece> = Vec::new();
@@ -307,7 +307,7 @@ fn piece(
             first.map(|site| (site, bias))
         }
     };
-    // an exit in the bytes that its entry displaces is woven into the entry's code: another one is shown
+    // an exit in the bytes that its entry displaces is woven into the entry's code, so the code at a generic exit is shown instead
     let site = site.map(|(site, bias)| match site.is_within_entry() {
         true => {
             FUNCTION.clone_into(&mut piece.function);

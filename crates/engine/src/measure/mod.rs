@@ -1,4 +1,4 @@
-//! Requests: patterns, metrics and foci to what is woven for them, and values that need no code. It uses `program` and `weaving`.
+//! Requests: from patterns, metrics and foci to code, and values that need no code. It uses `program` and `weaving`.
 
 pub(crate) mod calls;
 pub(crate) mod event_places;

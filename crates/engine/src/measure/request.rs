@@ -1,4 +1,4 @@
-//! From what a client asks to what is woven where: patterns become functions, metrics become snippets.
+//! The evaluation of a client's request: patterns become functions, and metrics become snippets.
 
 use std::sync::Arc;
 
@@ -20,42 +20,42 @@ use crate::program::labels;
 use crate::program::modules::Modules;
 use crate::program::pattern::Pattern;
 
-/// Modules that an error names before it counts the rest.
+/// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
 
-/// A pair that is asked for, with what it takes.
+/// A pair of a request, with the code that it needs.
 pub struct Wanted {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
     /// The function that the focus names, if it came from a pattern.
     pub function: Option<FunctionRef>,
-    /// What must be woven for it.
+    /// Code that must be woven for the pair.
     pub instrumentation: Instrumentation,
-    /// Findings that do not prevent it.
+    /// Diagnostics that do not prevent the measurement.
     pub warnings: Vec<Diagnostic>,
-    /// The definitions besides metrics with which it was evaluated, without those that are shipped ([`Library::helpers`]).
+    /// The definitions other than metrics with which the pair was evaluated, without the shipped ones ([`Library::helpers`]).
     pub helpers: Arc<str>,
 }
 
-/// What happens with names that nothing in the target has.
+/// Treatment of names that nothing in the target has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// The request fails.
     Fails,
-    /// They may come with a module that is loaded later.
+    /// The names may come with a module that is loaded later.
     MayCome,
-    /// The request fails unless they name a module that is not loaded.
+    /// The request fails unless the names belong to a module that is not loaded.
     ModulesMayCome,
 }
 
-/// The functions that patterns mean, each once, in the order of the patterns and of their addresses.
+/// The functions that patterns match, each once, in the order of the patterns and of the functions' addresses.
 pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionRef>, Error> {
     let mut seen = FxHashSet::default();
     let mut out = Vec::new();
     for text in patterns {
         let pattern = Pattern::parse(text);
         let mut found = modules.matching(&pattern);
-        // Globs mean functions that can be called; a resolver or a stub is taken only when it is named.
+        // A glob matches functions that can be called; resolvers and stubs only if it matches nothing else.
         if !pattern.is_bare_name() {
             let callable = |f: &FunctionRef| {
                 modules.resolve(*f).is_some_and(|(_, _, function)| function.kind() == FunctionKind::Normal)
@@ -80,7 +80,7 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
     Ok(out)
 }
 
-/// A bare name found in several modules: the program's own wins, otherwise it is ambiguous.
+/// For a bare name found in several modules, chooses the program's own function; otherwise the name is ambiguous.
 fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Result<Vec<FunctionRef>, Error> {
     let mut owners: Vec<_> = found.iter().map(|f| f.module).collect();
     owners.sort();
@@ -102,12 +102,12 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
     ))
 }
 
-/// Whether a module is mapped in which a pattern may match functions.
+/// Whether a module is mapped that may contain matches of a pattern.
 fn is_mapped(modules: &Modules, pattern: &Pattern) -> bool {
     modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)))
 }
 
-/// One line about the modules that are mapped, with the one whose name is most like that in a pattern.
+/// One line about the mapped modules, and the module whose name is most similar to the one in a pattern.
 fn loaded_modules(modules: &Modules, pattern: &Pattern) -> String {
     let known: Vec<&str> = modules.mapped().map(|f| f.name.as_str()).collect();
     let near = pattern.module().and_then(|name| modules.nearest_module(name));
@@ -115,34 +115,34 @@ fn loaded_modules(modules: &Modules, pattern: &Pattern) -> String {
     format!("loaded are {}{near}", some_of(known.iter(), NAMED))
 }
 
-/// A part of a request that nothing in the target has, in a module that may come.
+/// A part of a request that nothing in the target matches, in a module that may be loaded later.
 #[derive(Clone, Debug)]
 pub struct Awaited {
-    /// A pattern, or a focus, as it was asked for.
+    /// The pattern or focus, as the request wrote it.
     pub text: String,
     pattern: Pattern,
 }
 
 impl Awaited {
-    /// Whether something in the target has it.
+    /// Whether a function of the target matches now.
     pub fn has_come(&self, modules: &Modules) -> bool {
         !modules.matching(&self.pattern).is_empty()
     }
 
-    /// One line about the module that is waited for; `None` if that is mapped.
+    /// One line about the module that is waited for; `None` if the module is mapped.
     pub fn warning(&self, modules: &Modules) -> Option<String> {
         let module = self.pattern.module().filter(|_| !is_mapped(modules, &self.pattern))?;
         Some(format!("waiting for {module}: none of this name is loaded; {}", loaded_modules(modules, &self.pattern)))
     }
 }
 
-/// The parts of a request for which nothing is there yet, as far as they name a module.
+/// The parts of a request that nothing matches yet, as far as they name a module.
 pub fn awaited(modules: &Modules, request: &EnableRequest) -> Vec<Awaited> {
     let functions = request.functions.iter().map(|text| (text.clone(), Pattern::parse(text)));
     let foci = request.pairs.iter().filter_map(|pair| {
         let (part, module) = (pair.focus.part("Code")?, Pattern::of_module(&pair.focus)?);
         let pattern = match (part.names.get(1), module) {
-            // a name in a focus may have the offset that tells it from others
+            // a name in a focus may have an offset in braces, which tells the function from others of that name
             (Some(function), Pattern::Names { module, .. }) => {
                 let function = function.split('{').next().unwrap_or(function).to_owned();
                 Pattern::Names { module, function }
@@ -180,8 +180,8 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     )
 }
 
-/// Analyses the modules that a request is about, and evaluates it: first those that its foci name, and all of them if its definitions
-/// look for functions elsewhere. Also returns why modules could not be analysed.
+/// Analyses the modules that a request is about, and evaluates the request. First it loads the modules that the foci name; if definitions
+/// look for functions elsewhere, it loads all modules. Also returns the errors of modules that could not be analysed.
 pub fn evaluate(
     (target, store, modules): (&Target, &ImageStore, &Modules),
     library: &Library,
@@ -198,7 +198,7 @@ pub fn evaluate(
     }
     let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
     if wanted.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
-        // keys may be addresses of its variables
+        // keys may be addresses of the program's variables
         errors.extend(modules.load_files(target, store, &|file| file.is_program));
     }
     let wanted = wanted.and_then(|mut wanted| {
@@ -208,7 +208,7 @@ pub fn evaluate(
     (errors, wanted)
 }
 
-/// Evaluates everything that a request asks for. All errors of all pairs are collected.
+/// Evaluates every pair of a request. Collects all errors of all pairs.
 fn evaluate_request(
     library: &Library,
     modules: &Modules,
@@ -253,7 +253,7 @@ fn evaluate_request(
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
                 wanted.push(Wanted { pair, function, instrumentation, warnings, helpers: Arc::clone(&helpers) });
             }
-            // a library that is not loaded (any more) may come
+            // a library that is not loaded, or no longer loaded, may come
             Err(errors)
                 if may_come(modules, &pair.focus, missing) && errors.iter().all(|d| d.code == codes::NOT_FOUND) => {}
             Err(errors) => {
@@ -273,7 +273,7 @@ fn evaluate_request(
     Err(error)
 }
 
-/// Whether what a focus names and nothing has may come with a module that is loaded later.
+/// Whether the names of a focus that nothing matches may come with a module that is loaded later.
 fn may_come(modules: &Modules, focus: &Focus, missing: Missing) -> bool {
     match missing {
         Missing::Fails => false,
@@ -282,10 +282,10 @@ fn may_come(modules: &Modules, focus: &Focus, missing: Missing) -> bool {
     }
 }
 
-/// So many snippets are compared with each one: a metric has a few.
+/// Number of different snippets with which each snippet is compared; a metric has only a few.
 const ALIKE: usize = 16;
 
-/// Makes equal snippets one: pairs of one metric have the same, and one in memory is read faster than a thousand.
+/// Merges equal snippets: pairs of one metric have equal snippets, and one copy in memory is read faster than a thousand.
 fn share(known: &mut Vec<Arc<Snippet>>, snippet: &mut Arc<Snippet>) {
     match known.iter().find(|known| *known == snippet) {
         Some(same) => *snippet = Arc::clone(same),
@@ -294,10 +294,10 @@ fn share(known: &mut Vec<Arc<Snippet>>, snippet: &mut Arc<Snippet>) {
     }
 }
 
-/// Diagnostics that mean that something named does not exist, in contrast to being written wrongly.
+/// Codes of diagnostics about names that do not exist, in contrast to syntax errors.
 const NOT_FOUND: [&str; 3] = [codes::NO_METRIC, codes::NO_CONSTRAINT, codes::NOT_FOUND];
 
-/// Refuses pairs whose value could only be 0: metrics that have code for a focus alone, threads that are not there.
+/// Refuses pairs whose value could only be 0: metrics that have code only for a focus, and threads that do not exist.
 pub fn refuse_empty(target: &Target, wanted: &[Wanted]) -> Result<(), Error> {
     for w in wanted {
         let without_code = |d: &&Diagnostic| w.instrumentation.insertions.is_empty() && d.code == codes::NO_CONSTRAINT;
@@ -323,7 +323,7 @@ fn refuse_strange_threads(target: &Target, named: impl Iterator<Item = Tid>) -> 
     })
 }
 
-/// Refuses functions that modules do not have which are there: no library that is loaded later brings them.
+/// Refuses functions that a loaded module does not have, because no library that is loaded later can add them to it.
 pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), Error> {
     for pair in &request.pairs {
         let Some(part) = pair.focus.part("Code") else { continue };
@@ -343,15 +343,15 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
     Ok(())
 }
 
-/// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
+/// The modules that the foci of a request can be about, as patterns over the modules to analyse. Empty for all modules.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
     let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match Pattern::of_module(&pair.focus) {
-            // mostly they are about one module
+            // consecutive foci are usually about the same module
             Some(module) if out.last() != Some(&module) => out.push(module),
             Some(_) => {}
-            // Lists of functions may name any module.
+            // A list of functions may name any module.
             None => return Vec::new(),
         }
     }

@@ -1,5 +1,5 @@
-//! Resolution of histograms. A fine one takes 10 KB in every thread that records something in it, so many of them are coarser;
-//! the distance between shards follows from the counters of all of them.
+//! Resolution of histograms. A fine histogram takes 10 KB in every thread that records a value in it, so histograms are coarser if there
+//! are many. The distance between shards follows from the number of all counters.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use ingraft_model::layout::{DEFAULT_STRIDE, STRIDE_MAX};
 use ingraft_model::{Avma, DataArea, Instrumentation, Resolution, Shape, Snippet, Variable};
 use rustc_hash::FxHashMap;
 
-/// Most histograms in one process that are fine ones.
+/// Largest number of histograms in one process with the fine resolution.
 const FINE: usize = 64;
-/// Most histograms in one process that are not coarse.
+/// Largest number of histograms in one process with the fine or medium resolution.
 const MEDIUM: usize = 1000;
-/// Counters that later requests find besides those of the first one.
+/// Largest number of counters that are reserved for later requests.
 const SPARE: u64 = 100_000;
 
-/// The resolution of new histograms where there are so many with them.
+/// The resolution of new histograms, if there are this many with them.
 pub fn of(histograms: usize) -> Resolution {
     if histograms <= FINE {
         Resolution::Fine
@@ -25,7 +25,7 @@ pub fn of(histograms: usize) -> Resolution {
     }
 }
 
-/// The resolution of a pair's histograms, if it has one.
+/// The resolution of a pair's histograms; `None` if the pair has no histogram.
 pub fn of_variables(variables: &[Variable]) -> Option<Resolution> {
     variables.iter().find_map(|v| if let Shape::Histogram(resolution) = v.shape { Some(resolution) } else { None })
 }
@@ -44,12 +44,12 @@ pub fn warning(resolution: Resolution) -> Option<String> {
     ))
 }
 
-/// Counters that variables take.
+/// Number of counters that variables take.
 pub fn slots(variables: &[Variable]) -> u64 {
     variables.iter().map(|v| u64::from(v.shape.slots())).sum()
 }
 
-/// The distance between shards that have room for so many counters, and some more.
+/// The distance in bytes between shards that have room for this many counters, and for some more.
 pub fn stride_for(counters: u64) -> u64 {
     let counters = counters.saturating_add(SPARE.min(counters));
     let mut stride = DEFAULT_STRIDE;
@@ -59,15 +59,15 @@ pub fn stride_for(counters: u64) -> u64 {
     stride
 }
 
-/// The counters of shards at such a distance.
+/// Number of counters in a shard at such a distance.
 pub fn counters_in(stride: u64) -> u32 {
     DataArea { base: Avma(0), stride, shards: 0, journal_bytes: 0 }.counters()
 }
 
-/// By address, what was there before, which keeps the address taken, and what takes its place.
+/// The original value and its replacement, by the address of the original. Keeping the original ensures that its address is not reused.
 type Replaced<T> = FxHashMap<usize, (Arc<T>, Arc<T>)>;
 
-/// Gives the histograms of instrumentations another resolution. What they share stays shared.
+/// Changes the resolution of the histograms of instrumentations. Parts that instrumentations share stay shared.
 pub struct Coarsening {
     to: Resolution,
     variables: Replaced<[Variable]>,
@@ -75,12 +75,12 @@ pub struct Coarsening {
 }
 
 impl Coarsening {
-    /// To this resolution.
+    /// Creates a change to this resolution.
     pub fn to(resolution: Resolution) -> Self {
         Coarsening { to: resolution, variables: FxHashMap::default(), snippets: FxHashMap::default() }
     }
 
-    /// Changes one; those without histograms stay as they are.
+    /// Changes one instrumentation; an instrumentation without histograms stays as it is.
     pub fn apply(&mut self, instrumentation: &mut Instrumentation) {
         if of_variables(&instrumentation.variables).is_none_or(|resolution| resolution == self.to) {
             return;

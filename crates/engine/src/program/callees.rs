@@ -1,4 +1,4 @@
-//! Callees of the calls in a program: what a call names, and what the slot that it goes through holds now.
+//! Callees of the calls in a program: the function that a call names, and the function whose address its slot holds now.
 
 use ingraft_model::{Avma, CallSite, Callee, FunctionRef, Svma};
 use ingraft_process::Target;
@@ -12,9 +12,9 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
         .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
 }
 
-/// Functions that a call may call: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
-/// has not filled yet is known by the name that it will look up, of which there may be several versions. What is computed when the call is
-/// made is not known.
+/// Functions that a call may call: named by the call, through a stub of the linker, or by the present content of the call's slot. A slot
+/// that the loader has not filled yet is resolved by the name that the loader will look up, which may have several versions. A callee whose
+/// address is computed at the call is not known.
 pub fn callees(
     target: &Target,
     modules: &Modules,
@@ -34,7 +34,7 @@ pub fn callees(
     if let Some(function) = modules.function_at(pointer) {
         return vec![function];
     }
-    // through the stub it leads back to the loader, or the loader has not come to it yet and it is as in the file
+    // an unfilled slot leads back to the loader through the stub, or still has the content of the file
     let unfilled =
         module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
     let name = module.image.import_at(slot).filter(|_| unfilled);

@@ -1,6 +1,6 @@
-//! Files by device and inode: the same wherever they are mapped.
+//! Identity of files by device and inode, which is the same for every mapping.
 
-/// A file, wherever it is mapped: device (major, minor) and inode.
+/// Identity of a file: device (major, minor) and inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FileId {
     /// Device, (major, minor).

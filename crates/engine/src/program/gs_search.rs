@@ -1,14 +1,15 @@
-//! Whether code that was not analysed sets the gs base by itself.
+//! Search for an instruction that sets the gs base in code that was not analysed.
 
 use ingraft_model::Avma;
 use memchr::memchr_iter;
 
-/// Read at once: fits into a processor's cache, and few pages are touched for the first time.
+/// Number of bytes that are read at once: they fit into a processor's cache, and few pages are touched for the first time.
 const PIECE: usize = 1 << 17;
-/// `F3 [REX] 0F AE`, before the last byte of the instruction.
+/// Number of bytes before the last byte of the instruction: `F3 [REX] 0F AE`.
 const BEFORE: usize = 4;
 
-/// Looks for `wrgsbase r32/r64` (F3, perhaps REX, 0F AE /3 with a register) in `len` bytes of memory. `read` fills as much of a buffer as can be read.
+/// Looks for `wrgsbase r32/r64` (F3, perhaps REX, 0F AE /3 with a register) in `len` bytes of memory. `read` fills the readable part of a
+/// buffer, and returns its length.
 pub fn sets_gs(start: Avma, len: u64, mut read: impl FnMut(Avma, &mut [u8]) -> usize) -> bool {
     let mut piece = vec![0; PIECE.min(usize::try_from(len).unwrap_or(PIECE)) + BEFORE];
     let (mut done, mut kept) = (0, 0);

@@ -1,8 +1,8 @@
-//! Words for the way in which the threads of a program are told apart.
+//! Words for the way in which generated code tells the threads of a program apart.
 
 use ingraft_model::ThreadIdentity;
 
-/// The way in which threads are told apart, in words.
+/// The way in which generated code tells threads apart, in words.
 pub fn describe(identity: ThreadIdentity) -> String {
     match identity {
         ThreadIdentity::FsOffset(offset) => format!("by thread id at fs:{offset:#x}"),

@@ -1,4 +1,4 @@
-//! Images of files: read through the process that maps them, analysed once for all targets, kept on disk under their build-id.
+//! Images of files: read through the process that maps them, analysed once for all targets, and cached on disk.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,26 +12,26 @@ use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::state_dir::StateDir;
 
-/// Changes whenever what the analysis caches changes its form or its meaning.
+/// Version of the cache, which changes whenever the form or meaning of the analysis results changes.
 const CACHE_VERSION: u32 = 1;
 
-/// Analyses that some session uses, and those on disk.
+/// The analyses that sessions use, and those on disk.
 #[derive(Debug)]
 pub struct ImageStore {
     state: StateDir,
     loaded: Mutex<FxHashMap<String, Weak<Image>>>,
 }
 
-/// An image and whether it had to be put together from the memory of the process.
+/// An image, and its source.
 pub struct LoadedImage {
     /// The image.
     pub image: Arc<Image>,
-    /// Whether it was read from memory, without sections, because its file could not be reached.
+    /// Whether the image was read from memory, without sections, because its file could not be opened.
     pub from_memory: bool,
 }
 
 impl ImageStore {
-    /// A store that keeps analyses in a state directory.
+    /// A store that caches analyses in a state directory.
     pub fn new(state: StateDir) -> Self {
         ImageStore { state, loaded: Mutex::default() }
     }
@@ -83,7 +83,7 @@ impl ImageStore {
     }
 }
 
-/// The bytes of a mapped file, and whether they had to be put together from the memory of the process.
+/// The bytes of a mapped file, and whether they had to be read from the memory of the process.
 pub fn bytes_of(target: &Target, file: &MappedFile) -> Result<(Arc<[u8]>, bool), Error> {
     let mapping = file.mappings.iter().find(|m| m.exec).or(file.mappings.first());
     let bytes = mapping.and_then(|mapping| target.read_file_of(mapping).ok());
@@ -93,13 +93,13 @@ pub fn bytes_of(target: &Target, file: &MappedFile) -> Result<(Arc<[u8]>, bool),
     })
 }
 
-/// Names the analysis of exactly these bytes. Not the build-id alone: stripped and unstripped files share one.
+/// Name of the analysis of exactly these bytes. The build id does not suffice, because stripped and unstripped files share one.
 fn cache_key(bytes: &[u8]) -> String {
     format!("{CACHE_VERSION}-{:08x}-{:x}", crc32fast::hash(bytes), bytes.len())
 }
 
-/// The outline of the separate debug file, where the distributions put it (gdb's manual, "Debugging Information in Separate Files"). One that
-/// cannot be read, or makes no sense, adds nothing.
+/// The outline of the separate debug file, from the place where distributions put it (gdb's manual, "Debugging Information in Separate
+/// Files"). `None` if the debug file cannot be read, or makes no sense.
 pub fn debug_elf(pid: Pid, file: &MappedFile, elf: &Elf) -> Option<Elf> {
     let read = |path: &Path| match ingraft_process::read_named(pid, path) {
         Ok(bytes) => Some(bytes),
@@ -111,14 +111,14 @@ pub fn debug_elf(pid: Pid, file: &MappedFile, elf: &Elf) -> Option<Elf> {
     if let Some(id) = elf.build_id().filter(|id| id.len() > 1) {
         let hex: String = id[1..].iter().map(|b| format!("{b:02x}")).collect();
         let path = format!("/usr/lib/debug/.build-id/{:02x}/{hex}.debug", id[0]);
-        // the name is the target's, so that it may lead to another program's file
+        // the target controls the file name, which may therefore lead to another program's file
         let found = read(Path::new(&path)).and_then(|bytes| Elf::parse_debug(bytes).ok());
         if let Some(found) = found.filter(|found| found.build_id() == Some(id)) {
             return Some(found);
         }
     }
     let (name, sum) = elf.debuglink()?;
-    // A name with a slash would lead out of the folders that debuggers agree on.
+    // A name with a slash would lead out of the folders that debuggers use.
     if name.contains('/') {
         return None;
     }
@@ -131,9 +131,9 @@ pub fn debug_elf(pid: Pid, file: &MappedFile, elf: &Elf) -> Option<Elf> {
         .and_then(|bytes| Elf::parse_debug(bytes).ok())
 }
 
-/// Puts the file together again from what the loader mapped of it: segments at their file offsets, no sections.
+/// Reconstructs the file from the segments that the loader mapped, at their file offsets and without sections.
 fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error> {
-    /// No real segment list needs more; a hostile one must not make us allocate.
+    /// Largest size of the reconstructed file. No real segment list needs more; a hostile one must not cause a larger allocation.
     const MOST: u64 = 1 << 30;
     let unreadable = || {
         Error::new(
@@ -147,7 +147,7 @@ fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error
     if end == 0 || end > MOST {
         return Err(unreadable());
     }
-    // what is no program is not worth its memory: code that is made at run time lies in files of many GiB
+    // a mapping that is no program is not worth the memory: code that is generated at run time lies in files of many GiB
     let mut magic = [0; 4];
     let is_elf = target.read(file.base, &mut magic).is_ok() && magic == *b"\x7fELF";
     if !is_elf {
@@ -160,11 +160,11 @@ fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error
         let start = usize::try_from(mapping.offset).map_err(|_| unreadable())?;
         let len = usize::try_from(mapping.len()).map_err(|_| unreadable())?;
         if let Some(part) = bytes.get_mut(start..start + len) {
-            // What cannot be read stays zero; code that is missing is refused when it is compared.
+            // Bytes that cannot be read stay zero. If code is missing, the comparison with memory refuses it.
             let _ = target.read_some(Avma(mapping.range.start.0), part);
         }
     }
-    // e_shoff, e_shnum, e_shstrndx: sections are not mapped.
+    // Clears e_shoff, e_shnum and e_shstrndx, because sections are not mapped.
     if let Some(header) = bytes.get_mut(..64) {
         header[40..48].fill(0);
         header[60..64].fill(0);

@@ -1,5 +1,5 @@
-//! Symbols without a type that patterns name and that are not listed as functions: assembly without `.type` leaves it open whether a symbol
-//! names a function, a place inside of one, or data.
+//! Symbols without a type that patterns match and that are not listed as functions. Assembly without `.type` leaves open whether a symbol
+//! names a function, a place inside a function, or data.
 
 use ingraft_analysis::{Binding, Image, Label};
 
@@ -8,10 +8,11 @@ use crate::names::some_of;
 use crate::program::modules::Modules;
 use crate::program::pattern::{Pattern, glob_match, has_wildcard};
 
-/// Names that a warning has before it counts the rest.
+/// Number of names in a warning before it counts the rest.
 const NAMED: usize = 5;
 
-/// The untyped symbols that patterns name. A glob means those that other files can see and that lie in no function; a name means any.
+/// The untyped symbols that patterns match. A glob matches symbols that other files can see and that lie in no function; a name matches
+/// any.
 pub fn untyped(modules: &Modules, patterns: &[Pattern]) -> Vec<UntypedSymbol> {
     let mut out = Vec::new();
     for (_, file, module) in modules.loaded() {
@@ -39,9 +40,9 @@ fn names_label(pattern: &Pattern, image: &Image, label: &Label) -> bool {
     visible && spellings().any(|name| glob_match(function, name))
 }
 
-/// Says of the globs of a request which symbols they leave out; none if there is no such symbol.
+/// The warning about symbols that the globs of a request leave out; `None` if there is no such symbol.
 pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
-    // A name that no function has is an error, and one that a function has means that function.
+    // Names are not considered: a name that no function has is an error, and any other name selects that function.
     let globs: Vec<Pattern> =
         patterns.iter().filter(|text| has_wildcard(text)).map(|text| Pattern::parse(text)).collect();
     let open = untyped(modules, &globs);

@@ -1,37 +1,37 @@
-//! Offsets from the thread pointer, found in the code of a program's libc, for programs in which the libc has not run yet.
+//! Finds offsets from the thread pointer in the code of a program's libc, for programs in which the libc has not run yet.
 
 use ingraft_process::ID_OFFSETS;
 use memchr::memmem;
 
-/// `mov eax, 218` (set_tid_address), whose answer is the thread's id.
+/// `mov eax, 218` (set_tid_address). The system call returns the thread's id.
 const SET_TID_ADDRESS: [u8; 5] = [0xb8, 0xda, 0, 0, 0];
 /// `mov eax, 334` (rseq).
 const RSEQ: [u8; 5] = [0xb8, 0x4e, 0x01, 0, 0];
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Bytes of one instruction between the number of a system call and the call.
+/// Largest number of bytes of instructions between the number of a system call and the call.
 const BETWEEN: usize = 8;
 /// `mov r10d, imm32`: the signature.
 const SIGNATURE: [u8; 2] = [0x41, 0xba];
-/// `mov dword fs:[disp32], imm32`, with which the area is marked as not registered: the number of the processor is -1.
+/// `mov dword fs:[disp32], imm32`, by which the libc marks the area as not registered: it sets the number of the processor to -1.
 const STORE: [u8; 4] = [0x64, 0xc7, 0x04, 0x25];
-/// Bytes in front of the registration in which the area is prepared.
+/// Number of bytes before the registration in which the libc prepares the area.
 const BEFORE: usize = 128;
-/// Offsets in a thread's memory at which the number of the processor may be: the libc's own part of it.
+/// Range of offsets from the thread pointer that the number of the processor may have: the libc's own part of a thread's memory.
 const PROCESSORS: std::ops::Range<u32> = 0..4096;
-/// From the number of the processor to the pointer to the critical section (linux/rseq.h, struct rseq).
+/// Distance from the number of the processor to the pointer to the critical section (linux/rseq.h, struct rseq).
 const POINTER: i32 = 4;
 
-/// Offsets that the code uses; `None` where it uses two.
+/// Offsets that the code uses; `None` if it uses several different ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadArea {
-    /// Offset of the thread's id from fs, if it is one that known libcs use.
+    /// Offset of the thread's id from fs, if it is an offset that known libcs use.
     pub id: Option<u32>,
-    /// Offset of the pointer in the thread's rseq area from fs, and the signature with which the area is registered.
+    /// Offset from fs of the pointer in the thread's rseq area, and the signature with which the libc registers the area.
     pub rseq: Option<(i32, u32)>,
 }
 
 impl ThreadArea {
-    /// Looks through the code of the libc, or of the program that has it in itself.
+    /// Searches the code of the libc, or of a static program.
     pub fn of(code: &[u8]) -> Self {
         let ids = memmem::find_iter(code, &SET_TID_ADDRESS).filter_map(|at| id_after(&code[at..]));
         let areas = memmem::find_iter(code, &RSEQ).filter_map(|at| {
@@ -42,13 +42,14 @@ impl ThreadArea {
     }
 }
 
-/// All of them, if they are the same.
+/// The common value of all items; `None` if they differ, or if there are none.
 fn only<T: PartialEq>(mut all: impl Iterator<Item = T>) -> Option<T> {
     let first = all.next()?;
     all.all(|other| other == first).then_some(first)
 }
 
-/// Offset at which the result of the system call whose number is set here is stored: `mov [reg + disp], eax` or `mov fs:[disp32], eax` right after it.
+/// Offset at which code stores the result of the system call whose number it sets at its start: `mov [reg + disp], eax` or `mov
+/// fs:[disp32], eax` right after the call.
 fn id_after(code: &[u8]) -> Option<u32> {
     let behind = &code[SET_TID_ADDRESS.len()..];
     let call = memmem::find(&behind[..behind.len().min(BETWEEN + SYSCALL.len())], &SYSCALL)?;
@@ -56,7 +57,7 @@ fn id_after(code: &[u8]) -> Option<u32> {
     let displacement = match store {
         [0x64, 0x89, 0x04, 0x25, rest @ ..] => word(rest)?,
         [0x89, modrm, rest @ ..] | [0x41, 0x89, modrm, rest @ ..] if modrm & 0x38 == 0 => {
-            // r12 as a base takes one byte more
+            // the base register r12 takes one byte more
             let rest = if modrm & 7 == 4 { rest.strip_prefix(&[0x24])? } else { rest };
             match modrm >> 6 {
                 1 => u32::from(*rest.first()?),
@@ -69,7 +70,7 @@ fn id_after(code: &[u8]) -> Option<u32> {
     ID_OFFSETS.contains(&displacement).then_some(displacement)
 }
 
-/// Offset and signature with which an area is prepared, right before it is registered.
+/// Offset and signature with which the code prepares an area right before it registers the area.
 fn rseq_before(code: &[u8]) -> Option<(i32, u32)> {
     let signature = word(&code[memmem::rfind(code, &SIGNATURE)? + SIGNATURE.len()..])?;
     let processor = memmem::rfind_iter(code, &STORE).find_map(|at| {
@@ -99,7 +100,7 @@ mod tests {
     /// `__init_tp` of musl 1.2.3.
     const MUSL: &[u8] =
         &[0xb8, 0xda, 0, 0, 0, 0x48, 0x8d, 0x3d, 0x94, 0x2d, 0, 0, 0x0f, 0x05, 0x89, 0x43, 0x30, 0x48, 0x8d, 0x05];
-    /// `pthread_exit` of musl, which has no use for the answer.
+    /// `pthread_exit` of musl, which ignores the result.
     const EXIT: &[u8] = &[0xb8, 0xda, 0, 0, 0, 0x48, 0x89, 0xef, 0x0f, 0x05, 0xba, 0x3c, 0, 0, 0];
 
     #[test]
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(store(&[0x64, 0x89, 0x04, 0x25, 0xd0, 0x02, 0, 0]), Some(0x2d0));
         assert_eq!(store(&[0x41, 0x89, 0x84, 0x24, 0xd0, 0x02, 0, 0]), Some(0x2d0));
         assert_eq!(store(&[0x41, 0x89, 0x46, 0x30]), Some(0x30));
-        // another register, another place
+        // another register, and another offset
         assert_eq!(store(&[0x89, 0x93, 0xd0, 0x02, 0, 0]), None);
         assert_eq!(store(&[0x89, 0x43, 0x34]), None);
     }

@@ -1,4 +1,4 @@
-//! Program of a target: its modules and their images, what it names, and the text in its memory.
+//! Program of a target: its modules and their images, its names, and the text in its memory.
 
 pub(crate) mod callees;
 pub(crate) mod file_id;

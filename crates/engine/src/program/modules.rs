@@ -1,5 +1,5 @@
-//! The modules of one target: mapped files with their images, the names they go by, and where they were loaded. Implements what
-//! MDL asks of a program.
+//! The modules of one target: mapped files with their images, their names, and their load addresses. Implements the queries of MDL about a
+//! program.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,34 +26,34 @@ const R_STATE: i64 = 24;
 /// Length of an `endbr64`.
 const ENDBR: u64 = 4;
 
-/// A mapped file, not looked into yet.
+/// A mapped file, analysed on demand.
 #[derive(Debug)]
 pub struct ModuleFile {
-    /// The name it is shown by.
+    /// The name that is shown.
     pub name: String,
-    /// All names it goes by, `name` included.
+    /// All names of the module, `name` included.
     pub names: Vec<String>,
     /// Mappings of the file.
     pub file: MappedFile,
-    /// Whether it is the program itself.
+    /// Whether the file is the program itself.
     pub is_program: bool,
-    /// Whether it is mapped now.
+    /// Whether the file is mapped now.
     pub is_mapped: bool,
     loaded: OnceLock<Option<Module>>,
-    /// The image of its last time, so that it is not analysed anew when it comes back.
+    /// The image of the previous mapping, so that the file is not analysed again when it is mapped again.
     last_image: Option<Arc<Image>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
     debug: OnceLock<Option<Elf>>,
-    /// Whether its code, not analysed, has the instruction that sets the gs base.
+    /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
-    /// Offset of this library's own data from the thread pointer, once the loader has decided it.
+    /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
 
-/// Changes since the last look.
+/// Changes since the previous look.
 #[derive(Debug, Default)]
 pub struct News {
-    /// There are modules, or parts of them, that were not mapped before.
+    /// Whether there are modules, or parts of modules, that were not mapped before.
     pub more: bool,
     /// Modules that are not mapped any more.
     pub gone: Vec<ModuleRef>,
@@ -64,9 +64,9 @@ pub struct News {
 pub struct Module {
     /// Image of the module.
     pub image: Arc<Image>,
-    /// Difference between its addresses in memory and in the file.
+    /// Difference between addresses in memory and in the file.
     pub bias: Bias,
-    /// Whether it was read from memory because its file could not be reached.
+    /// Whether the image was read from memory, because its file could not be opened.
     pub from_memory: bool,
     index: OnceLock<FxHashMap<Box<str>, Vec<u32>>>,
 }
@@ -78,35 +78,35 @@ pub struct Modules {
     machine: String,
     flavors: Vec<String>,
     files: Vec<ModuleFile>,
-    /// Something was looked for in modules that are not analysed yet.
+    /// Whether a query was about modules that are not analysed yet.
     wanting: AtomicBool,
-    /// Modules that are not mapped and whose image is kept, the longest gone first.
+    /// Modules that are not mapped and whose image is kept, the one unmapped first in front.
     waiting: Vec<ModuleRef>,
 }
 
-/// Most images of unloaded modules that are kept: programs that reload do so with few.
+/// Largest number of images of unloaded modules that are kept: programs reload only few modules.
 const WAITING_MAX: usize = 16;
 
 impl ModuleFile {
-    /// The file itself.
+    /// Identity of the mapped file.
     pub fn id(&self) -> FileId {
         FileId { device: self.file.device, inode: self.file.inode }
     }
 
-    /// The hull of its executable mappings.
+    /// The address range from the first to the last executable mapping.
     pub fn text(&self) -> AvmaRange {
         let start = self.file.code().map(|m| m.range.start).min().unwrap_or_default();
         start..self.file.code().map(|m| m.range.end).max().unwrap_or(start)
     }
 
-    /// Whether its code is mapped shared, so that a write would reach others.
+    /// Whether the code is mapped shared, so that a write would change it for other processes.
     pub fn is_shared(&self) -> bool {
         self.file.code().any(|m| m.shared)
     }
 }
 
 impl Module {
-    /// Functions whose name, mangled or demangled or without its parameters or with its version, is this.
+    /// Functions with this name, which may be mangled, demangled, without parameters, or with a version.
     fn named(&self, name: &str) -> &[u32] {
         let index = self.index.get_or_init(|| {
             let mut index: FxHashMap<Box<str>, Vec<u32>> = FxHashMap::default();
@@ -130,7 +130,7 @@ impl Module {
         u32::try_from(number).ok()
     }
 
-    /// The number of the function that begins at an address, or in front of it with an `endbr64`.
+    /// The number of the function that begins at an address, or that begins with an `endbr64` right before it.
     pub fn number_at(&self, at: Svma) -> Option<u32> {
         let number = self.number_containing(at)?;
         let offset = at.0 - self.function(number)?.start().0;
@@ -158,9 +158,9 @@ impl Modules {
         Ok(modules)
     }
 
-    /// Compares with what is mapped now. A module that was unloaded keeps its number, and has it again when its file is mapped
-    /// again, wherever. `is_woven` says of one whose file is not mapped any more at its place that its code is there all the same: the program
-    /// has moved it to memory without a file.
+    /// Updates the modules to the present mappings. A module that was unloaded keeps its number, also if its file is mapped again
+    /// elsewhere. A file may have lost its mappings although its code is still there, because the program has moved the code to memory
+    /// without a file. `is_woven` tells that.
     pub fn refresh(&mut self, target: &Target, is_woven: &dyn Fn(ModuleRef) -> bool) -> Result<News, Error> {
         let entry = target.aux(AT_ENTRY).map(Avma);
         let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
@@ -186,13 +186,13 @@ impl Modules {
         }
         for file in files {
             if let Some(known) = self.files.iter_mut().find(|k| k.is_mapped && same(k, &file)) {
-                // a look in the middle of a loader's work saw only a part of it
+                // an earlier look during the loader's work has seen only a part of the file
                 if matches!(known.loaded.get(), Some(None)) && known.file.mappings != file.mappings {
                     known.loaded = OnceLock::new();
                     known.sets_gs = OnceLock::new();
                     news.more = true;
                 }
-                // parts of it may have moved to memory without a file
+                // the program may have moved parts of the file to memory without a file
                 known.file = file;
                 continue;
             }
@@ -231,7 +231,7 @@ impl Modules {
         Ok(news)
     }
 
-    /// Forgets what was found in a module: its file may have other bytes when it is mapped the next time.
+    /// Forgets the analysis of a module, because its file may have other bytes at the next mapping.
     pub fn renew(&mut self, module: ModuleRef) {
         if let Some(known) = self.files.get_mut(module.0 as usize) {
             known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
@@ -248,7 +248,7 @@ impl Modules {
         program.map_or((0, 0), |f| (u64::from(f.file.device.0) << 32 | u64::from(f.file.device.1), f.file.inode))
     }
 
-    /// A module that sets the gs base by itself: then it is not ours to use. Modules that were not analysed are searched for the
+    /// A module that sets the gs base itself, so that the engine must not use it. Modules that were not analysed are searched for the
     /// instruction only.
     pub fn user_of_gs(&self, target: &Target) -> Option<&ModuleFile> {
         self.mapped().find(|file| match file.loaded.get() {
@@ -261,8 +261,9 @@ impl Modules {
         })
     }
 
-    /// Identity by which the threads of a program will be told apart in which no libc has begun, and offset and signature of the pointer in a
-    /// thread's rseq area. Found in the code of the loader, which sets the first thread pointer, or of a static program.
+    /// The identity by which generated code will tell threads apart in a program whose libc has not begun yet, and offset and signature of
+    /// the pointer in a thread's rseq area. Both are found in the code of the loader, which sets the first thread pointer, or of a static
+    /// program.
     pub fn expected_identity(&self, target: &Target) -> Option<(ThreadIdentity, Option<(i32, u32)>)> {
         let loader = self.loader(target).and_then(|module| self.file(module));
         let file = loader.or_else(|| self.mapped().find(|f| f.is_program))?;
@@ -279,14 +280,14 @@ impl Modules {
         };
         match area.id {
             Some(offset) => Some((ThreadIdentity::FsOffset(offset), area.rseq)),
-            // its runtime gives every thread a pointer of its own
+            // Go's runtime gives every thread a pointer of its own
             None if loader.is_none() && is_go() => Some((ThreadIdentity::FsBase, None)),
             None => None,
         }
     }
 
-    /// The first byte of the pages around these places of the target's text that is not that of its file. Breakpoints at other places are
-    /// somebody else's.
+    /// Address of the first byte that differs from the file, in the pages of the target's text around these places. Breakpoints of other
+    /// programs do not count.
     pub fn differs_from_memory(
         &self,
         target: &Target,
@@ -299,17 +300,17 @@ impl Modules {
         pages.dedup();
         pages.into_iter().find_map(|(module, page)| {
             let (_, loaded) = self.module(module)?;
-            // The first and last page of a segment are shared with what the file has no code for.
+            // The first and last page of a segment may extend beyond the file's code; then there is no original to compare with.
             let original = loaded.image.bytes_at(Avma(page).to_svma(loaded.bias), PAGE as usize)?;
             let mut now = [0; PAGE as usize];
-            // A module that was unloaded took its text along.
+            // The text of a module that was unloaded cannot be read.
             target.read(Avma(page), &mut now).ok()?;
             let differs = now.iter().zip(original.iter()).position(|(now, file)| now != file && *now != BREAKPOINT);
             differs.map(|at| Avma(page + at as u64))
         })
     }
 
-    /// Address of a second mapping of a file's code that has a copy of one of these places; `None` if there is none.
+    /// Address in a second mapping of a file's code of a copy of one of these places; `None` if there is no such mapping.
     pub fn again(&self, module: ModuleRef, places: impl Iterator<Item = Avma>) -> Option<Avma> {
         let file = &self.file(module)?.file;
         if file.again.is_empty() {
@@ -323,7 +324,7 @@ impl Modules {
         places.next().map(|m| m.range.start)
     }
 
-    /// Module and function at an address, with how far it is behind the function's first byte.
+    /// Module and function at an address, and the distance from the function's first byte.
     pub fn name_at(&self, at: Avma) -> Option<String> {
         let (_, file, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
         let svma = at.to_svma(loaded.bias);
@@ -343,8 +344,9 @@ impl Modules {
         self.files.get(module.0 as usize)
     }
 
-    /// Analyses every module that one of the patterns may match (all without any). A bare name means the program's own function
-    /// first, so other modules are looked into only for names that it does not have. What cannot be analysed is skipped and named.
+    /// Analyses every module that may match one of the patterns (all without a pattern). A bare name selects the program's own function
+    /// first, so other modules are analysed only for names that the program does not have. Returns the errors of modules that cannot be
+    /// analysed.
     pub fn load(
         &self,
         target: &Target,
@@ -374,20 +376,19 @@ impl Modules {
         errors
     }
 
-    /// Whether a definition looked, since this was asked last, for something in modules that were not analysed: what it found is not
-    /// all that there may be.
+    /// Whether a definition has asked about modules that were not analysed since the last call. If so, its results may be incomplete.
     pub fn were_wanting(&self) -> bool {
         self.wanting.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes that these modules are looked into.
+    /// Notes a query about these modules; an unanalysed one makes the query incomplete.
     pub(crate) fn look_into(&self, mut asked: impl FnMut(&ModuleFile) -> bool) {
         if self.files.iter().any(|file| file.loaded.get().is_none() && asked(file)) {
             self.wanting.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Analyses the modules that are wanted; what cannot be analysed is named.
+    /// Analyses the modules for which `wanted` holds; returns the errors of those that cannot be analysed.
     pub fn load_files(&self, target: &Target, store: &ImageStore, wanted: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
         let files = self.files.iter().filter(|file| wanted(file));
         files.filter_map(|file| file.load(target, store, &|_| ()).err()).collect()
@@ -406,7 +407,8 @@ impl Modules {
         self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleRef(number as u32))
     }
 
-    /// Address at which the loader says what it is about to do (`r_state` of link.h), once it was analysed: in glibc's variable, or where musl's leads.
+    /// Address of the loader's announcement of its next step (`r_state` of link.h), if the loader was analysed. glibc has a variable with
+    /// that structure, and musl a pointer to it.
     pub fn loader_state(&self, target: &Target) -> Option<Avma> {
         let (_, module) = self.module(self.loader(target)?)?;
         let variable = |name| Some(module.image.variable(name)?.to_avma(module.bias));
@@ -417,7 +419,7 @@ impl Modules {
         Some(debug.offset(R_STATE))
     }
 
-    /// A module that was analysed.
+    /// A module, if it was analysed.
     pub fn module(&self, module: ModuleRef) -> Option<(&ModuleFile, &Module)> {
         let file = self.files.get(module.0 as usize)?;
         Some((file, file.loaded.get()?.as_ref()?))
@@ -428,7 +430,7 @@ impl Modules {
         (0..).map(ModuleRef).zip(&self.files).filter_map(|(r, file)| Some((r, file, file.loaded.get()?.as_ref()?)))
     }
 
-    /// A function with its module.
+    /// A function with its module, if the module was analysed.
     pub fn resolve(&self, function: FunctionRef) -> Option<(&ModuleFile, &Module, &Function)> {
         let (file, module) = self.module(function.module)?;
         Some((file, module, module.function(function.function)?))
@@ -441,7 +443,7 @@ impl Modules {
         (loaded.function(function)?.kind() == FunctionKind::Normal).then_some(FunctionRef { module, function })
     }
 
-    /// The functions of this name in the analysed modules, stubs of the linker left out.
+    /// The functions with this name in the analysed modules, without stubs of the linker.
     pub fn functions_named_exactly(&self, name: &str) -> Vec<FunctionRef> {
         let normal = |m: &Module, n: &u32| m.function(*n).is_some_and(|f| f.kind() == FunctionKind::Normal);
         let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
@@ -476,7 +478,7 @@ impl Modules {
         found
     }
 
-    /// The name by which a focus names a function: with its offset if others share the name.
+    /// The name by which a focus names a function, with the offset if other functions share the name.
     pub fn focus_name(&self, function: FunctionRef) -> Option<(String, String)> {
         let (file, module, f) = self.resolve(function)?;
         let name = f.display_name().into_owned();
@@ -484,7 +486,7 @@ impl Modules {
         Some((file.name.clone(), name))
     }
 
-    /// The shown name that is closest to one that does not exist.
+    /// The existing name, in the form that is shown, that is closest to a name that does not exist.
     pub fn nearest(&self, name: &str) -> Option<String> {
         let limit = (name.len() / 3).clamp(2, 4);
         let mut best: Option<(usize, String)> = None;
@@ -492,7 +494,7 @@ impl Modules {
             for function in module.image.functions() {
                 let shown = function.display_name();
                 let whole = function.names().first().and_then(|name| name.without_parameters()).unwrap_or(&shown);
-                // A name without its namespace is compared with the last part of the whole one, and answered with the whole one.
+                // A name without a namespace is compared with the last part of the full name, but the answer is the full name.
                 let last = if name.contains("::") { whole } else { whole.rsplit("::").next().unwrap_or(whole) };
                 if let Some(d) = crate::program::pattern::edit_distance(name, last, limit)
                     && best.as_ref().is_none_or(|(b, _)| d < *b)
@@ -504,7 +506,7 @@ impl Modules {
         best.map(|(_, name)| name)
     }
 
-    /// The name of a mapped module that is closest to one that is not mapped, as people write it.
+    /// The name of a mapped module that is closest to a module name as people write it.
     pub fn nearest_module(&self, name: &str) -> Option<String> {
         if has_wildcard(name) {
             return None;
@@ -520,8 +522,8 @@ impl Modules {
         near.map(|(_, known)| known.clone())
     }
 
-    /// Remedy for a pattern that names a function of a file whose local symbols were stripped: static functions have no names then. `None`
-    /// if no analysed module that the pattern may mean is stripped, or if no place of its symbols is known.
+    /// Remedy for a pattern that names a function of a file without local symbols, as stripping removes the names of static functions.
+    /// `None` if no analysed module that the pattern may match is stripped, or if no source of its symbols is known.
     pub fn symbols_hint(&self, pattern: &Pattern) -> Option<String> {
         let meant = |file: &ModuleFile| match pattern {
             Pattern::Names { module: None, .. } => file.is_program,
@@ -559,13 +561,13 @@ impl ModuleFile {
             ),
             Err(e) => (None, Err(e)),
         };
-        // Somebody else may have been faster; both have the same.
+        // Another thread may have set the value first; both values are the same.
         let _ = self.loaded.set(module);
         self.look_for_own_data(target);
         result
     }
 
-    /// Looks where threads have its own data, by what the loader notes for it when it relocates it.
+    /// Determines the place of the module's thread-local data from the word that the loader sets when it relocates the module.
     fn look_for_own_data(&self, target: &Target) {
         let Some(Some(module)) = self.loaded.get() else { return };
         if self.is_program || self.own_data.get().is_some() {
@@ -573,14 +575,15 @@ impl ModuleFile {
         }
         let Some((note, offset)) = module.image.elf().own_data_note() else { return };
         let place = target.read_u64(note.to_avma(module.bias)).map_or(0, u64::cast_signed);
-        // it is below the pointers; 0 before it is relocated
+        // the offset is negative; it is 0 before the relocation
         if let (true, Some(start)) = (place < 0, place.checked_sub_unsigned(offset)) {
-            // Somebody else may have been faster; both have the same.
+            // Another thread may have set the value first; both values are the same.
             let _ = self.own_data.set(start);
         }
     }
 
-    /// Offset of a part of a library's own data from the thread pointer, if it is the same in all threads. `at`: offset of the part in that data.
+    /// Offset from the thread pointer of a part of a library's thread-local data, if the offset is the same in all threads. `at` is the
+    /// offset of the part in that data.
     pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
         self.loaded.get()?.as_ref()?.image.elf().own_data_from(*self.own_data.get()?, at, bytes)
     }
@@ -603,10 +606,11 @@ impl ModuleFile {
     }
 }
 
-/// Bias of a file: an executable mapping shows it, whatever the first segment looks like, and also if the whole file was mapped by hand.
+/// Bias of a file. An executable mapping determines it, whatever the first segment looks like, and also if the whole file was mapped by
+/// hand.
 ///
-/// If the program has moved all its code to memory without a file, the mapping of another segment shows it. The first mapping counts, as a page
-/// that two segments share belongs to the later one in the mappings that follow.
+/// If the program has moved all its code to memory without a file, the mapping of another segment determines the bias. The first mapping
+/// counts: a page that two segments share belongs to the later segment in the mappings that follow.
 fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     let bias = |mapping: &Mapping, segment: &Segment| {
         let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
@@ -621,7 +625,7 @@ fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     by_code.or_else(|| file.mappings.iter().find_map(|m| segments.iter().find_map(|s| bias(m, s))))
 }
 
-/// Address that a pointer to a module's own data leads to. Before the module has relocated itself, the pointer has the value that the linker left.
+/// Address that a pointer to a module's own data leads to. Before the module has relocated itself, the pointer has the linker's value.
 fn own_data(segments: &[Segment], bias: Bias, pointer: u64) -> Option<Avma> {
     let holds = |at: Svma| {
         let mut data = segments.iter().filter(|s| s.flags.write);
@@ -634,12 +638,13 @@ fn own_data(segments: &[Segment], bias: Bias, pointer: u64) -> Option<Avma> {
     holds(Svma(pointer)).then(|| Svma(pointer).to_avma(bias))
 }
 
-/// The names that a mapped file goes by; the first is shown.
+/// The names of a mapped file; the first is shown.
 fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String> {
     let base = base_name(&file.path);
     let mut names = Vec::new();
     if is_program {
-        // What it was started by, if that still leads to the same file: Debian's redis-server is a link to redis-check-rdb.
+        // The name by which the program was started counts if it still leads to the same file: Debian's redis-server is a link to
+        // redis-check-rdb.
         let folder = file.path.parent().map(Path::to_owned).unwrap_or_default();
         let argv0 = target
             .command()
@@ -658,7 +663,7 @@ fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String>
     {
         names.push(base.clone());
         names.push(stem.to_owned());
-        // Python's modules have the interpreter's version behind their names (PEP 3149, PEP 384)
+        // Python's modules have the interpreter's version after their names (PEP 3149, PEP 384)
         names.extend(stem.split_once(".cpython-").map(|(name, _)| name.to_owned()));
         names.extend(stem.strip_suffix(".abi3").map(str::to_owned));
     } else {
@@ -773,7 +778,7 @@ impl Program for Modules {
     }
 }
 
-/// The functions that a pattern of an MDL item names, in all modules or in those of a name.
+/// The functions that a pattern of an MDL item matches, in all modules or in those with a name.
 fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionRef> {
     let pattern = Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() };
     let mut found = modules.matching(&pattern);

@@ -1,4 +1,4 @@
-//! Packages of the distribution: which one has the symbols that a stripped file lacks, as far as this machine knows.
+//! Packages of the distribution: finds the one with the symbols that a stripped file lacks, as far as this machine knows.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use ingraft_model::Pid;
 /// Directory in which dpkg keeps a list of the files of each installed package, `PACKAGE.list` or `PACKAGE:ARCHITECTURE.list`.
 const LISTS: &str = "/var/lib/dpkg/info";
 
-/// The package that an installed file belongs to; `None` where there is no dpkg, or the target has another root directory than the engine.
+/// The package of an installed file; `None` if there is no dpkg, or if the root directories of the target and the engine differ.
 pub fn owner(pid: Pid, file: &Path) -> Option<String> {
     let root = |path: &str| fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
     if root(&format!("/proc/{pid}/root/"))? != root("/")? {
@@ -30,7 +30,7 @@ fn owner_in(lists: &Path, file: &Path) -> Option<String> {
     })
 }
 
-/// A path below `/usr` as packages may name it that are older than the merge of `/bin`, `/lib` and `/sbin` into it.
+/// A path below `/usr`, as packages name it that are older than the merge of `/bin`, `/lib` and `/sbin` into `/usr`.
 fn merged(path: &str) -> &str {
     path.strip_prefix("/usr").filter(|rest| rest.starts_with('/')).unwrap_or(path)
 }

@@ -1,5 +1,5 @@
-//! Patterns, by which a text names functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of
-//! `::` splits.
+//! Patterns, by which a text selects functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of `::`
+//! separates module and function.
 
 use ingraft_model::{Focus, Svma};
 
@@ -23,7 +23,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Reads one; every text is one.
+    /// Parses a text; every text is a pattern.
     pub fn parse(text: &str) -> Pattern {
         if let Some((module, offset)) = text.rsplit_once("+0x")
             && !module.is_empty()
@@ -37,13 +37,13 @@ impl Pattern {
         }
     }
 
-    /// Everything in the module that a focus names, if it names one.
+    /// The pattern for all functions of the module that a focus names, if it names one.
     pub fn of_module(focus: &Focus) -> Option<Self> {
         let module = focus.part("Code")?.names.first()?;
         Some(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() })
     }
 
-    /// The name or glob of the module that it names, if it names one.
+    /// The name or glob of the pattern's module, if the pattern has one.
     pub fn module(&self) -> Option<&str> {
         match self {
             Pattern::Names { module, .. } => module.as_deref(),
@@ -51,7 +51,7 @@ impl Pattern {
         }
     }
 
-    /// Whether the pattern could match functions of a module that goes by these names.
+    /// Whether the pattern could match functions of a module with these names.
     pub fn may_match_module<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
         match self {
             Pattern::Names { module: None, .. } => true,
@@ -61,7 +61,7 @@ impl Pattern {
         }
     }
 
-    /// The name if it is a bare one: no module, no wildcard. Such a name must not mean several modules at once.
+    /// The name, if the pattern is a bare name without module and wildcards. Such a name must not match several modules at once.
     pub fn bare_name(&self) -> Option<&str> {
         match self {
             Pattern::Names { module: None, function } if !has_wildcard(function) => Some(function),
@@ -69,7 +69,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it is a bare name.
+    /// Whether the pattern is a bare name.
     pub fn is_bare_name(&self) -> bool {
         self.bare_name().is_some()
     }
@@ -92,7 +92,7 @@ fn single_colon(text: &str) -> Option<usize> {
     None
 }
 
-/// Whether a text has wildcards. Brackets are no wildcards: C++ names are full of them.
+/// Whether a text has wildcards. Brackets are no wildcards, because many C++ names contain them.
 pub fn has_wildcard(glob: &str) -> bool {
     glob.contains(['*', '?'])
 }

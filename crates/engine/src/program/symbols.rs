@@ -1,4 +1,4 @@
-//! Variables of a target by address: what keys that are addresses are called.
+//! Variables of a target by address, which give names to keys that are addresses.
 
 use ingraft_analysis::DataSymbol;
 use ingraft_mdl::Program;
@@ -6,10 +6,10 @@ use ingraft_model::{Avma, AvmaRange};
 
 use crate::program::modules::Modules;
 
-/// Most bytes of a name that is told.
+/// Longest name that is reported, in bytes.
 const NAME_MAX: usize = 256;
 
-/// The variables of the modules that are known, by address.
+/// The variables of the analysed modules, by address.
 #[derive(Debug, Default)]
 pub struct Symbols(Vec<(AvmaRange, String)>);
 
@@ -33,13 +33,13 @@ impl Symbols {
                 all.push((at..end, symbol.local, text));
             });
         }
-        // of several names of one place the one that others know
+        // of several names of one address, a global one comes first and is kept
         all.sort_by(|a, b| (a.0.start, a.1, &a.2).cmp(&(b.0.start, b.1, &b.2)));
         all.dedup_by_key(|(range, ..)| range.start);
         Symbols(all.into_iter().map(|(range, _, name)| (range, name)).collect())
     }
 
-    /// The variable that has this address, and how far behind its beginning it lies.
+    /// The variable that contains an address, with the distance from its beginning.
     pub fn name(&self, at: u64) -> Option<String> {
         let before = self.0.partition_point(|(range, _)| range.start.0 <= at).checked_sub(1)?;
         let (range, name) = self.0.get(before)?;

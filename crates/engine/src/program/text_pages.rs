@@ -1,4 +1,4 @@
-//! Text of a target, read page by page: many places lie close to each other, and reading some bytes costs as much as reading a page.
+//! Text of a target, read page by page: many places lie close to each other, and reading a few bytes costs as much as reading a page.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,17 +6,17 @@ use ingraft_model::Avma;
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
 
-/// Bytes that are read together; the kernel maps all or none of them.
+/// Number of bytes that are read together; the kernel maps all or none of them.
 const PAGE: u64 = 4096;
 
-/// Pages as they were when they were read first. To see a later state, begin with new ones.
+/// Pages with their content at the first read. A later state needs a new object.
 #[derive(Debug, Default)]
 pub(crate) struct TextPages {
     known: Mutex<FxHashMap<u64, Arc<[u8]>>>,
 }
 
 impl TextPages {
-    /// Fills `bytes` with what the target has at an address. False if a part of it cannot be read.
+    /// Fills `bytes` with the target's memory at an address. Returns false if a part of it cannot be read.
     pub(crate) fn read(&self, target: &Target, at: Avma, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {

@@ -1,4 +1,4 @@
-//! Data of a target by its names: symbols say where variables lie, debugging information what they are.
+//! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
 use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
 use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
@@ -10,7 +10,7 @@ use crate::program::pattern::edit_distance;
 
 /// Marks that compilers add to the names of functions whose arguments they have changed.
 const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
-/// Most members that are listed where one does not exist.
+/// Largest number of members that are listed when the requested one does not exist.
 const LISTED: usize = 12;
 
 /// A variable with its module.
@@ -29,7 +29,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     let described = reached.is_ok();
     let access = match reached {
         Ok(reach) => access(reach),
-        // without a description its size says enough
+        // without a description, the size of the symbol suffices
         Err(TypeError::NoDebugInfo | TypeError::Compressed | TypeError::NotDescribed { .. }) if members.is_empty() => {
             let width = Width::of(found.symbol.size).ok_or_else(|| {
                 let size = found.symbol.size;
@@ -54,7 +54,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     Ok(Global { at, access, described })
 }
 
-/// Location of a variable of which each thread has its own. A library must stay loaded: another one in its place may have other data there.
+/// Location of a thread-local variable. Its library must stay loaded, because a library loaded later could have other data at that place.
 fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Location, Unresolved> {
     let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, {why}"));
     let (at, bytes) = (found.symbol.at, found.symbol.size);
@@ -113,7 +113,7 @@ pub fn member(modules: &Modules, function: FunctionRef, of: Parameter, members: 
     reached.map(access).map_err(|why| told(&name, why))
 }
 
-/// The writable data of the program's own file: what of it begins first, to its end. Empty as long as it was not analysed.
+/// The writable data of the program's own file, as the largest writable segment. Empty as long as the program is not analysed.
 pub fn data_of(modules: &Modules) -> std::ops::Range<Avma> {
     let program = modules.loaded().find(|(_, file, _)| file.is_program);
     let segment = program.and_then(|(_, _, module)| {
@@ -129,7 +129,7 @@ fn changed(f: &Function) -> bool {
     f.names().iter().all(|name| CHANGED.iter().any(|mark| name.mangled().contains(mark))) && !f.names().is_empty()
 }
 
-/// Answer of the debugging information, from the separate file if the module itself has none.
+/// The answer of the debugging information, which comes from the separate file if the module itself has none.
 fn described(
     modules: &Modules,
     file: &ModuleFile,
@@ -169,7 +169,7 @@ fn told(name: &str, why: TypeError) -> Unresolved {
     }
 }
 
-/// The variable of a name: the program's own first, which is where its libraries look as well; then one that exactly one library offers.
+/// The variable with a name: the program's own first, because its libraries use that one too; then one that exactly one library exports.
 fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     let (prefix, name) = match text.split_once(':') {
         Some((prefix, name)) if !name.starts_with(':') => (Some(prefix), name),
@@ -195,7 +195,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     if found.is_empty() {
         modules.look_into(|file| wanted(file));
         found = loaded().filter(|(_, file, _)| !file.is_program).flat_map(in_module).collect();
-        // what is static in a library is not what a bare name means
+        // a bare name does not select a static variable of a library
         if prefix.is_none() {
             found.retain(|f| !f.symbol.local);
         }
@@ -218,7 +218,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     }
 }
 
-/// The program's own variable of that name, or its copy of the library's, if it has one: every module then uses that one.
+/// The program's own variable of that name, or its copy of the library's variable, if there is one: every module then uses that one.
 fn interposed<'a>(modules: &'a Modules, found: Found<'a>, name: &str) -> Found<'a> {
     if found.file.is_program || found.symbol.local {
         return found;

@@ -1,15 +1,15 @@
-//! The vDSO of a target, and its function that tells the time.
+//! The vDSO of a target, and its function that returns the time.
 
 use ingraft_analysis::{Elf, plain_function};
 use ingraft_model::{Bias, WallClock};
 use ingraft_process::{Mapping, Target};
 
-/// Function of the vDSO that tells the time (vdso(7)).
+/// Function of the vDSO that returns the time (vdso(7)).
 const TELLS_TIME: &str = "__vdso_clock_gettime";
 /// Name of the mapping of the vDSO.
 const VDSO: &str = "[vdso]";
 
-/// Way in which generated code of a target asks the kernel for the time: through its vDSO, if it has one whose function can be called.
+/// Way in which generated code of a target asks the kernel for the time: through the vDSO, if the vDSO has a function that code can call.
 pub fn of_kernel(target: &Target) -> WallClock {
     let maps = target.maps().unwrap_or_default();
     let function = maps.iter().find(|m| is_vdso(m)).and_then(|m| {
@@ -19,7 +19,7 @@ pub fn of_kernel(target: &Target) -> WallClock {
     function.map_or(WallClock::SystemCall, WallClock::Vdso)
 }
 
-/// Whether the code that generated code calls for the time is where it was.
+/// Whether the function that generated code calls for the time is still at its address.
 pub fn is_there(target: &Target, wall: WallClock) -> bool {
     let WallClock::Vdso(function) = wall else { return true };
     target.maps().is_ok_and(|maps| maps.iter().any(|m| is_vdso(m) && m.range.contains(&function)))
@@ -30,7 +30,7 @@ pub fn is_vdso(mapping: &Mapping) -> bool {
     mapping.exec && mapping.path.as_os_str() == VDSO
 }
 
-/// The code that the kernel maps into every process, from memory.
+/// The image of the code that the kernel maps into every process, read from memory.
 pub fn library(target: &Target, mapping: &Mapping) -> Option<(Elf, Bias)> {
     let range = &mapping.range;
     let mut bytes = vec![0; usize::try_from(range.end.0.saturating_sub(range.start.0)).ok()?];

@@ -1,3 +1,3 @@
-//! Values of counters, as the shards of living and of ended threads add up to them. It uses no other folder.
+//! Values of counters, summed over the shards of living and of ended threads. It uses no other folder.
 
 pub(crate) mod values;

@@ -1,5 +1,5 @@
-//! Values: the sum of what every thread has in its shard, of what ended threads left, and of the counters that all share.
-//! Read while the target runs; each slot has one writer, so a read is never torn and never too high.
+//! Values: the sum over the shards of living threads, the remains of ended threads, and the counters that threads without a shard share.
+//! Values are read while the target runs. Each slot has one writer, so a read is never torn and never too high.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,24 +10,25 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The shards of a data area.
 pub trait Shards {
-    /// The shards that threads hold: index and identity of the thread.
+    /// The shards that threads hold, each with the identity of its thread.
     fn claims(&self) -> Vec<(u32, u64)>;
     /// One counter of one shard; 0 outside of the area.
     fn load(&self, shard: u32, counter: u32) -> i64;
-    /// The last reading of processor time of the thread that has a shard, in ticks.
+    /// The latest reading of processor time of the thread that holds a shard, in ticks.
     fn cpu_last(&self, shard: u32) -> u64;
-    /// Which of the first `counters` of a shard have memory: the others are 0, and to read them would make it.
+    /// The pages of the first `counters` of a shard that have memory. Counters on other pages are 0, and reading one would allocate the
+    /// page.
     fn touched(&self, shard: u32, counters: u32) -> Touched;
-    /// Frees the shard of a thread that has ended: those of its first `counters` that are not 0, in order.
+    /// Frees the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order.
     fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)>;
-    /// Sets counters to 0 in every shard. Nothing may count into them.
+    /// Sets counters to 0 in every shard. No code may count into them any more.
     fn clear(&self, counters: Range<u32>);
-    /// Makes the open records of these names nobody's.
+    /// Detaches the open records with these names, so that their ends change nothing.
     fn forget(&self, names: &FxHashSet<u32>);
 }
 
 impl Shards for SharedArea {
-    // A target that is gone through whose memory the area was read counts no more: its shards read as 0.
+    // If the target through whose memory the area was read is gone, its shards read as 0.
     fn claims(&self) -> Vec<(u32, u64)> {
         SharedArea::claims(self)
             .map_or_else(|_| Vec::new(), |claims| claims.iter().map(|c| (c.shard, c.owner)).collect())
@@ -69,7 +70,7 @@ impl Shards for SharedArea {
     }
 }
 
-/// Most ended threads that are kept apart; what ends beyond that is added to the thread that could not be told.
+/// Largest number of ended threads that are kept apart; values of further ones are added to the entry of unknown threads.
 pub const ENDED_MAX: usize = 100_000;
 
 /// The clocks of a thread when its end was noticed, in ticks.
@@ -77,23 +78,23 @@ pub const ENDED_MAX: usize = 100_000;
 pub struct LastSeen {
     /// The wall clock.
     pub wall: u64,
-    /// Its processor time.
+    /// Processor time of the thread.
     pub cpu: u64,
 }
 
-/// What ended threads left: per thread, the counters that are not 0.
+/// Remains of ended threads: for each thread, the counters that are not 0.
 #[derive(Debug, Default)]
 pub struct EndedThreads {
     threads: FxHashMap<Option<Tid>, FxHashMap<u32, i64>>,
-    /// What all of them together have in a counter.
+    /// Combined value of each counter over all ended threads.
     together: FxHashMap<u32, i64>,
-    /// Per thread, what it had in tables, by the first counter. These counters are in neither of the others, as places mean something
-    /// else in every shard.
+    /// Tables of each thread, by their first counter. Their counters are in neither of the other two maps, because a place in a table means
+    /// another key in every shard.
     tables: FxHashMap<Option<Tid>, FxHashMap<u32, Table>>,
 }
 
 impl EndedThreads {
-    /// Takes over what a thread that has ended left in its shard, and frees the shard. Only when the thread is certainly gone.
+    /// Takes over the values that an ended thread left in its shard, and frees the shard. The thread must certainly be gone.
     pub fn bury(
         &mut self,
         shards: &dyn Shards,
@@ -109,7 +110,7 @@ impl EndedThreads {
         let place = |values: &[(u32, i64)], counter: u32| values.binary_search_by_key(&counter, |(c, _)| *c).ok();
         for (clock, end) in [(Clock::Wall, last.wall), (Clock::Cpu, last.cpu)] {
             for first in shapes.timers(clock) {
-                // one that ran has its last start, but no stop
+                // a timer that ran at the end has its last start, but no stop
                 let sum = place(&values, first + 1).and_then(|at| values.get_mut(at)).map(|(_, sum)| sum);
                 if let Some(sum) = sum.filter(|sum| **sum < 0) {
                     *sum = sum.saturating_add_unsigned(end).max(0);
@@ -135,7 +136,7 @@ impl EndedThreads {
         }
     }
 
-    /// Sets counters back to 0 everywhere, before they are used for something else. Nothing may count them any more.
+    /// Sets counters to 0 everywhere, before they are reused. No code may count into them any more.
     pub fn clear(&mut self, shards: &dyn Shards, counters: Range<u32>) {
         for record in self.threads.values_mut() {
             record.retain(|counter, _| !counters.contains(counter));
@@ -146,11 +147,11 @@ impl EndedThreads {
     }
 }
 
-/// Counters of variables that are more than one: the first counter and the shape of each.
+/// Shapes of variables that take more than one counter, by the first counter.
 #[derive(Debug, Default)]
 pub struct Shapes {
     all: BTreeMap<u32, Shape>,
-    /// The tables of them: few of thousands.
+    /// The tables among the variables, which are few of thousands.
     tables: BTreeMap<u32, Fold>,
 }
 
@@ -171,7 +172,7 @@ impl Shapes {
         self.tables.remove(&first);
     }
 
-    /// The first counters of tables, and what several values of a key in them are together.
+    /// The first counters of tables, each with the operation that combines several values of a key.
     pub fn tables(&self) -> impl Iterator<Item = (u32, Fold)> {
         self.tables.iter().map(|(first, fold)| (*first, *fold))
     }
@@ -181,7 +182,7 @@ impl Shapes {
         self.all.iter().filter(move |(_, shape)| **shape == Shape::Timer(clock)).map(|(first, _)| *first)
     }
 
-    /// The offset in its variable and the variable's shape.
+    /// The offset of a counter in its variable, and the variable's shape.
     fn of(&self, counter: u32) -> (u32, Shape) {
         match self.all.range(..=counter).next_back() {
             Some((first, shape)) if counter - first < shape.slots() => (counter - first, *shape),
@@ -189,12 +190,12 @@ impl Shapes {
         }
     }
 
-    /// What two threads together have in a counter.
+    /// Combines the values of two threads in a counter.
     fn combine(&self, counter: u32, a: i64, b: i64) -> i64 {
         match self.of(counter) {
-            // the largest, and the complement of the smallest
+            // slot 1 has the largest value, and slot 2 the complement of the smallest
             (1 | 2, Shape::Histogram(_)) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
-            // no timer of an ended thread runs
+            // the timers of an ended thread do not run
             (0, Shape::Timer(_)) => 0,
             (1, Shape::Timer(_)) => a.max(0).saturating_add(b.max(0)),
             _ => a.wrapping_add(b),
@@ -202,52 +203,52 @@ impl Shapes {
     }
 }
 
-/// Where a variable lies.
+/// Place of a variable in a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
-    /// Its first counter.
+    /// First counter of the variable.
     pub first: u32,
-    /// What it is made of.
+    /// Shape of the variable.
     pub shape: Shape,
 }
 
-/// How recorded values are read.
+/// Clocks and scale by which recorded values are read.
 #[derive(Clone, Copy)]
 pub struct Ruler<'a> {
-    /// From the recorded unit to the metric's.
+    /// Factor from the recorded unit to the metric's unit.
     pub scale: Scale,
-    /// The wall clock of the timers now, read neither before what stands in front of it nor after what stands behind.
+    /// Reads the wall clock of the timers. The read must not move before the code in front of it or after the code behind it.
     pub now: &'a dyn Fn() -> u64,
-    /// The processor time of a thread in ticks, not later than now; 0 if it is not known.
+    /// Reads the processor time of a thread in ticks, never later than the present; 0 if it is not known.
     pub cpu: &'a dyn Fn(Tid) -> u64,
 }
 
 impl Ruler<'_> {
-    /// For values that no clock has measured.
+    /// Ruler for values that no clock has measured.
     pub const PLAIN: Ruler<'static> = Ruler { scale: Scale::ONE, now: &|| 0, cpu: &|_| 0 };
 }
 
-/// What one thread, or several together, recorded.
+/// Recorded values of one thread, or of several threads together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Raw {
-    /// The value, or how many values a histogram has.
+    /// The value; for a histogram, the number of its values.
     pub value: i64,
     /// The values of a histogram.
     pub distribution: Option<Box<Distribution>>,
     /// The values by key.
     pub table: Option<Box<Table>>,
-    /// Calls whose values are missing.
+    /// Numbers of calls whose values are missing.
     pub activations: Activations,
 }
 
 impl Raw {
-    /// `cpu`: the processor time of the thread now, in ticks.
+    /// Reads a variable. `cpu` returns the present processor time of the thread, in ticks.
     fn read(slots: Slots, ruler: Ruler<'_>, load: impl Fn(u32) -> i64, cpu: impl Fn() -> u64) -> Self {
         let at = |n: u32| load(slots.first + n);
         let mut raw = Raw::default();
         match slots.shape {
             Shape::Counter | Shape::Timer(_) => raw.value = number(slots, ruler, load, cpu),
-            // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
+            // Without a value there is no smallest one. Its pages are not read then, because reading would allocate them.
             Shape::Histogram(_) if at(2) == 0 => raw.distribution = Some(Box::default()),
             Shape::Histogram(resolution) => {
                 let recorded: Vec<u64> = (0..slots.shape.slots()).map(|n| at(n).cast_unsigned()).collect();
@@ -258,7 +259,7 @@ impl Raw {
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
-            // the event has no value, and each value of a table is a pair's counter
+            // an event has no value, and each value of a table of listed keys is the counter of a pair
             Shape::Event | Shape::Listed(_) => {}
         }
         raw
@@ -268,7 +269,7 @@ impl Raw {
         Raw { value: table.total(), table: Some(Box::new(table)), ..Raw::default() }
     }
 
-    /// Both together.
+    /// The sum of two recordings.
     pub fn plus(mut self, other: Raw) -> Raw {
         self.value = self.value.wrapping_add(other.value);
         self.distribution = match (self.distribution, other.distribution) {
@@ -290,7 +291,7 @@ impl Raw {
         self
     }
 
-    /// What came since.
+    /// The values that were recorded since `before`.
     pub fn minus(mut self, before: &Raw) -> Raw {
         self.value = self.value.wrapping_sub(before.value);
         if let (Some(now), Some(before)) = (&mut self.distribution, &before.distribution) {
@@ -311,17 +312,17 @@ impl Raw {
     }
 }
 
-/// What one thread has in a counter or a timer.
+/// Value of one thread's counter or timer.
 fn number(slots: Slots, ruler: Ruler<'_>, load: impl Fn(u32) -> i64, cpu: impl Fn() -> u64) -> i64 {
     let Shape::Timer(clock) = slots.shape else { return load(slots.first) };
     let now = || if clock == Clock::Cpu { cpu() } else { (ruler.now)() };
-    // the kernel's figure of processor time is no exact one, and dear
+    // the kernel's value of processor time is not exact, and reading it is expensive
     let retries = if clock == Clock::Cpu { 0 } else { RETRIES };
     let ticks = running(|| load(slots.first + 1), now, retries);
     i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX)
 }
 
-/// What became of calls in one thread; see [`RECORDS_ONLY`].
+/// Outcomes of calls in one thread; see [`RECORDS_ONLY`].
 fn calls(activations: &[u32], load: impl Fn(u32) -> i64) -> Activations {
     let of = |&first: &u32| {
         let at = |n| load((first & !RECORDS_ONLY) + n).cast_unsigned();
@@ -335,8 +336,8 @@ fn calls(activations: &[u32], load: impl Fn(u32) -> i64) -> Activations {
     activations.iter().map(of).fold(Activations::default(), Activations::plus)
 }
 
-/// What a timer has whose sum of stops is negative while it runs, at a moment: a clock that was read before its last start, or after a stop, would
-/// tell a value that is taken back later.
+/// Value of a timer at a moment; `sum`, the sum of its stops less its starts, is negative while the timer runs. The clock must be read
+/// after the last start and before a stop. Otherwise a later value would be lower.
 fn running(sum: impl Fn() -> i64, now: impl Fn() -> u64, retries: u32) -> i64 {
     let mut before = sum();
     for _ in 0..retries {
@@ -349,18 +350,18 @@ fn running(sum: impl Fn() -> i64, now: impl Fn() -> u64, retries: u32) -> i64 {
         }
         before = after;
     }
-    // it starts and stops all the time
+    // the timer starts and stops all the time
     if before < 0 { before.wrapping_add_unsigned(now()).max(0) } else { before }
 }
 
-/// How often a timer that changes is read again.
+/// Largest number of times that a changing timer is read again.
 const RETRIES: u32 = 100;
 
-/// Says of the first slot of activations that only the calls without a record are looked at: what a flag has restored concerns nobody, but
-/// where it had no room for a record the value that depends on it may be wrong.
+/// Mark on the first slot of activations: of their calls, only those that are unrecorded or left by a tail jump count. The calls of a flag
+/// that are left or unseen matter to no pair. But a flag that found no room for a record may make a value wrong that depends on it.
 pub const RECORDS_ONLY: u32 = 1 << 31;
 
-/// All threads that counted, to read many counters from. Of the kind of shards that it is for, as thousands of counters are read at once.
+/// All threads that counted, to read many counters from. Generic over the kind of shards, because thousands of counters are read at once.
 pub struct Columns<'a, S = SharedArea> {
     shards: &'a S,
     ended: &'a EndedThreads,
@@ -375,7 +376,7 @@ struct Held {
 }
 
 impl<'a, S: Shards> Columns<'a, S> {
-    /// Looks up who holds which shard; `tid` turns an identity into a thread id. Only the first `used` counters are read.
+    /// Looks up the holders of shards; `tid` maps an identity to a thread id. Only the first `used` counters are read.
     pub fn new(shards: &'a S, ended: &'a EndedThreads, used: u32, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
         let held = |shard, tid| Held { shard, tid, touched: shards.touched(shard, used) };
         let claimed = shards.claims().into_iter().map(|(shard, identity)| held(shard, tid(identity)));
@@ -388,7 +389,8 @@ impl<'a, S: Shards> Columns<'a, S> {
         if held.touched.has(counter) { self.shards.load(held.shard, counter) } else { 0 }
     }
 
-    /// What a variable, and the activations of its calls, have in every thread that has recorded something: sorted by thread, each once.
+    /// Recordings of a variable, and the activations of its calls, of every thread that has recorded something: sorted by thread, each
+    /// thread once.
     pub fn threads(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> Vec<(Option<Tid>, Raw)> {
         let read = |load: &dyn Fn(u32) -> i64, cpu: &dyn Fn() -> u64| {
             let mut raw = Raw::read(slots, ruler, load, cpu);
@@ -414,12 +416,13 @@ impl<'a, S: Shards> Columns<'a, S> {
         by_thread.into_iter().map(|((_, tid), raw)| (tid, raw)).collect()
     }
 
-    /// A thread's processor time, in ticks. The kernel's own figure of one that runs is as old as the last tick, and its last reading may be later.
+    /// Processor time of a thread, in ticks. For a running thread the kernel's value is as old as the last tick, and the thread's own last
+    /// reading may be later.
     fn cpu(&self, held: &Held, ruler: Ruler<'_>) -> u64 {
         self.shards.cpu_last(held.shard).max(held.tid.map_or(0, ruler.cpu))
     }
 
-    /// What all threads have together in a counter or a timer, and the activations of its calls.
+    /// Sum over all threads of a counter or a timer, and of the activations of its calls.
     pub fn together(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> (i64, Activations) {
         let plus = |a: (i64, Activations), b: (i64, Activations)| (a.0.wrapping_add(b.0), a.1.plus(b.1));
         let live = self.held.iter().map(|held| {
@@ -440,21 +443,21 @@ impl<'a, S: Shards> Columns<'a, S> {
     }
 }
 
-/// Hands out counter indices, lowest first, so that few pages of each shard are touched.
+/// Allocates counter indices, lowest first, so that few pages of each shard are touched.
 #[derive(Debug, Default)]
 pub struct CounterAllocator {
-    /// What was given back: from each first counter to its end, no two side by side.
+    /// Free ranges below `next`, as first counter and end; no two are adjacent.
     free: BTreeMap<u32, u32>,
     next: u32,
 }
 
 impl CounterAllocator {
-    /// Begins behind the counters that a taken-over target already uses.
+    /// Begins after the counters that a taken-over target already uses.
     pub fn starting_at(next: u32) -> Self {
         CounterAllocator { free: Default::default(), next }
     }
 
-    /// The first of `count` free counters that lie side by side, all below `limit`.
+    /// The first of `count` consecutive free counters, all below `limit`.
     pub fn take(&mut self, count: u32, limit: u32) -> Option<u32> {
         let fits = |(first, end): &(&u32, &u32)| **end - **first >= count;
         if let Some((&first, &end)) = self.free.iter().find(fits) {
@@ -464,7 +467,7 @@ impl CounterAllocator {
             }
             return Some(first);
         }
-        // what was given back at the end goes on behind it
+        // a free range at the end continues into the counters that were never used
         let last = self.free.last_key_value().filter(|(_, end)| **end == self.next).map(|(first, _)| *first);
         let first = last.unwrap_or(self.next);
         self.next = first.checked_add(count).filter(|end| *end <= limit)?;
@@ -472,7 +475,7 @@ impl CounterAllocator {
         Some(first)
     }
 
-    /// Gives counters back that were cleared.
+    /// Frees counters, which must have been cleared.
     pub fn give_back(&mut self, first: u32, count: u32) {
         if count == 0 {
             return;
@@ -580,7 +583,7 @@ mod tests {
         assert_eq!(read(&ended), [150, 300]);
         ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8, LAST);
         ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8, LAST);
-        // what ran until the end was noticed; it is one thread's
+        // the time that ran until the end was noticed; both shards are the same thread's
         assert_eq!(read(&ended), [450]);
     }
 
@@ -594,7 +597,7 @@ mod tests {
             let sum = || script[at.replace((at.get() + 1).min(3))];
             assert_eq!(running(sum, || 1000, RETRIES), expected);
         }
-        // changed at every look, it is what the last look says, and never less than nothing
+        // a timer that changes at every look has the value of the last look, and never less than 0
         let changes = Cell::new(-1000);
         assert_eq!(running(|| changes.replace(changes.get() - 1), || 500, RETRIES), 0);
     }
@@ -640,7 +643,7 @@ mod tests {
         let table = Slots { first: 2, shape: Shape::Table(Fold::Sum) };
         let mut shapes = Shapes::default();
         shapes.insert(table.first, table.shape);
-        // the same key in another place of every thread
+        // the same key is at another place in every thread
         for (shard, id, value) in [(2, 70, 5), (3, 70, 7), (4, 71, 1)] {
             shards.claims.borrow_mut().push((shard, id));
             let words = [(OTHERS, 1), (TAKEN, 1), (KEYS + shard, 0x1000), (VALUES + shard, value)];
@@ -664,7 +667,7 @@ mod tests {
         assert_eq!(read(&ended), []);
     }
 
-    /// Counters and timers of threads that live, that share an id, that have ended and of which nothing is known.
+    /// Counters and timers of threads that live, that share an id, that have ended, and that are unknown.
     #[test]
     fn what_all_have_together_is_what_they_have_each() {
         let (shards, mut ended, mut shapes) = (Fake::default(), EndedThreads::default(), Shapes::default());
@@ -676,7 +679,7 @@ mod tests {
         shapes.insert(11, Shape::Activations);
         for shard in [0, 2, 3, 4, 5, 6] {
             shards.claims.borrow_mut().extend((shard > 0).then_some((shard, 70 + u64::from(shard) / 2)));
-            // every other one runs its timers
+            // every other thread runs its timers
             let (n, sign) = (i64::from(shard), if shard % 2 == 0 { 1 } else { -1 });
             let timer = |ticks: i64| if shard == 0 { [0, 0] } else { [i64::from(sign < 0), sign * ticks] };
             let [[runs, wall], [computes, cpu]] = [timer(301 + n), timer(201 + n)];
@@ -705,7 +708,7 @@ mod tests {
         assert_eq!(counters.take(3, 10), Some(2));
         counters.give_back(0, 1);
         counters.give_back(2, 3);
-        // what is free at the end goes on behind it
+        // a free range at the end continues into the counters that were never used
         assert_eq!((counters.take(4, 10), counters.take(3, 10), counters.take(1, 10)), (Some(2), Some(6), Some(0)));
         assert_eq!((counters.take(2, 10), counters.used()), (None, 9));
         counters.give_back(3, 0);
