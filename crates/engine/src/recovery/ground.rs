@@ -1,5 +1,6 @@
-//! Bytes that stand now where code was overwritten: ours, the original ones, or those of others. The bytes in memory decide,
-//! whatever maps them: a program may have moved its text to memory without a file, and a breakpoint is one byte among ours.
+//! Comparison of overwritten code with its present bytes: the engine's bytes, the original ones, or those of other programs. The bytes in
+//! memory decide, whatever maps them: a program may have moved its text to memory without a file, and a breakpoint is one byte among the
+//! engine's.
 
 use std::fmt;
 
@@ -13,81 +14,82 @@ use crate::program::file_id::FileId;
 use crate::program::text_pages::TextPages;
 use crate::recovery::journal::PointRecord;
 
-/// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
+/// `int3`, which debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
-/// Bytes of a displacement.
+/// Length of a displacement in bytes.
 const DISPLACEMENT: usize = 4;
 
-/// State of the bytes of one write.
+/// State of the bytes that one write has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As we wrote them.
+    /// All bytes are as the engine wrote them.
     Woven,
-    /// As they were before.
+    /// All bytes are the original ones.
     Original,
-    /// Some as we wrote them, others as they were or under a breakpoint: a uprobe, which puts back the file's byte when it goes.
+    /// Some bytes are as the engine wrote them; others are original or under a breakpoint, as a uprobe leaves them: it restores the file's
+    /// byte when it is removed.
     Mixed {
-        /// Writes that put back the bytes that are ours.
+        /// Writes that restore the original in place of the engine's bytes.
         ours: Vec<TextWrite>,
-        /// Whether a breakpoint is among the others.
+        /// Whether a breakpoint is among the other bytes.
         breakpoint: bool,
     },
-    /// As they were, but for breakpoints.
+    /// The bytes are original except for breakpoints.
     Breakpoint,
-    /// Others'.
+    /// Another program has written the bytes.
     Foreign,
 }
 
-/// One overwritten place.
+/// State of one overwritten place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// There is text, or a copy of ours.
+    /// The text is there, or a copy of the woven text.
     Text(State),
-    /// The text is not mapped any more; others may have its address.
+    /// The text is not mapped any more; another mapping may have its address.
     Gone,
-    /// The text is mapped, and cannot be read.
+    /// The text is mapped but cannot be read.
     Unreadable,
 }
 
-/// Why a place is not known to be as it was.
+/// Reason why a place may differ from the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// A breakpoint is over a byte of ours or of the original.
+    /// There is a breakpoint over a byte of the engine or of the original.
     Breakpoint,
-    /// A breakpoint was taken away again, and with it a byte of ours.
+    /// A breakpoint was removed again, and a byte of the engine with it.
     Broken,
-    /// Others have written over it.
+    /// Another program has written over the place.
     Foreign,
-    /// Others have put the original code back while it was measured.
+    /// Another program has restored the original code during the measurement.
     Lost,
     /// The place cannot be read.
     Unreadable,
-    /// The program keeps a copy of the woven code there.
+    /// The program has a copy of the woven code there.
     Copied,
 }
 
 impl Why {
-    /// Whether what stands there may still lead to our code once all that is ours was put back.
+    /// Whether the bytes there may still lead to the engine's code after all bytes of the engine were replaced by the original ones.
     pub fn may_lead(self) -> bool {
         matches!(self, Why::Foreign | Why::Unreadable | Why::Copied)
     }
 }
 
-/// A place that is not as it was, or not as we left it.
+/// A place that differs from the original, or from the state in which the engine left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Address of the place.
     pub at: Avma,
-    /// Why.
+    /// Reason of the difference.
     pub state: Why,
 }
 
 impl Left {
-    /// The same for people: each cause with the first places that it concerns. `name` names the function at an address.
+    /// Warnings for people: each reason with the first places that it concerns. `name` names the function at an address.
     pub fn warnings(all: &[Left], target: &Target, name: &dyn Fn(Avma) -> Option<String>) -> Vec<String> {
-        /// More places of one cause are a number.
+        /// Number of places of one reason that are named; of further ones only the number is stated.
         const NAMED: usize = 3;
         let maps = target.maps().unwrap_or_default();
         let in_file = |at: Avma| {
@@ -108,7 +110,7 @@ impl Left {
         causes.into_iter().map(warning).collect()
     }
 
-    /// In order, each once.
+    /// Sorts places and removes duplicates.
     pub fn sort(all: &mut Vec<Left>) {
         all.sort_unstable_by_key(|left| (left.at, left.state));
         all.dedup();
@@ -131,7 +133,7 @@ impl fmt::Display for Why {
 }
 
 impl Place {
-    /// The place as one to tell of; `None` if it is as it should be.
+    /// The place with the reason why it may differ; `None` if it is woven, original or gone.
     pub fn left(&self, at: Avma) -> Option<Left> {
         let state = match self {
             Place::Text(State::Mixed { breakpoint: false, .. }) => Why::Broken,
@@ -145,7 +147,7 @@ impl Place {
     }
 }
 
-/// State of the bytes that a removal's write would change.
+/// State of the bytes that a write of a removal would change.
 pub fn classify(write: &TextWrite, now: &[u8]) -> State {
     let (ours, original) = (write.old_bytes(), write.new_bytes());
     if now == ours {
@@ -182,7 +184,7 @@ pub fn classify(write: &TextWrite, now: &[u8]) -> State {
     State::Mixed { ours: parts, breakpoint }
 }
 
-/// Places at which others have changed text that is woven here. Each page is read once.
+/// Places at which other programs have changed woven text. Each page is read once.
 pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> Vec<Left> {
     const PAGE: usize = 4096;
     let mut writes: Vec<&TextWrite> = text.collect();
@@ -207,15 +209,16 @@ pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>)
     found
 }
 
-/// Looks for a page that the program has copied out of the woven text into memory of its own: to put it back over its text, perhaps, when
-/// that is in huge pages. Only memory that was touched is read, and not more of it than takes a moment.
+/// Looks for a page that the program has copied from the woven text into its own memory, perhaps to put it back over the text in huge
+/// pages. Only memory that was touched is read, and only so much that the search takes a moment.
 pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) -> Option<Avma> {
     const PAGE: u64 = 4096;
-    /// Bytes that are read at most, the smallest mappings first: a copy of text is not larger than text.
+    /// Largest number of bytes that are read, the smallest mappings first, because a copy of text is not larger than the text.
     const MOST: u64 = 256 << 20;
-    /// Mappings longer than this are reserved for data, often by the terabyte: the list of their pages alone would take seconds.
+    /// Length of the longest mapping that is searched. Longer ones are reserved for data, often by the terabyte: only listing their pages
+    /// would take seconds.
     const LONGEST: u64 = 1 << 30;
-    /// Pages that are read together.
+    /// Number of pages that are read together.
     const AT_ONCE: usize = 64;
     let jump = |w: &TextWrite| match w.old_bytes() {
         [JUMP, rest @ ..] => Some((w.at.0 % PAGE, <[u8; DISPLACEMENT]>::try_from(rest).ok()?)),
@@ -265,17 +268,17 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     None
 }
 
-/// Mappings of a target, and the bytes at the places that were looked at: for one look at all of them.
+/// Mappings of a target, and the bytes at the places that were compared: a snapshot for one comparison of all places.
 pub struct Ground {
     maps: Vec<Mapping>,
-    /// From the first mapping of a load to its last.
+    /// Range of each load of a file, from its first mapping to its last.
     spans: Vec<(FileId, AvmaRange)>,
-    /// The bytes that places were compared with.
+    /// The pages with which places were compared.
     text: TextPages,
 }
 
 impl Ground {
-    /// As it is now.
+    /// Reads the present mappings of a target.
     pub fn of(target: &Target) -> Result<Self, Error> {
         let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
         let id = |file: &MappedFile| FileId { device: file.device, inode: file.inode };
@@ -283,15 +286,15 @@ impl Ground {
         Ok(Ground { maps, spans, text: TextPages::default() })
     }
 
-    /// States of the places that a point has overwritten.
+    /// State of each place that a point has overwritten.
     pub fn look(&self, target: &Target, point: &PointRecord) -> Vec<Place> {
         let looks: Vec<(Place, bool)> = point.removal.text.iter().map(|w| self.look_at(target, point, w)).collect();
-        // Two bytes may be like ours by chance, unless they stand beside more.
+        // Two bytes may equal the engine's by chance, so they count only beside another place that is certainly woven.
         let is_here = looks.iter().any(|(place, certain)| *certain && *place == Place::Text(State::Woven));
         looks.into_iter().map(|(place, certain)| if certain || is_here { place } else { Place::Gone }).collect()
     }
 
-    /// State of one place, and whether that is certain by itself.
+    /// State of one place, and whether the state is certain without other places.
     fn look_at(&self, target: &Target, point: &PointRecord, write: &TextWrite) -> (Place, bool) {
         let mapping = self.mapping(write.at);
         let own = self.is_own(point.file, write.at, mapping);
@@ -311,11 +314,11 @@ impl Ground {
         if own {
             return (Place::Text(state), true);
         }
-        // Others have the address now, or the program has put a copy of its text there: the bytes alone tell.
+        // Another mapping has the address now, or the program has put a copy of its text there, so only the bytes can tell.
         let to_us = leads_to(write, &point.removal.code);
         match state {
             State::Woven => (Place::Text(State::Woven), to_us),
-            // our displacement behind another's first byte
+            // the engine's displacement follows the first byte of another program
             State::Mixed { .. } | State::Foreign if to_us && exec && now.ends_with(displacement(write)) => {
                 (Place::Text(State::Foreign), true)
             }
@@ -328,7 +331,8 @@ impl Ground {
         self.maps.get(after).filter(|m| m.range.contains(&at))
     }
 
-    /// Whether an address belongs to a load of a file: its code is mapped there, or nothing else between its mappings.
+    /// Whether an address belongs to a load of a file: the file's code is mapped there, or only private memory or nothing between its
+    /// mappings.
     fn is_own(&self, file: FileId, at: Avma, mapping: Option<&Mapping>) -> bool {
         let within = || self.spans.iter().any(|(id, span)| *id == file && span.contains(&at));
         match mapping {
@@ -338,7 +342,7 @@ impl Ground {
         }
     }
 
-    /// Whether this is a jump into code: others' that is like ours in some bytes.
+    /// Whether the bytes are a jump of another program into code, which equals the engine's jump in some bytes.
     fn is_anothers_jump(&self, at: Avma, now: &[u8]) -> bool {
         let [JUMP, displacement @ ..] = now else { return false };
         let Ok(displacement) = displacement.try_into().map(i32::from_le_bytes) else { return false };
@@ -346,12 +350,12 @@ impl Ground {
     }
 }
 
-/// The last bytes that we wrote, if they may be a displacement.
+/// The last bytes that the engine wrote, if they may be a displacement.
 fn displacement(write: &TextWrite) -> &[u8] {
     write.old_bytes().last_chunk::<DISPLACEMENT>().map_or(&[], |bytes| bytes)
 }
 
-/// Whether what we wrote leads to this code.
+/// Whether the bytes that the engine wrote lead to this code.
 fn leads_to(write: &TextWrite, code: &AvmaRange) -> bool {
     let Some(bytes) = write.old_bytes().last_chunk::<DISPLACEMENT>() else { return false };
     let next = write.at.offset(i64::from(write.len));
@@ -372,7 +376,7 @@ mod tests {
         write
     }
 
-    /// The state, and what memory is once its writes were made.
+    /// The state, and the content of memory after the writes of the state were made.
     fn after(mut now: [u8; 5]) -> (State, [u8; 5]) {
         let state = classify(&write(), &now);
         if let State::Mixed { ours, .. } = &state {

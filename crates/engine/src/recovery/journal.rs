@@ -1,9 +1,10 @@
-//! The journal: everything that restores a target without us, recorded before the first byte of it changes.
+//! The journal: everything that is needed to restore a target without its engine, recorded before the first byte of the target changes.
 //!
-//! A file of the state directory and, byte for byte the same, a copy in the target's data area, so that `detach` works without
-//! the directory. A head, then records: kind (u8), length (u32), payload, CRC-32 of the three. Plain `write(2)`,
-//! no sync: after a power loss the target is gone too, and the page cache survives our death. A torn record at the end is what a crash
-//! leaves; what it described was not done yet.
+//! The journal is a file in the state directory. A copy of the same bytes is in the target's data area, so that `detach` works without the
+//! directory. The format is a head, then records: kind (u8), length (u32), payload, and the CRC-32 of these three.
+//!
+//! The engine uses plain `write(2)` without sync: after a power loss the target is gone too, and the page cache survives the end of the
+//! engine. A crash leaves a torn record at the end; the step that it describes was not done yet.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +20,7 @@ use crate::program::file_id::FileId;
 use crate::readings::values::Slots;
 
 const MAGIC: [u8; 8] = *b"INGJRNL\x04";
-/// Without [`Record::Chain`]: the successor of such an engine cannot tell whose a point is.
+/// Magic bytes of the version without [`Record::Chain`]. A successor of such an engine cannot tell which pair a snippet belongs to.
 const MAGIC_BEFORE: [u8; 8] = *b"INGJRNL\x03";
 
 /// Bytes before a record's payload: kind and length.
@@ -29,77 +30,78 @@ const POINT: u8 = 2;
 /// The kind of [`Record::Chain`].
 const CHAIN: u8 = 7;
 
-/// Whose a snippet is that belongs to all pairs that follow calls: it stands where exceptions and longjmp land.
+/// Owner of a snippet that all pairs which follow calls share; it stands where exceptions and longjmp land.
 pub const SHARED: u32 = u32::MAX;
-/// Whose a snippet is that belongs to nobody: it serves others at its point, or the engine.
+/// Owner of a snippet that belongs to no pair; it serves others at its point, or the engine.
 pub const NOBODY: u32 = u32::MAX - 1;
 
-/// Whose journal it is, and where the data area lies.
+/// Identity of the target that a journal is about, and the place of its data area.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The boot in which this is true.
+    /// Id of the boot in which the journal was written.
     pub boot_id: [u8; 16],
     /// The target.
     pub pid: Pid,
-    /// Its start time in clock ticks since boot.
+    /// Start time of the target in clock ticks since boot.
     pub start_time: u64,
-    /// Device and inode of its executable.
+    /// Device and inode of the target's executable.
     pub executable: (u64, u64),
-    /// Its data area.
+    /// Layout of the target's data area.
     pub area: DataArea,
     /// Unix time in nanoseconds of the attachment.
     pub since_ns: u64,
-    /// Who wrote it.
+    /// Name of the holder that wrote the journal.
     pub holder: String,
 }
 
-/// A pair of a kept measurement: what it measures and where its counter lies.
+/// A pair of a kept measurement: its metric and focus, and the place of its counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptPair {
     /// Metric name.
     pub metric: String,
     /// Focus, as text.
     pub focus: String,
-    /// Where the value lies.
+    /// Place of the value in a shard.
     pub value: Slots,
-    /// Whether it is in ticks of the clock.
+    /// Whether the value is in ticks of the clock.
     pub ticks: bool,
-    /// Where it lies what became of the calls that it follows.
+    /// First counters of the activations that the pair follows.
     pub activations: Vec<u32>,
-    /// The first counter of the group whose code it shares; none if it has its own.
+    /// First counter of the group whose code the pair shares; `None` if the pair has code of its own.
     pub owner: Option<u32>,
     /// Module, function and offset that the focus names, if it names one function.
     pub function: Option<(String, String, u64)>,
-    /// Points woven.
+    /// Number of woven points.
     pub points: u32,
 }
 
 /// A measurement that is to stay without a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Its id.
+    /// Id of the measurement.
     pub id: u64,
-    /// MDL sources that it was asked with.
+    /// MDL sources of the request.
     pub definitions: Vec<(String, String)>,
-    /// Its pairs.
+    /// Pairs of the measurement.
     pub pairs: Vec<KeptPair>,
 }
 
 /// A point that is, or was about to be, woven.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PointRecord {
-    /// The file whose text it changes: mapped elsewhere or not at all, that text is gone, and its addresses may be others'.
+    /// The file whose text the point changes. If the file is mapped elsewhere or not at all, that text is gone, and another mapping may
+    /// have its addresses.
     pub file: FileId,
-    /// What takes it out again.
+    /// Record that removes the point.
     pub removal: RemovalRecord,
 }
 
-/// The snippets at a point, and whose they are.
+/// The snippets at a point, with their owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PointChain {
     /// Key of the point ([`RemovalRecord::key`]).
     pub key: Avma,
-    /// The snippets. Each is called by the first counter of the pair that it belongs to, or [`SHARED`] or [`NOBODY`].
+    /// The snippets. The name of each is the first counter of its pair, or [`SHARED`] or [`NOBODY`].
     pub chain: Chain,
 }
 
@@ -108,26 +110,26 @@ pub struct PointChain {
 pub enum Record {
     /// An arena was mapped.
     Arena(AvmaRange),
-    /// A point is about to be woven; this takes it out again.
+    /// A point is about to be woven; the record removes it.
     Point(PointRecord),
     /// The point whose code begins at this address is gone.
     PointGone(Avma),
-    /// A measurement that is to stay without a client.
+    /// A measurement is to stay without a client.
     Kept(Kept),
-    /// That measurement is gone.
+    /// The measurement with this id is gone.
     KeptGone(u64),
-    /// Counters below this index may have been counted into.
+    /// Code may have counted into counters below this index.
     Counters(u32),
-    /// These snippets are, or are about to be, at a point.
+    /// These snippets are at a point, or are about to be.
     Chain(PointChain),
 }
 
-/// Records as they stand in a journal.
+/// Encoded records.
 #[derive(Debug, Default)]
 pub struct Entries(Vec<u8>);
 
 impl Entries {
-    /// Whether there is none.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -137,7 +139,7 @@ impl Entries {
         encode_record(record, &mut self.0);
     }
 
-    /// Adds a point that is about to be woven, by all records that together take it out again, its own first.
+    /// Adds a point that is about to be woven, with all records that remove it together; its own record comes first.
     pub fn add_point<'r>(&mut self, file: FileId, records: impl Iterator<Item = &'r RemovalRecord> + Clone) {
         let start = begin_frame(&mut self.0);
         encode_point(file, records, &mut self.0);
@@ -159,24 +161,24 @@ impl From<Record> for Entries {
     }
 }
 
-/// What a journal says: the state after its last whole record.
+/// Contents of a journal: the state after its last whole record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contents {
-    /// Its head.
+    /// Head of the journal.
     pub head: Head,
     /// Arenas that are mapped.
     pub arenas: Vec<AvmaRange>,
-    /// Points that are, or were about to be, woven.
+    /// Points that are woven, or were about to be.
     pub points: Vec<PointRecord>,
-    /// Measurements that are to stay.
+    /// Measurements that are to stay without a client.
     pub kept: Vec<Kept>,
-    /// Counters below this index may have been counted into.
+    /// Code may have counted into counters below this index.
     pub counters: u32,
-    /// The snippets at points, by the points' keys. Journals of earlier engines have none.
+    /// The snippets at points, by the points' keys. Journals of earlier engines do not have them.
     pub chains: BTreeMap<Avma, PointChain>,
 }
 
-/// A journal that is being written.
+/// A journal that an engine writes.
 #[derive(Debug)]
 pub struct Journal {
     file: File,
@@ -185,7 +187,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Begins a journal; one of the same name is overwritten. Returns the bytes for the copy.
+    /// Creates a journal, and overwrites one of the same name. Returns the bytes for the copy.
     pub fn create(path: PathBuf, head: &Head) -> io::Result<(Journal, Vec<u8>)> {
         let mut file = File::create(&path)?;
         let bytes = encode_head(head);
@@ -193,8 +195,8 @@ impl Journal {
         Ok((Journal { file, path, len: bytes.len() as u64 }, bytes))
     }
 
-    /// Puts a journal with the text `bytes` (see [`encode`]) in the place of one that has grown or that a dead engine left.
-    /// Written aside and renamed: there is a whole journal at any instant.
+    /// Replaces a journal that has grown, or that a dead engine left, by one with the content `bytes` (see [`encode`]). The new file is
+    /// written aside and renamed, so that a whole journal exists at any instant.
     pub fn replace(path: PathBuf, bytes: &[u8]) -> io::Result<Journal> {
         let folder = path.parent().unwrap_or(std::path::Path::new("."));
         let mut aside = tempfile::NamedTempFile::new_in(folder)?;
@@ -210,7 +212,7 @@ impl Journal {
         Ok(entries.0)
     }
 
-    /// Begins anew with what is: records of things that are gone again are left out. Returns the whole text, for the copy.
+    /// Rewrites the journal without the records of things that are gone. Returns the whole content, for the copy.
     pub fn compact(&mut self) -> io::Result<Vec<u8>> {
         let contents = decode(&std::fs::read(&self.path)?).ok_or(io::ErrorKind::InvalidData)?;
         let bytes = encode(&contents);
@@ -218,18 +220,18 @@ impl Journal {
         Ok(bytes)
     }
 
-    /// Bytes so far.
+    /// Length of the journal in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The target is as it was: the journal is not needed any more.
+    /// Removes the journal once the target is restored.
     pub fn discard(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
 }
 
-/// Reads a journal. `None` if there is not even a head.
+/// Reads a journal. `None` if there is no valid head.
 pub fn decode(bytes: &[u8]) -> Option<Contents> {
     let mut r = Reader { bytes };
     let head = decode_head(&mut r)?;
@@ -241,7 +243,7 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
         counters: 0,
         chains: BTreeMap::new(),
     };
-    // A copy may come from a hostile target: the time must not grow with points times removals.
+    // A copy may come from a hostile target, so the time must not grow with the product of points and removals.
     let mut points: Vec<Option<PointRecord>> = Vec::new();
     let mut kept: BTreeMap<u64, Kept> = BTreeMap::new();
     let mut by_key: FxHashMap<Avma, Vec<usize>> = FxHashMap::default();
@@ -268,7 +270,7 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
     Some(contents)
 }
 
-/// Encodes the state again from nothing: what a journal that has grown is replaced with.
+/// Encodes contents as the shortest journal with the same state.
 pub fn encode(contents: &Contents) -> Vec<u8> {
     let mut out = encode_head(&contents.head);
     encode_record(&Record::Counters(contents.counters), &mut out);
@@ -331,7 +333,7 @@ fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
     Some(Head { boot_id, pid, start_time, executable, area, since_ns: p.u64()?, holder: p.text()? })
 }
 
-/// The records of a point as one: text and code are those of the first.
+/// Encodes the records of a point as one; text and code are those of the first record.
 fn encode_point<'r>(file: FileId, mut records: impl Iterator<Item = &'r RemovalRecord> + Clone, p: &mut Vec<u8>) {
     let all = records.clone();
     let Some(own) = records.next() else { return };
@@ -431,7 +433,7 @@ fn encode_record(record: &Record, p: &mut Vec<u8>) {
     end_frame(kind, start, p);
 }
 
-/// A number for each shape; behind that of vectors the number of their values.
+/// Encodes a shape as a number; for a vector, the number of its values follows.
 fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     out.push(match shape {
         Shape::Counter => 0,
@@ -491,7 +493,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 let function = if p.take(1)?[0] == 1 { Some((p.text()?, p.text()?, p.u64()?)) } else { None };
                 Some(KeptPair { metric, focus, value, ticks, activations, owner: None, function, points })
             })?;
-            // journals of earlier engines end here
+            // a record of an earlier engine ends here
             if !p.bytes.is_empty() {
                 let owners = p.list(|p| Some((usize::try_from(p.u64()?).ok()?, u32::try_from(p.u64()?).ok()?)))?;
                 owners.into_iter().for_each(|(pair, owner)| {
@@ -554,7 +556,7 @@ fn put_range(out: &mut Vec<u8>, range: &AvmaRange) {
     put(out, range.end.0);
 }
 
-/// Leaves room for kind and length. Returns where the frame begins.
+/// Leaves room for kind and length. Returns the position at which the frame begins.
 fn begin_frame(out: &mut Vec<u8>) -> usize {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEAD]);
@@ -597,7 +599,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let n = self.u64()?;
-        // Every element takes a byte at least, so a hostile count ends early instead of allocating.
+        // Every element takes at least one byte, so a hostile count ends early instead of allocating.
         let mut out = Vec::new();
         for _ in 0..n {
             out.push(one(self)?);
@@ -605,7 +607,7 @@ impl<'a> Reader<'a> {
         Some(out)
     }
 
-    /// A record's kind and payload, if it is whole.
+    /// The kind and payload of the next record, if the record is whole.
     fn frame(&mut self) -> Option<(u8, &'a [u8])> {
         let whole = self.bytes;
         let kind = self.take(1)?[0];

@@ -1,4 +1,4 @@
-//! Leftovers: targets of dead engines, and fork children that inherited code.
+//! Remains of dead engines in targets, and fork children that inherited code.
 
 use std::fs;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::recovery::restore::{Restored, disturbed, restore, withdraw};
 use crate::recovery::signature::SIGNATURE;
 use crate::state_dir::StateDir;
 
-/// A data area of ours in a target, whoever made it.
+/// A data area of an engine in a target, whichever engine made it.
 pub struct Found {
-    /// Opened for us.
+    /// The area, mapped into this engine.
     pub area: SharedArea,
-    /// Contents of the journal: of the copy in the area, else of the file.
+    /// Contents of the journal, from the copy in the area or else from the file.
     pub journal: Option<Contents>,
 }
 
@@ -41,7 +41,7 @@ pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> R
 /// Restores a target that a dead engine left.
 pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Removed, Error> {
     let found = match target.adopt_area(range) {
-        // Its maker died before the header was written: nothing leads there.
+        // The engine died before it wrote the header, so nothing leads into the area.
         Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => {
             target.unmap(std::slice::from_ref(range)).map_err(|e| Error::process(target.pid(), e))?;
             return Ok(untouched(target.pid()));
@@ -50,11 +50,11 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
     };
     let layout = found.area.layout();
     let file = area_file(target, layout);
-    // a journal of which nothing was written yet is no other version's
+    // an empty journal does not show another version
     if found.journal.is_none() && found.area.read_journal().is_ok_and(|copy| !copy.is_empty()) {
         return Err(other_version(target.pid()));
     }
-    // A fork child has its parent's area. The parent and its other children are not the child's to restore: they may be measured still.
+    // A fork child has its parent's area. It must not restore the parent and the other children, which may still be measured.
     let own_id = target.status().map_err(|e| Error::process(target.pid(), e))?.own_id;
     let made_for = found.area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID));
     let inherited = made_for.is_ok_and(|pid| pid != own_id as u32);
@@ -63,7 +63,7 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
     let children_left = if inherited { Vec::new() } else { restore_children(target, &points, &arenas, layout, file) };
     if restored.unmapped {
         let identity = target.identity();
-        // It may lie in another engine's directory, or be gone with its own.
+        // The journal may be in another engine's directory, or be removed already.
         let _ = fs::remove_file(state.journal_path(identity.pid, identity.start_time));
     }
     Ok(removed(target, restored, children_left))
@@ -74,7 +74,7 @@ fn is_unmade(target: &Target, range: &AvmaRange) -> bool {
     target.read_u64(range.start).is_ok_and(|magic| magic == 0)
 }
 
-/// Springboards may lead to memory that another version has made; without its records nobody can tell.
+/// The error for an area of another version: springboards may lead to it, but without its records they cannot be removed.
 fn other_version(pid: Pid) -> Error {
     let what =
         format!("another version of ingraft has inserted something in process {pid}, which this one cannot read");
@@ -82,7 +82,7 @@ fn other_version(pid: Pid) -> Error {
     Error::new(ErrorKind::Failed, "other_version", what, hint).about(pid)
 }
 
-/// A removal that found nothing to do.
+/// The answer of a removal that found nothing to do.
 pub fn untouched(pid: Pid) -> Removed {
     Removed {
         pid,
@@ -113,8 +113,8 @@ fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Remo
     }
 }
 
-/// The arenas that are really there and ours: a kill may have come before a mapping was made, or after it was gone. One that
-/// was mapped and not yet signed is still empty, and nobody else maps executable zeros at a place that we had chosen.
+/// The recorded arenas that exist and belong to the engine: a kill may have come before an arena was mapped, or after it was unmapped. An
+/// arena that was mapped but not signed yet is still empty; only an engine maps executable zeros at a recorded address.
 pub fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error> {
     let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
     let there = |range: &AvmaRange| {
@@ -129,14 +129,14 @@ pub fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, E
     Ok(arenas.iter().filter(|a| there(a)).cloned().collect())
 }
 
-/// The file behind a target's data area, by which its fork children are known: addresses are alike in many targets.
+/// Inode of the file behind a target's data area, which identifies the target's fork children, as many targets use the same addresses.
 pub fn area_file(target: &Target, area: DataArea) -> Option<u64> {
     let maps = target.maps().ok()?;
     maps.iter().find(|m| m.shared && m.range.start == area.base).map(|m| m.inode)
 }
 
-/// Restores the fork children that inherited the code: those that entered themselves, and every other process that maps the
-/// same data area (`file`). Returns those that could not be restored.
+/// Restores the fork children that inherited the code: every other process that maps the same data area (`file`). Returns those that could
+/// not be restored.
 pub fn restore_children(
     parent: &Target,
     records: &[PointRecord],
@@ -147,17 +147,17 @@ pub fn restore_children(
     in_children(parent, area, file, &|child| {
         let arenas = mapped(child, arenas)?;
         let restored = restore(child, records, &arenas, Some(area))?;
-        // others' breakpoints are not ours to take out
+        // breakpoints of other programs may stay
         Ok(restored.text_restored || restored.unmapped)
     })
 }
 
-/// Takes points out of the fork children that have them and keep the rest. Returns those that could not be reached.
+/// Removes points from the fork children that have them; the rest of their code stays. Returns the children that could not be restored.
 pub fn withdraw_from_children(parent: &Target, points: &[PointRecord], area: DataArea) -> Vec<Pid> {
     in_children(parent, area, area_file(parent, area), &|child| withdraw(child, points))
 }
 
-/// Does something in every fork child; returns those in which it failed.
+/// Calls `work` for every fork child; returns the children for which it failed.
 fn in_children(
     parent: &Target,
     area: DataArea,
@@ -167,7 +167,7 @@ fn in_children(
     let Some(file) = file else { return Vec::new() };
     let mut left = Vec::new();
     let mut done = vec![parent.pid()];
-    // A child may fork while its siblings are looked after.
+    // A child may fork during the work on its siblings, so the search is repeated until it finds no new child.
     loop {
         let is_new = |pid: &Pid| !done.contains(pid) && !parent.shares_memory_with(*pid);
         let new: Vec<Pid> = heirs(area, file).into_iter().filter(is_new).collect();
@@ -177,7 +177,7 @@ fn in_children(
         for pid in new {
             done.push(pid);
             let child = Target::open(pid).map_err(|e| Error::process(pid, e));
-            // What was opened may be the next program already, or another process with its id.
+            // The opened process may have started another program, or be another process with the same id.
             if child.is_ok() && !is_heir(pid, area, file) {
                 continue;
             }
@@ -190,13 +190,13 @@ fn in_children(
     }
 }
 
-/// Whether anybody else has inherited a target's code.
+/// Whether another process has inherited a target's code.
 pub fn has_heirs(target: &Target, area: DataArea) -> bool {
     let is_other = |pid: Pid| pid != target.pid() && !target.shares_memory_with(pid);
     area_file(target, area).is_none_or(|file| heirs(area, file).into_iter().any(is_other))
 }
 
-/// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
+/// Processes that map this data area at its address. (The engine maps it at another address.)
 fn heirs(area: DataArea, file: u64) -> Vec<Pid> {
     let all = all_pids();
     let are = each(&all, |pid| is_heir(*pid, area, file));
@@ -205,7 +205,7 @@ fn heirs(area: DataArea, file: u64) -> Vec<Pid> {
     found
 }
 
-/// Whether a process, named by itself or one of its threads, maps this data area at its place.
+/// Whether a process, given by its own id or that of a thread, maps this data area at its address.
 pub fn is_heir(pid: Pid, area: DataArea, file: u64) -> bool {
     let (start, inode) = (format!("{:x}-", area.base.0), file.to_string());
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
@@ -218,7 +218,7 @@ fn all_pids() -> Vec<Pid> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok().map(Pid)).collect()
 }
 
-/// Processes that have a data area of anybody's.
+/// Processes that have a data area of any engine.
 pub fn instrumented() -> Vec<Pid> {
     let maps_one = |pid: &Pid| {
         fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(ingraft_process::MAPS_NAME))
@@ -229,7 +229,7 @@ pub fn instrumented() -> Vec<Pid> {
     found
 }
 
-/// Code that another engine, dead or alive, has inserted in a process.
+/// Code that another engine, alive or dead, has inserted in a process.
 pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Option<Inserted>, Error> {
     let pid = target.pid();
     let failed = |e| Error::process(pid, e);
@@ -278,7 +278,7 @@ pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error>
     holder_of(target, range)?.map_or(Ok(()), |(refused, _)| Err(refused))
 }
 
-/// The same after the end of a holder that was killed and has not ended yet.
+/// Waits for the end of a holder that was killed and has not ended yet. Fails if a living engine holds the target.
 fn await_holder(target: &Arc<Target>, range: &AvmaRange, deadline: Instant) -> Result<(), Error> {
     while let Some((refused, ending)) = holder_of(target, range)? {
         if !ending || Instant::now() >= deadline {
@@ -289,19 +289,19 @@ fn await_holder(target: &Arc<Target>, range: &AvmaRange, deadline: Instant) -> R
     Ok(())
 }
 
-/// The refusal of a target that somebody holds, and whether that process is about to end; `None` if nobody holds it.
+/// The error for a target that an engine holds, and whether that engine is about to end; `None` if no engine holds the target.
 fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, bool)>, Error> {
     let failed = |e| Error::process(target.pid(), e);
     let area = match target.adopt_area(range) {
         Ok(area) => area,
-        // Its maker died before the header was written: nothing leads there.
+        // The engine died before it wrote the header, so nothing leads into the area.
         Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => return Ok(None),
         Err(ingraft_process::Error::NoArea { .. }) => return Err(other_version(target.pid())),
         Err(e) => return Err(failed(e)),
     };
     let holder = area.holder().map_err(failed)?;
     let own_id = target.status().map_err(failed)?.own_id;
-    // A fork child has its parent's area; the holder does not care for it, unless it is measured with the parent.
+    // A fork child has its parent's area, but the holder does not hold the child unless it is measured with the parent.
     let inherited =
         area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID)).map_err(failed)? != own_id as u32;
     let strange = inherited && !area.is_family().map_err(failed)?;
@@ -313,13 +313,13 @@ fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, b
     Ok(Some((held(target.pid(), &name), holder.is_ending())))
 }
 
-/// Restores a target that somebody left who is dead.
+/// Restores a target that a dead engine left.
 pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Error> {
     let areas = target.find_areas().map_err(|e| Error::process(target.pid(), e))?;
     let deadline = Instant::now() + ENDING;
     areas.iter().try_for_each(|range| await_holder(target, range, deadline))?;
     let lock = loop {
-        // a process that ends gives its locks back one by one
+        // a process that is ending releases its locks one by one
         match state.lock_target(target.pid()).ok().flatten() {
             Some(lock) => break lock,
             None if Instant::now() >= deadline => return Err(held(target.pid(), "another ingraft")),
@@ -334,7 +334,7 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
     Ok(last.unwrap_or_else(|| untouched(target.pid())))
 }
 
-/// Somebody else measures there.
+/// The error for a target in which another engine measures.
 pub fn held(pid: Pid, by: &str) -> Error {
     Error::new(
         ErrorKind::Denied,

@@ -1,4 +1,4 @@
-//! Removal by records: the journal, the bytes that a target has now, and what dead engines left. It uses `program` and `readings`.
+//! Removal by records: the journal, the present bytes of a target, and the remains of dead engines. It uses `program` and `readings`.
 
 pub(crate) mod ground;
 pub(crate) mod journal;

@@ -1,5 +1,5 @@
-//! Taking out what was woven, by records alone: by the engine that wove it, by one that finds it after a crash, and
-//! in fork children that inherited it.
+//! Removal of woven code by its records alone: by the engine that wove it, by an engine that finds it after a crash, and in fork children
+//! that inherited it.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::recovery::journal::PointRecord;
 /// Outcome of a removal.
 #[derive(Debug)]
 pub struct Restored {
-    /// Every overwritten byte is the original one again (or its mapping is gone).
+    /// Whether every overwritten byte is the original one again, or its mapping is gone.
     pub text_restored: bool,
-    /// Arenas and data area were unmapped.
+    /// Whether arenas and data area were unmapped.
     pub unmapped: bool,
     /// The threads, as seen in the stop.
     pub threads: Vec<ThreadBase>,
-    /// Places that are not the original text again, and places that others had broken and that were put right.
+    /// Places that still differ from the original text, and places that other programs had broken and that were repaired.
     pub left: Vec<Left>,
-    /// Threads that sleep in the kernel, on which the memory has to wait that was not unmapped.
+    /// Threads that sleep in the kernel and so keep the memory from being unmapped.
     pub asleep: Vec<Tid>,
 }
 
@@ -33,27 +33,27 @@ struct Rest {
 }
 
 impl Rest {
-    /// Whether something may still lead to our code.
+    /// Whether any place may still lead to the engine's code.
     fn leads(&self) -> bool {
         !self.plan.text.is_empty() || self.left.iter().any(|left| left.state.may_lead())
     }
 }
 
-/// Longest wait for threads that sleep uninterruptibly, so that their gs bases can be set back: most sleep for milliseconds, some for days.
+/// Longest wait for threads that sleep uninterruptibly, to reset their gs bases: most sleep for milliseconds, some for days.
 const SLEEPERS: Duration = Duration::from_millis(500);
 
-/// Most looks whether every thread has left the arenas before they are unmapped.
+/// Largest number of looks whether every thread has left the arenas before they are unmapped.
 const TRIES: u32 = 50;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Most tries of the restoration when modules are unloaded between the look and the stop.
+/// Largest number of tries of the restoration if modules are unloaded between the look and the stop.
 const LOOKS: u32 = 20;
 
-/// Restores the text of a target, moves its threads out of the arenas, and unmaps everything that is ours. What a kill left half done
-/// is restored as well: places that are original already are left alone, and so are those whose text was unloaded.
+/// Restores the text of a target, moves its threads out of the arenas, and unmaps all memory of the engine. Also completes a restoration
+/// that a kill interrupted: places that are original already are left alone, and so are places whose text was unloaded.
 ///
-/// First nothing leads into the arenas any more; threads that are in the middle of a snippet then go home by themselves, however busy they are.
+/// First the jumps into the arenas are removed. Threads in the middle of a snippet then leave by themselves, however busy they are.
 pub fn restore(
     target: &Target,
     points: &[PointRecord],
@@ -69,10 +69,10 @@ pub fn restore(
     }
     let mut unmapped = false;
     let mut asleep = Vec::new();
-    // Memory goes only after everything that leads there was seen gone.
+    // Memory is unmapped only after every jump to it is known to be gone.
     if !rest.leads() {
-        // A thread whose saved context leads into the arenas (in a handler, say), or that is in a function which our code has called, leaves
-        // when it returns, and then has its shard again.
+        // A thread may have a saved context in the arenas (in a signal handler, say), or be in a function that a snippet has called. It
+        // leaves when it returns, and needs its shard until then.
         let leave = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
         let options = ApplyOptions {
             reset_gs: area,
@@ -86,7 +86,7 @@ pub fn restore(
         for _ in 0..TRIES {
             let applied = match target.apply(&leave, &options) {
                 Ok(applied) => applied,
-                // it stays until somebody tries again
+                // the memory stays until the next try
                 Err(ApplyError::Busy { .. }) => break,
                 Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
                     Some(tid) => {
@@ -119,13 +119,13 @@ pub fn restore(
     Ok(Restored { text_restored, unmapped, threads, left, asleep })
 }
 
-/// Restores the text alone, without waiting for threads to leave the code, which stays. Whether it is the original one again.
+/// Restores the text without waiting for threads to leave the code, which stays. Returns whether the text is the original one again.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
     cut_off(target, points)?;
     Ok(!restorable(target, points)?.leads())
 }
 
-/// Places of these points at which others have changed the text.
+/// Places of these points at which other programs have changed the text.
 pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, Error> {
     let ground = Ground::of(target)?;
     let mut found = Vec::new();
@@ -138,7 +138,7 @@ pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, E
     Ok(found)
 }
 
-/// From here on nothing leads to the points. Returns what was planned and done.
+/// Removes all jumps to the points. Returns the plan and its outcome.
 fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), Error> {
     let mut look = 0;
     loop {
@@ -159,7 +159,7 @@ fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
     ranges
 }
 
-/// Whether text is as nobody ever changed it: all of it, so that it is fresh, not patched by others.
+/// Whether no byte of the text is woven or changed by others, so that the text is freshly mapped.
 pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
     text.all(|write| {
         let state = read(target, write).map(|now| classify(write, &now));
@@ -167,7 +167,7 @@ pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrit
     })
 }
 
-/// Whether something of this is in the text. What is shorter than a displacement may be there by chance.
+/// Whether any of these writes is in the text. A write shorter than a displacement does not count, as its bytes may be there by chance.
 pub fn is_woven<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
     text.any(|write| write.len >= 4 && read(target, write).is_some_and(|now| now == write.old_bytes()))
 }
@@ -177,14 +177,15 @@ fn read(target: &Target, write: &TextWrite) -> Option<Vec<u8>> {
     target.read(write.at, &mut now).ok().map(|()| now)
 }
 
-/// The part of a removal that is still to be done, and what stands in its way. For the sake of fork children there may be records of
-/// points that have gone before others came to the same text, or whose code has made room for others': those that are in the text count.
+/// The part of a removal that is still to be done, and the places that prevent it. For the sake of fork children, records are kept of
+/// points that are gone: other points may have come to the same text, or other code to their place. Only records whose bytes are in the
+/// text count.
 fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
     let ground = Ground::of(target)?;
     let (mut present, mut absent) = (Vec::new(), Vec::new());
     let mut woven: Vec<TextWrite> = Vec::new();
     let mut left: Vec<(Left, &TextWrite)> = Vec::new();
-    // their bytes may be another record's
+    // another record may have the same bytes
     let mut mixed: Vec<(Vec<TextWrite>, &TextWrite, &RemovalRecord)> = Vec::new();
     for point in points {
         let (before, mixed_before) = (woven.len(), mixed.len());
@@ -198,7 +199,7 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
             }
         }
         let is_present = woven.len() > before;
-        // with a part of it
+        // the point is present if a part of it is
         if is_present {
             present.push(&point.removal);
         } else if mixed.len() == mixed_before {
@@ -244,7 +245,7 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
     Ok(Rest { plan, left })
 }
 
-/// Code that served one text and then another: where a thread in it belongs is not known, so it leaves by itself.
+/// Removes moves from code that served several texts: the right place for a thread in it is not known, so the thread leaves by itself.
 fn certain(mut plan: PatchPlan) -> PatchPlan {
     let doubtful: Vec<Avma> = plan.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
     let steps = &plan.step_out;

@@ -1,4 +1,4 @@
-//! Signature of arenas: a successor of a dead engine finds them by it.
+//! Signature of arenas, by which a successor of a dead engine finds them.
 
-/// First bytes of an arena, by which one that a dead engine left is told from anything else.
+/// First bytes of an arena, which tell an arena of a dead engine from other memory.
 pub const SIGNATURE: &[u8; 16] = b"ingraft's arena\0";

@@ -1,4 +1,4 @@
-//! Accounts of pairs: how often the snippets of a pair run, and what a hit takes.
+//! Accounts of pairs: the frequency of a pair's snippets, and the cost of a hit.
 
 use std::time::Instant;
 
@@ -25,18 +25,18 @@ pub(super) struct Account {
 #[derive(Clone, Copy, Debug)]
 struct MeterAccount {
     counter: u32,
-    /// The worst cases of all points that it stands at, and their number.
+    /// Sum of the worst cases over all points of the snippet, and the number of these points.
     cost: Cost,
     points: u32,
     /// Number of pairs that share the code.
     members: u32,
-    /// Cost of the hits until the points changed last, in nanoseconds, and their number.
+    /// Cost in nanoseconds of the hits before the latest change of the points, and their number.
     before_ns: f64,
     before: i64,
 }
 
 impl MeterAccount {
-    /// Worst case of a hit in nanoseconds, on average over the points: the share of the pair.
+    /// Worst case of a hit in nanoseconds: the mean over the points, divided by the number of pairs that share the code.
     fn hit_ns(&self) -> f64 {
         Prices::here().ns(self.cost) / f64::from(self.points.max(1)) / f64::from(self.members.max(1))
     }
@@ -47,7 +47,7 @@ impl MeterAccount {
         self.before_ns + hits as f64 * self.hit_ns()
     }
 
-    /// The same with other points; without any the hits so far are all that there will be.
+    /// The account after a change of its points. Without points the cost stays as it is, because there are no further hits.
     fn with(self, new: Option<&(Cost, u32)>, members: u32, columns: Option<&Columns<'_>>) -> Self {
         let before = (self.cost, self.points, self.members);
         match (new, columns) {
@@ -64,7 +64,7 @@ impl MeterAccount {
     }
 }
 
-/// A counter, and what a hit takes that it counts.
+/// A counter, and the cost of a hit that it counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     counter: u32,
@@ -77,7 +77,7 @@ impl Account {
         self.meters.iter().map(MeterAccount::hit_ns).sum()
     }
 
-    /// Mean rate of its code over the latest `seconds`.
+    /// Mean rate of the pair's code over the latest `seconds`.
     pub fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
         let most = self.meters.iter().map(|m| columns.sum(m.counter).max(0) as f64 / seconds);
         PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
@@ -95,7 +95,7 @@ pub(super) struct Rates {
     at: Option<Instant>,
     /// Number of the latest look, from 1.
     round: u32,
-    /// By counter.
+    /// Hits by counter.
     hits: Vec<Hits>,
     /// Number of looks in a row at which a measurement was over its limit.
     pub over: FxHashMap<MeasurementId, u32>,
@@ -104,15 +104,15 @@ pub(super) struct Rates {
 /// Hits of a snippet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hits {
-    /// The look that saw it.
+    /// Number of the look at which the hits were read.
     round: u32,
     total: i64,
-    /// None before the second look.
+    /// Hits per second; `None` before the second look.
     per_s: Option<f64>,
 }
 
 impl Rates {
-    /// Takes in where the counters of a bill stand now. What all of it costs, in nanoseconds of processor time a second.
+    /// Reads the counters of a bill. Returns their total cost in nanoseconds of processor time per second.
     pub fn look(&mut self, bill: &[Item], columns: &Columns<'_>) -> f64 {
         let now = Instant::now();
         let before = self.at.replace(now);
@@ -148,20 +148,20 @@ impl Rates {
 /// Rate of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PairRate {
-    /// Of the snippet that runs most often.
+    /// Runs per second of the snippet that runs most often.
     pub hits_per_s: f64,
-    /// Processor time.
+    /// Cost in nanoseconds of processor time per second.
     pub ns_per_s: f64,
 }
 
 /// The accounts of all pairs of a target.
 #[derive(Default)]
 pub(super) struct Ledger {
-    /// By the first counter of the value of their pairs.
+    /// Accounts by the first counter of the value of their pairs.
     accounts: FxHashMap<u32, Account>,
-    /// The meters of all accounts by counter, once they were asked for: the watch looks at them all the time.
+    /// The meters of all accounts in the order of their counters, computed when first asked for: the watch reads them all the time.
     bill: Option<Vec<Item>>,
-    /// Nanoseconds of processor time that pairs have taken whose accounts are closed.
+    /// Cost so far of the pairs whose accounts are closed, in nanoseconds of processor time.
     closed_ns: f64,
 }
 
@@ -171,7 +171,8 @@ impl Ledger {
         self.accounts.get(&first)
     }
 
-    /// The account of a pair, and of its share in the code of its group, after a change. `costs`: by counter, the worst cases of all points of a snippet and their number.
+    /// The account of a pair after a change, including its share in the code of its group. `costs` has, by counter, the sum of the worst
+    /// cases over all points of a snippet, and their number.
     pub fn account(
         &self,
         (pair, group): (&Pair, Option<&Group>),
@@ -187,7 +188,7 @@ impl Ledger {
                 (Some(old), new) => Some(old.with(new, members, columns)),
                 (None, Some((cost, points))) => {
                     let (cost, points) = (*cost, *points);
-                    // the hits of shared code before the pair joined are the others'
+                    // the hits of shared code before the pair joined belong to the other pairs
                     let before = columns.filter(|_| group.is_some()).map_or(0, |columns| columns.sum(counter));
                     Some(MeterAccount { counter, cost, points, members, before_ns: 0.0, before })
                 }
@@ -205,7 +206,7 @@ impl Ledger {
         self.bill = None;
     }
 
-    /// Removes the accounts of pairs that go.
+    /// Removes and returns the accounts of pairs that are removed.
     pub fn remove(&mut self, firsts: impl Iterator<Item = u32>) -> Vec<Account> {
         let removed: Vec<Account> = firsts.filter_map(|first| self.accounts.remove(&first)).collect();
         if !removed.is_empty() {
@@ -214,23 +215,23 @@ impl Ledger {
         removed
     }
 
-    /// Adds what removed accounts have cost, in nanoseconds of processor time.
+    /// Adds the cost of removed accounts, in nanoseconds of processor time.
     pub fn add_closed(&mut self, ns: f64) {
         self.closed_ns += ns;
     }
 
-    /// Nanoseconds of processor time that the pairs of removed accounts have taken.
+    /// Cost so far of the pairs of removed accounts, in nanoseconds of processor time.
     pub fn closed_ns(&self) -> f64 {
         self.closed_ns
     }
 
-    /// Nanoseconds of processor time that all pairs so far have taken.
+    /// Cost so far of all pairs, in nanoseconds of processor time.
     pub fn spent_ns(&self, columns: Option<&Columns<'_>>) -> f64 {
         let open: f64 = columns.map_or(0.0, |columns| self.accounts.values().map(|a| a.spent_ns(columns)).sum());
         self.closed_ns + open
     }
 
-    /// Nanoseconds of processor time in a second that all pairs take, by the latest two looks.
+    /// Cost of all pairs between the latest two looks, in nanoseconds of processor time per second.
     pub fn ns_per_s(&self, rates: &Rates) -> f64 {
         self.accounts.values().filter_map(|account| rates.of(account)).map(|rate| rate.ns_per_s).sum()
     }
@@ -245,7 +246,7 @@ impl Ledger {
         let meters = self.accounts.values().flat_map(|account| &account.meters);
         let mut bill: Vec<_> = meters.map(|m| Item { counter: m.counter, hit_ns: m.hit_ns() }).collect();
         bill.sort_unstable_by_key(|item| item.counter);
-        // the pairs of a group have one counter
+        // the pairs of a group share one counter
         bill.dedup_by(|later, first| {
             let same = later.counter == first.counter;
             if same {
@@ -268,7 +269,7 @@ pub(super) struct Timers {
     pub none: i64,
 }
 
-/// The counters of a pair's variables: the number of an event is none.
+/// The counters of a pair's variables. The number of an event is no counter.
 fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item = u32> {
     counters.iter().zip(variables).filter(|(_, variable)| variable.shape != Shape::Event).map(|(counter, _)| *counter)
 }

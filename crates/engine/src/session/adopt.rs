@@ -1,4 +1,4 @@
-//! A dead engine's measurements that were to stay go on in a new one.
+//! Taking over the measurements of a dead engine that were to stay.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -34,11 +34,11 @@ use super::shared::Shared;
 use super::unfinished::Unfinished;
 use super::view::View;
 
-/// Time between two tries to take out what a dead engine wove: each holds the target.
+/// Time between two tries to remove the code of a dead engine; each try holds the target.
 const SPARE_PAUSE: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
+    /// Takes over the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
     pub fn adopt(context: Context, target: Arc<Target>, library: &Arc<Library>) -> Result<Option<Self>, Error> {
         let pid = target.pid();
         let failed = |e| Error::process(pid, e);
@@ -46,13 +46,13 @@ impl Session {
         areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
         let lock = lock_target(&context, pid)?;
         let Some(range) = areas.into_iter().next() else {
-            // It died between the journal's beginning and the target, or after it had removed everything.
+            // The engine died before it changed the target, or after it had removed everything.
             let _ = std::fs::remove_file(context.state.journal_path(pid, target.identity().start_time));
             context.state.forget_lock(pid, lock);
             return Ok(None);
         };
         let found = leftover::open_area(&context.state, &target, &range)?;
-        // A fork child has its parent's journal, which says nothing of the child's own.
+        // A fork child has its parent's journal, which says nothing about the child's own measurements.
         let start_time = target.identity().start_time;
         let is_own = |head: &Head| (head.pid, head.start_time) == (pid, start_time);
         let Some(contents) = found.journal.filter(|j| !j.kept.is_empty() && is_own(&j.head)) else {
@@ -76,8 +76,8 @@ impl Session {
         Ok(Some(session))
     }
 
-    /// Takes out what a dead engine wove and no measurement needs any more: what was leased to its clients, and what was removed since. What cannot be
-    /// taken out just now is tried again by the watch.
+    /// Removes the code of a dead engine that no measurement needs any more: that of its leased measurements, and of those removed since.
+    /// If it cannot be removed now, the watch tries again.
     pub(super) fn release_spare(&self, control: &mut Control) {
         if control.spare_after.is_some_and(|at| Instant::now() < at) || !std::mem::take(&mut control.has_spare) {
             return;
@@ -106,7 +106,7 @@ impl Session {
         }
         let restored = restore::withdraw(&self.target, &spare.points)?;
         let chains = self.lead_past(&attached.woven, spare.chains)?;
-        // open calls of what is gone would count and restore nothing; only a dead engine's are left to tell by name
+        // open calls of removed code would count and restore nothing; by their names, only a dead engine's records remain
         if control.pairs.is_empty() {
             let kept = views().flat_map(|view| &view.activations).map(|first| COUNTERS + 8 * (first & !RECORDS_ONLY));
             attached.area.forget_other_records(&kept.collect::<FxHashSet<u32>>()).map_err(|e| self.failed(e))?;
@@ -123,7 +123,7 @@ impl Session {
         self.forget_points(attached, spare.points)
     }
 
-    /// Leads threads past snippets that nobody needs. Returns what is at the points afterwards.
+    /// Makes threads jump past snippets that no measurement needs. Returns the snippets that remain at the points.
     fn lead_past(&self, woven: &Woven, chains: Vec<(PointChain, Vec<TextWrite>)>) -> Result<Vec<PointChain>, Error> {
         let mut arenas = woven.arenas();
         arenas.sort_unstable_by_key(|arena| arena.start);
@@ -133,7 +133,7 @@ impl Session {
         };
         let (mut text, mut done) = (Vec::new(), Vec::new());
         for (chain, writes) in chains {
-            // the dead engine may have been killed between its journal and the target, before or after
+            // the dead engine may have been killed after it wrote its journal and before it changed the target, or after both
             if writes.iter().all(|w| is(w, w.old_bytes()) || is(w, w.new_bytes())) {
                 text.extend(writes.into_iter().filter(|w| is(w, w.old_bytes())));
                 done.push(chain);
@@ -147,7 +147,7 @@ impl Session {
         Ok(done)
     }
 
-    /// Id of the measurement of a dead engine that has code in a function; `None` if none has.
+    /// Id of the kept measurement of a dead engine that has code in a function; `None` if there is none.
     pub(super) fn kept_in(&self, control: &Control, function: MdlFunction) -> Option<u64> {
         let attached = control.attached.as_ref().filter(|a| !a.woven.knows_all())?;
         let (_, module, f) = control.modules.resolve(function)?;
@@ -160,7 +160,7 @@ impl Session {
         adopted().find(|(_, m)| has(m)).or_else(|| adopted().next()).map(|(id, _)| id.0)
     }
 
-    /// Goes on with the memory of a removal that cannot be finished yet: nothing is woven.
+    /// Opens a session with the memory of a removal that cannot be finished yet; nothing is woven.
     pub(super) fn with_memory(
         context: Context,
         target: Arc<Target>,
@@ -171,7 +171,7 @@ impl Session {
         let found = leftover::open_area(&context.state, &target, range)?;
         let Some(mut contents) = found.journal else { return Session::with_modules(context, target, lock) };
         contents.kept.clear();
-        // the text is restored: records of points are of use to fork children alone
+        // the text is restored, so only fork children still need the records of points
         if !leftover::has_heirs(&target, found.area.layout()) {
             contents.points.clear();
         }
@@ -188,7 +188,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Goes on in an area that a dead engine has left, with what its journal says.
+    /// Opens a session with the data area of a dead engine, from the contents of its journal.
     fn with_area(
         context: Context,
         target: Arc<Target>,
@@ -200,8 +200,8 @@ impl Session {
         let failed = |e| Error::process(pid, e);
         let path = context.state.journal_path(pid, target.identity().start_time);
         let area = Arc::new(area);
-        // The journal's copy was the target's to change: no more counters than a shard has room for.
-        // An arena may be recorded that was never mapped; others may have the place by now.
+        // The target could change the journal's copy, so the number of counters is limited to those that a shard has. An arena may be
+        // recorded that was never mapped, or whose place another mapping has now.
         let arenas = leftover::mapped(&target, &contents.arenas)?;
         let counters = contents.counters.min(area.layout().counters());
         let contents = Contents { arenas, counters, ..contents };
@@ -212,7 +212,7 @@ impl Session {
         let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;
         area.write_journal(&text).map_err(failed)?;
         area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
-        // Whoever listened is dead. What it wove at the loader's hook says nothing to us.
+        // The engine that listened is dead, and its code at the loader's hook does not inform this engine.
         area.stop_listening().map_err(failed)?;
         let identity = area.identity().map_err(failed)?;
         let cpu = area.cpu_clock().map_err(failed)?;
@@ -263,7 +263,7 @@ impl Session {
     }
 }
 
-/// A kept measurement as a new engine sees it: its metric by name, its counters where they were.
+/// A kept measurement in the form of a new engine: its metric found by name, its counters in their old places.
 fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>, pairs: Vec<KeptPair>) -> Measurement {
     let unknown = |name: &str| MetricInfo {
         name: name.to_owned(),
@@ -324,7 +324,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         max_pairs: None,
         await_modules: false,
     };
-    // its code is not known well enough to be taken out piece by piece
+    // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;
     let library = Arc::clone(library);
     Measurement {
@@ -335,7 +335,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         library,
         awaited: Vec::new(),
         keep: true,
-        // its request is not known any more, so nothing is ever woven for it
+        // the request is not known any more, so nothing is ever woven for it
         rights: Rights::All,
         revoked: false,
         limit,

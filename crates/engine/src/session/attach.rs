@@ -18,7 +18,7 @@ use super::driver::Session;
 use super::errors::journal_error;
 use super::shared::Shared;
 
-/// The clock of processor time where the time stamp counter is no clock.
+/// The clock of processor time for a target whose time stamp counter cannot be used as a clock.
 fn without_counter(cpu: CpuClock) -> CpuClock {
     match cpu {
         CpuClock::Rseq { .. } | CpuClock::SystemCall => CpuClock::SystemCall,
@@ -27,7 +27,7 @@ fn without_counter(cpu: CpuClock) -> CpuClock {
 }
 
 impl Session {
-    /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
+    /// Prepares a target for its first code: determines how threads are told apart, creates the data area, begins the journal.
     pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
         let failed = |e| self.failed(e);
         let mut survey = self.target.survey(None).map_err(failed)?;
@@ -44,7 +44,7 @@ impl Session {
             None => (survey.identity, survey.cpu),
         };
         let why_locked = own_gs.or_else(|| survey.why_locked.map(str::to_owned));
-        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
+        // a child has its parent's fs base, and in another pid namespace the thread ids that the child sees differ from the engine's
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         control.family &= identity != ThreadIdentity::FsBase && own_namespace;
         let family = control.family;
@@ -116,7 +116,7 @@ impl Session {
         begun
     }
 
-    /// Where no libc has begun yet, generated code would read memory by a thread pointer that is not there.
+    /// Gives the program a thread pointer if its libc has not set one, because generated code reads memory through it.
     fn bootstrap_thread_pointer(&self, area: DataArea, identity: ThreadIdentity) -> Result<(), Error> {
         if self.target.lend_thread_pointer(&area, identity).map_err(|e| self.failed(e))? {
             return Ok(());
@@ -128,7 +128,7 @@ impl Session {
 }
 
 impl Attached {
-    /// That threads cannot be told apart, and why.
+    /// States that threads cannot be told apart, and the reason.
     pub(super) fn why_indistinct(&self) -> String {
         let why = self.why_locked.as_deref().unwrap_or("an earlier engine has found so");
         format!("the threads of this program cannot be told apart: {why}")

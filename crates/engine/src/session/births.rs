@@ -1,7 +1,7 @@
-//! Fork children that are measured with their parent begin with the state of the thread that forked: flags are up, timers run, calls are open, as
-//! they were in the parent. What is counted begins with 0, and time before the birth is the parent's alone.
+//! Fork children that are measured with their parent begin with the state of the thread that forked: flags are up, timers run, and calls
+//! are open as they were in the parent. Counts begin with 0, and time before the birth belongs to the parent alone.
 //!
-//! The C library's fork is woven for that, at its entry and its exits (`layout::birth` says what happens there), once there is a pair with a state.
+//! Once a pair has a state, the engine weaves the C library's fork at its entry and exits for that; `layout::birth` describes that code.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,17 +23,18 @@ use super::control::Control;
 use super::driver::Session;
 use super::insert::Bound;
 
-/// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
+/// Names of the function that makes the system call and gives the child's thread its id: in glibc since 2.34 and in musl, and in earlier
+/// glibc.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
-/// Libraries that have it, unless the program has no libraries.
+/// Libraries that have this function, unless the program is static.
 const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
 
-/// Whether children begin with the state of their parents, once it was asked for.
+/// Whether children begin with the state of their parents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Births {
     /// No pair has a state.
     NotNeeded,
-    /// Fork is not there, or not yet: the program may be loading its libraries.
+    /// Fork was not found; the program may still be loading its libraries.
     Absent,
     /// Fork is woven.
     Followed,
@@ -42,7 +43,7 @@ pub(super) enum Births {
 }
 
 impl Births {
-    /// The warning about a measurement whose values depend on births that are not followed.
+    /// The warning about a measurement whose values depend on births that the engine does not follow.
     pub(super) fn warning(&self) -> Option<String> {
         let why = match self {
             Births::NotNeeded | Births::Followed => return None,
@@ -56,7 +57,7 @@ impl Births {
 }
 
 impl Session {
-    /// Prepares for forks of threads that have a state: `bound` are pairs, with their counters, whose code is woven next.
+    /// Prepares for forks of threads that have a state. `bound` are the pairs, with their counters, whose code is woven next.
     pub(super) fn prepare_births(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family) else { return Ok(()) };
         let area = Arc::clone(&attached.area);
@@ -85,7 +86,7 @@ impl Session {
         Ok(())
     }
 
-    /// Weaves fork if it was not there when it was needed. More is mapped now.
+    /// Weaves fork if it was needed before but not mapped. Must be called after more modules were mapped.
     pub(super) fn look_for_fork_again(&self, control: &mut Control) {
         let area = control.attached.as_ref().map(|attached| Arc::clone(&attached.area));
         if let Some(area) = area.filter(|_| control.births == Births::Absent) {
@@ -103,7 +104,7 @@ impl Session {
             Ok(false) => {}
             Err(error) => return Births::Unknown(error.to_string()),
         }
-        // the code behind fork asks for the time, which may need a system call
+        // the code after fork reads the clock, which may need a system call
         let asks = control.attached.as_ref().is_some_and(|attached| attached.env.wall != WallClock::Tsc);
         if let Some(error) = asks.then(|| self.keep_time(control, false).err()).flatten() {
             return Births::Unknown(error.what);
@@ -148,7 +149,7 @@ impl Session {
         found.unwrap_or_default().into_iter().collect()
     }
 
-    /// The warning about children that began without the state of their parents, given at the end.
+    /// The warning at the end about children that began without the state of their parents.
     pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
         if control.births == Births::Absent {
             return control.births.warning();
@@ -165,13 +166,13 @@ impl Session {
     }
 }
 
-/// Whether anything of it must go on in a child that is born in the middle.
+/// Whether a pair has a state that must continue in a child that is born during a call.
 fn has_state(instrumentation: &Instrumentation) -> bool {
     let alone = |v: &Variable| v.shape == Shape::Counter && v.kind == VariableKind::Counter;
     !instrumentation.variables.iter().all(alone)
 }
 
-/// For each counter, what a child begins with.
+/// The rule by which a child begins, for each counter.
 fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u64)> {
     let mut records = Vec::new();
     instrumentation.insertions.iter().for_each(|i| collect(&i.snippet.stmts, &mut records));
@@ -180,7 +181,7 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
         let restores =
             |(r, _): &&(&CallRecord, bool)| matches!(r.restore, Some(Restore::Value(v) | Restore::Flag(v)) if v.0 == n);
         let first_rule = match variable.shape {
-            // its number is no counter's
+            // the number of an event is no counter
             Shape::Event => continue,
             Shape::Timer(_) => birth::KEEP,
             Shape::Counter => {
@@ -219,7 +220,7 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
     rules
 }
 
-/// Bits for the times in a record.
+/// Bits for the times in a record that a child adjusts.
 fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     let bit = |(n, kept): (u32, &Kept)| match kept {
         Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
@@ -230,7 +231,8 @@ fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     kept | (u64::from(restores_time) << birth::SAVED_TIME)
 }
 
-/// The records that code opens, and whether what they restore is a time since the beginning of a call: the sum over callees, which begins with 0.
+/// The records that code opens, each with whether the restored value is a time since the beginning of a call: the sum over callees, which
+/// begins with 0.
 fn collect<'a>(stmts: &'a [Stmt], records: &mut Vec<(&'a CallRecord, bool)>) {
     for stmt in stmts {
         match stmt {

@@ -18,21 +18,23 @@ pub fn now_ns() -> u64 {
 /// The clocks by which timers in a target run.
 pub(super) struct Clocks {
     wall: Result<TickClock, ClockProblem>,
-    /// Ticks of processor time in a nanosecond, multiplied by 2^32; empty until it is measured.
+    /// Ticks of processor time per nanosecond, multiplied by 2^32; empty until it is measured.
     cpu_rate: OnceLock<u64>,
-    /// Processor time in ticks of each thread whose timers run, at the latest look: of a thread that has ended the kernel says nothing.
+    /// Processor time in ticks at the latest look, for each thread whose timers run. For a thread that has ended, the kernel has no such
+    /// value.
     cpu_seen: Mutex<FxHashMap<Tid, u64>>,
-    /// The wall clock when the end of the target was noticed: all timers stood still then.
+    /// Reading of the wall clock when the end of the target was noticed; all timers stood still from then on.
     stopped_at: OnceLock<u64>,
 }
 
 impl Clocks {
-    /// Clocks with a wall clock of this choice.
+    /// Clocks with a new wall clock of this choice.
     pub fn start(choice: ClockChoice) -> Self {
         Clocks::new(TickClock::start(choice))
     }
 
-    /// Clocks that go on with a wall clock that is known. `cpu_rate`: ticks of processor time in a nanosecond, multiplied by 2^32; 0 if not measured.
+    /// Clocks with a known wall clock. `cpu_rate` is the number of ticks of processor time per nanosecond, multiplied by 2^32, or 0 if it
+    /// was not measured.
     pub fn resume(wall: TickClock, cpu_rate: u64) -> Self {
         let clocks = Clocks::new(Ok(wall));
         if cpu_rate != 0 {
@@ -50,12 +52,12 @@ impl Clocks {
         self.wall.as_ref()
     }
 
-    /// Sets the ticks of processor time in a nanosecond, multiplied by 2^32. The first rate stays.
+    /// Sets the ticks of processor time per nanosecond, multiplied by 2^32. Later calls change nothing.
     pub fn set_cpu_rate(&self, rate: u64) {
         self.cpu_rate.get_or_init(|| rate);
     }
 
-    /// The wall clock of the timers, which stands still once the target has ended; 0 if there is none.
+    /// Reading of the timers' wall clock, which stands still once the target has ended; 0 if there is no clock.
     pub fn now(&self) -> u64 {
         let now = || self.wall.as_ref().map_or(0, TickClock::now);
         self.stopped_at.get().copied().unwrap_or_else(now)
@@ -66,20 +68,20 @@ impl Clocks {
         self.stopped_at.get().is_some()
     }
 
-    /// Stops the wall clock of the timers. No reader may run meanwhile.
+    /// Stops the wall clock of the timers. No reader may run at the same time.
     pub fn stop(&self) {
         let _ = self.stopped_at.set(self.now());
     }
 
-    /// Nanoseconds that the machine has slept since the wall clock began, if timers may have lost them; 0 without a clock.
+    /// Time in nanoseconds that the machine has slept since the wall clock began, if timers may have lost it; 0 without a clock.
     pub fn slept_ns(&self) -> u64 {
         self.wall.as_ref().map_or(0, TickClock::missed_ns)
     }
 
-    /// Processor time of a thread of the target in ticks, as the target's code measures it; of a thread that has ended, the latest known.
+    /// Processor time of a thread of the target in ticks, as the target's code measures it; the latest known value if the thread has ended.
     pub fn cpu_ticks(&self, target: &Target, tid: Tid) -> u64 {
         let mut seen = self.cpu_seen();
-        // a child that is measured with its parent is known by its own number
+        // a thread of a fork child has a number of its own, which is tried next
         let ns = target.thread_cpu_ns(tid).or_else(|| target.child_cpu_ns(tid));
         let Some(ns) = ns else { return seen.get(&tid).copied().unwrap_or(0) };
         let ticks = self.ticks_of(ns);
@@ -87,7 +89,7 @@ impl Clocks {
         ticks
     }
 
-    /// Nanoseconds of processor time in ticks.
+    /// Converts nanoseconds of processor time to ticks.
     pub fn ticks_of(&self, ns: u64) -> u64 {
         let rate = self.cpu_rate.get().copied().unwrap_or(0);
         u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
@@ -102,7 +104,7 @@ impl Clocks {
     pub fn ruler<'a>(&self, unit: ValueUnit, now: &'a dyn Fn() -> u64, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
         match (unit, &self.wall) {
             (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now, cpu },
-            // without a clock nothing is recorded in ticks
+            // without a clock, no value is recorded in ticks
             _ => Ruler::PLAIN,
         }
     }

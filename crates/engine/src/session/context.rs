@@ -1,4 +1,4 @@
-//! Surroundings of a session: the parts of the engine that it uses, and the listener to the end of its target.
+//! Parts of the engine that a session uses, and the type of listeners to the end of a target.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ pub type AtEnd = dyn Fn() + Send + Sync;
 /// Parts of the engine that a session uses.
 #[derive(Clone)]
 pub struct Context {
-    /// Journals and locks.
+    /// Directory of journals and locks.
     pub state: StateDir,
-    /// Images.
+    /// Cache of analysed images.
     pub images: Arc<ImageStore>,
-    /// Name by which the holder is shown.
+    /// Name of the holder in `status`.
     pub program: String,
-    /// Limit of the cost of a measurement that names none, in percent of one processor.
+    /// Limit of the cost of a measurement whose request names none, in percent of one processor.
     pub max_overhead: f64,
     /// Clock of timers.
     pub clock: ClockChoice,

@@ -29,10 +29,10 @@ pub(super) struct Attached {
     pub(super) area: Arc<SharedArea>,
     pub(super) journal: Journal,
     pub(super) woven: Woven,
-    /// Why threads cannot be told apart, if they cannot.
+    /// Reason why threads cannot be told apart; `None` if they can.
     pub(super) why_locked: Option<String>,
     pub(super) since_ns: u64,
-    /// Processor time of the target until then.
+    /// Processor time of the target at the first insertion.
     pub(super) cpu_before: Duration,
 }
 
@@ -40,35 +40,35 @@ pub(super) struct Control {
     pub(super) modules: Modules,
     pub(super) attached: Option<Attached>,
     pub(super) counters: CounterAllocator,
-    /// Before the first code is woven: the distance between shards that what is asked for needs.
+    /// Distance between shards that the first request needs; used before the first code is woven.
     pub(super) stride: u64,
     pub(super) events: EventPlaces,
     pub(super) pairs: FxHashMap<PairKey, Pair>,
     /// Pairs that share their code.
     pub(super) groups: BTreeMap<GroupId, Group>,
     pub(super) next_group: GroupId,
-    /// Pairs whose code was taken out because it cost too much; measurements still have their values.
+    /// Pairs whose code was taken out because it cost too much, while measurements still read their values.
     pub(super) retired: Vec<Pair>,
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
     pub(super) next_mini: u64,
     pub(super) lock: Option<File>,
-    /// Whether something that was loaded could not be measured yet: it is tried again.
+    /// Whether a loaded module could not be measured yet, so that the engine tries again.
     pub(super) has_unmeasured: bool,
-    /// The functions that are being woven have never run: no call of them can be in progress.
+    /// Whether the functions that are being woven have never run, so that no call of them can be in progress.
     pub(super) unrun: bool,
-    /// Whether a thread may be in code that was taken out: counters are not used again then.
+    /// Whether a thread may be in code that was taken out, so that counters must not be reused.
     pub(super) has_stragglers: bool,
-    /// Fork children count like threads of the target; before anything is woven: they are to.
+    /// Whether fork children count like threads of the target; before the first code is woven, whether they shall.
     pub(super) family: bool,
     /// Whether such children begin with the state of their parents.
     pub(super) births: births::Births,
-    /// Everything was taken out but the memory, which has to stay for a while.
+    /// Set if everything except the memory was taken out, and the memory has to stay for a while.
     pub(super) unfinished: Option<Unfinished>,
-    /// A dead engine has woven what no measurement needs.
+    /// Whether a dead engine has woven code that no measurement needs.
     pub(super) has_spare: bool,
-    /// Earliest time of the next try to take that out; `None`: at once.
+    /// Earliest time of the next try to remove that code; `None` for an immediate try.
     pub(super) spare_after: Option<Instant>,
-    /// The engine ends: nothing new begins.
+    /// Whether the engine is ending, so that no insertion may begin.
     pub(super) closed: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Costs of the measurements of a target, and removal of pairs that cost more than they may.
+//! Costs of the measurements of a target, and removal of pairs that cost more than allowed.
 //!
-//! A pair costs what its snippets cost at worst, as often as they run, which counters in the shards tell. Nobody has to read values for that:
-//! the watch looks at these counters, and takes out of a measurement what costs most until the rest costs what it may. Pairs that only count are
-//! reported and stay.
+//! The cost of a pair is the worst case of its snippets times the number of their runs, which counters in the shards count. No client has
+//! to read values for that: the watch reads these counters. If a measurement exceeds its limit, the watch takes out its most expensive
+//! pairs until the rest is within the limit. Pairs that only count are reported and stay.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -24,27 +24,27 @@ use super::pair::{Pair, PairKey};
 use super::shared::Shared;
 use super::view::View;
 
-/// Over its limit in so many windows in a row: a burst that is over when it is noticed takes nothing out.
+/// Number of consecutive looks at which a measurement must be over its limit. A burst that has passed when it is noticed removes no pair.
 const WINDOWS: u32 = 2;
-/// Nanoseconds of processor time in a second that are one percent of a processor.
+/// Nanoseconds of processor time per second that are one percent of a processor.
 const PERCENT: f64 = 1e7;
 
 /// The values of a pair that was taken out.
 #[derive(Debug)]
 pub(super) struct Frozen {
-    /// By thread, ended ones too.
+    /// Values by thread, including ended threads.
     pub rows: Vec<(Option<Tid>, Raw)>,
-    /// When and why.
+    /// Time and reason of the removal.
     pub why: TakenOut,
 }
 
 impl Pair {
-    /// Whether it costs more by nature than a count.
+    /// Whether the pair's code does more than count.
     fn is_costly(&self) -> bool {
         self.variables.iter().any(|v| v.shape != Shape::Counter)
     }
 
-    /// The clock of its value, if that is a timer.
+    /// The clock of the pair's value, if the value is a timer.
     fn timer(&self) -> Option<Clock> {
         match self.variables.first()?.shape {
             Shape::Timer(clock) => Some(clock),
@@ -58,14 +58,14 @@ impl Pair {
         }
     }
 
-    /// Whether a view reads this pair, and not one of the same name that came later.
+    /// Whether a view reads this pair, and not an earlier or later one with the same key.
     pub(super) fn is_seen_by(&self, view: &View) -> bool {
         self.counters.first() == Some(&view.value.first)
     }
 }
 
 impl Session {
-    /// Renews the accounts of all pairs after a change of what is woven.
+    /// Recomputes the accounts of all pairs after a change of the woven code.
     pub(super) fn settle_accounts(&self, control: &Control) {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
         let mut shared = self.shared_mut();
@@ -79,17 +79,17 @@ impl Session {
         shared.timers = Timers { wall: count(Some(Clock::Wall)), cpu: count(Some(Clock::Cpu)), none: count(None) };
     }
 
-    /// Lists the counters of all accounts, if that is not done.
+    /// Lists the counters of all accounts, unless that is done already.
     fn write_bill(&self) {
         if self.shared().ledger.bill().is_some() {
             return;
         }
-        // what has to be measured first is not measured while others wait
+        // prices are measured before the lock is taken, so that no other thread waits for the measurement
         Prices::here();
         self.shared_mut().ledger.write_bill();
     }
 
-    /// Closes the accounts of pairs that go: what they have cost stays in the sum.
+    /// Closes the accounts of pairs that are removed: the sum keeps their cost so far.
     pub(super) fn close_accounts(&self, firsts: impl Iterator<Item = u32>) {
         let mut shared = self.shared_mut();
         let closed = shared.ledger.remove(firsts);
@@ -100,7 +100,7 @@ impl Session {
         shared.ledger.add_closed(spent);
     }
 
-    /// Looks at how often code runs, and takes out what costs more than it may.
+    /// Reads how often code runs, and takes out pairs that exceed a limit.
     pub fn hold_limits(&self) {
         self.write_bill();
         let all = {
@@ -109,7 +109,7 @@ impl Session {
             self.rates().look(bill, &columns)
         };
         let mut control = self.control();
-        // which pairs are whose is looked up only if it can matter
+        // the costs of single measurements are computed only if one can be over its limit
         if self.end.is_known() || control.measurements.values().all(|m| all <= m.limit * PERCENT) {
             self.rates().over.clear();
             return;
@@ -134,7 +134,7 @@ impl Session {
         }
     }
 
-    /// The pairs of a measurement that have to go for the rest to cost what it may, with what they cost.
+    /// The pairs of a measurement that must be removed so that the rest is within the limit, with their costs.
     fn excess(&self, control: &Control, id: MeasurementId) -> Vec<(PairKey, TakenOut)> {
         let Some(measurement) = control.measurements.get(&id) else { return Vec::new() };
         let limit = measurement.limit * PERCENT;
@@ -148,12 +148,12 @@ impl Session {
                 costs.insert(&view.key, rate);
             }
         }
-        // who pays is looked for in all measurements: only if it matters
+        // the payer of a pair is searched in all measurements, so only if it matters
         let sum_of = |costs: &FxHashMap<_, PairRate>| costs.values().map(|rate| rate.ns_per_s).sum::<f64>();
         if sum_of(&costs) <= limit {
             return Vec::new();
         }
-        // what several measure stays as long as one of them may pay for it
+        // a pair of several measurements stays as long as one of them may pay for it
         costs.retain(|key, _| control.payer(key) == Some(id));
         let mut sum = sum_of(&costs);
         let mut costs: Vec<(PairRate, &PairKey)> = costs.into_iter().map(|(key, rate)| (rate, key)).collect();
@@ -176,7 +176,7 @@ impl Session {
         out
     }
 
-    /// Takes the code of pairs out and keeps their values as they are.
+    /// Takes the code of pairs out and freezes their values.
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
         let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         self.withdraw(control, &minis)?;
@@ -186,7 +186,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps the values of a pair as they are whose code was taken out.
+    /// Freezes the values of a pair whose code was taken out.
     pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut) {
         control.retire_keys(std::iter::once(key));
         let Some(mut pair) = control.pairs.remove(key) else { return };
@@ -207,7 +207,7 @@ impl Session {
         control.retired.push(pair);
     }
 
-    /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.
+    /// Refuses a request that is known to exceed its limit, because calls of its functions are counted already.
     pub(super) fn refuse_costly(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
         let mut known: FxHashMap<MdlFunction, f64> = FxHashMap::default();
         let shared = self.shared();
@@ -270,7 +270,7 @@ impl Session {
         self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The value of a metric of the engine's own.
+    /// The value of a metric of the engine itself.
     pub(super) fn internal(&self, metric: Internal, shared: &Shared) -> i64 {
         let whole = |ns: f64| ns.round() as i64;
         let threads = || self.target.threads().map_or(0, |t| t.len() as i64);
@@ -310,7 +310,7 @@ impl Session {
         }
     }
 
-    /// Costs of all pairs that are woven.
+    /// Costs of all woven pairs.
     pub(super) fn costs(&self, control: &Control, attached: &Attached) -> Costs {
         let shared = self.shared();
         let rates = self.rates();
@@ -348,14 +348,14 @@ impl Session {
 }
 
 impl Attached {
-    /// Seconds since the first insertion; less than a tenth tells nothing about rates.
+    /// Seconds since the first insertion, at least a tenth of a second, because rates over less time mean nothing.
     fn seconds(&self) -> f64 {
         (now_ns().saturating_sub(self.since_ns) as f64 / 1e9).max(0.1)
     }
 }
 
 impl Control {
-    /// The measurement that answers for what a pair costs: the one that may cost most.
+    /// The measurement that pays for a pair: of those that measure it, the one with the highest limit.
     fn payer(&self, key: &PairKey) -> Option<MeasurementId> {
         let users = self.measurements.iter().filter(|(_, m)| m.views.iter().any(|v| v.key == *key));
         users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)

@@ -1,4 +1,4 @@
-//! Changes by others to woven code: what a look finds, and what a removal says of it.
+//! Changes by other programs to woven code: how the engine notices and reports them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,10 +11,10 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 
-/// Most different findings that are remembered until the end.
+/// Largest number of different findings that are remembered until the end.
 const FINDINGS_MAX: usize = 64;
 
-/// Findings about changed code that the watch has logged, each with the Unix time in nanoseconds when it was seen first.
+/// Findings about changed code that the watch has logged, each with the Unix time in nanoseconds of its first occurrence.
 #[derive(Default)]
 pub(super) struct Findings(Mutex<Vec<(String, u64)>>);
 
@@ -34,7 +34,7 @@ impl Findings {
         }
     }
 
-    /// Adds all findings to warnings, each once, with the time since it was seen first.
+    /// Adds all findings to warnings, each once, with the time since its first occurrence.
     fn date(&self, warnings: &mut Vec<String>) {
         let now = now_ns();
         for (what, since) in self.lock().iter() {
@@ -49,26 +49,27 @@ impl Findings {
 }
 
 impl Session {
-    /// Warnings about places at which others have changed code.
+    /// Warnings about places at which other programs have changed code.
     pub(super) fn warnings(&self, control: &Control, left: &[Left]) -> Vec<String> {
         Left::warnings(left, &self.target, &|at| control.modules.name_at(at))
     }
 
-    /// Warnings about changes by others to the code that is woven here.
+    /// Warnings about changes by other programs to the code that is woven here.
     pub(super) fn disturbances(&self, control: &Control) -> Vec<String> {
         let left = self.disturbed_places(control);
         if left.is_empty() { Vec::new() } else { self.warnings(control, &left) }
     }
 
-    /// Places at which others have changed the code that is woven here.
+    /// Places at which other programs have changed the code that is woven here.
     pub(super) fn disturbed_places(&self, control: &Control) -> Vec<Left> {
         let Some(attached) = &control.attached else { return Vec::new() };
         let text = attached.woven.points().flat_map(|(_, point)| &point.removal.text);
         ground::disturbed(&self.target, text)
     }
 
-    /// Adds to the warnings of a removal what others have done to the code while it was woven: places that have the original code again, of which
-    /// the removal itself sees nothing, and what a look has found before, each once and with the time since. `left` are the places that are told of.
+    /// Adds to the warnings of a removal the changes that other programs made while the code was woven: places that have the original code
+    /// again, which the removal itself does not notice, and earlier findings, each once and with the time since. `left` are the places that
+    /// are reported already.
     pub(super) fn add_lost_calls(
         &self,
         control: &Control,
@@ -84,7 +85,7 @@ impl Session {
         self.findings.date(warnings);
     }
 
-    /// Looks at the woven code, and logs once what others have done to it.
+    /// Examines the woven code, and logs each change by other programs once.
     pub fn notice_disturbances(&self) {
         let found = self.disturbances(&self.control());
         self.findings.note(self.pid(), found);

@@ -1,4 +1,4 @@
-//! A session with one target, and its beginning.
+//! A session with one target, and how it is opened.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,8 +44,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed. What cannot be removed yet, because
-    /// a thread sleeps in the kernel, the session goes on with.
+    /// Opens a session. The target is not changed, except that the remains of a dead engine are removed. If a thread that sleeps in the
+    /// kernel delays the removal, the session begins with that memory.
     pub fn open(context: Context, target: Arc<Target>) -> Result<Self, Error> {
         let failed = |e| Error::process(target.pid(), e);
         let areas = target.find_areas().map_err(failed)?;
@@ -101,17 +101,17 @@ impl Session {
         })
     }
 
-    /// Looks for modules that were mapped or unmapped since.
+    /// Updates the modules to the present mappings.
     pub fn refresh(&self) -> Result<(), Error> {
         self.look_at_modules(&mut self.control()).map(drop)
     }
 
-    /// Asks something about the modules.
+    /// Calls `ask` with the modules of the target.
     pub fn check_names(&self, ask: impl FnOnce(&Modules) -> Result<(), Error>) -> Result<(), Error> {
         ask(&self.control().modules)
     }
 
-    /// Whether nothing of this session is in the target any more, and nothing will come.
+    /// Whether nothing of this session is in the target any more, and no insertion will follow.
     pub fn is_over(&self) -> bool {
         let control = self.control();
         control.lock.is_none() && control.attached.is_none() && control.measurements.is_empty()
@@ -122,7 +122,7 @@ impl Session {
         &self.target
     }
 
-    /// Real user id of the target's owner, now or when it ended.
+    /// Real user id of the target's owner, now or when the target ended.
     pub fn owner(&self) -> u32 {
         self.owner
     }
@@ -151,7 +151,8 @@ impl Session {
     pub fn inserted(&self) -> Option<Inserted> {
         let control = self.control();
         let attached = control.attached.as_ref()?;
-        // not within what follows: there the costs look as well, and whoever holds the values must not ask for them again while a writer waits
+        // read before the struct is built: computing the costs takes the same lock, and a thread that holds it must not take it again while
+        // a writer waits
         let hooks = usize::from(self.shared().hook.is_some());
         Some(Inserted {
             pid: self.pid(),

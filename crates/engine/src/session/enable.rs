@@ -1,4 +1,4 @@
-//! Insertion of a measurement: from a request to woven pairs and an answer.
+//! Insertion of a measurement: from a request to woven pairs and the answer.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -36,14 +36,14 @@ pub struct NewMeasurement<'a> {
     pub request: &'a EnableRequest,
     /// Treatment of names that nothing in the target has.
     pub missing: Missing,
-    /// Time when the request came.
+    /// Time at which the request came.
     pub begin: Instant,
-    /// Told in words what is being done.
+    /// Called with a line of text about the present step.
     pub progress: &'a dyn Fn(&str),
 }
 
 impl Session {
-    /// Inserts a measurement. With [`Missing::MayCome`] it begins with what is there and grows by [`Session::grow`].
+    /// Inserts a measurement. With [`Missing::MayCome`] it begins with the functions that are mapped and grows by [`Session::grow`].
     pub fn enable(&self, new: &NewMeasurement<'_>) -> Result<Enabled, Error> {
         let &NewMeasurement { id, rights, library, request, missing, begin, progress } = new;
         let mut guard = self.control();
@@ -79,7 +79,7 @@ impl Session {
         warnings.extend(warnings::of_calls(&wanted));
         let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
-        // Values that need no code have no stop in which that would be asked.
+        // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(self.insertion_warnings(control, &keys));
@@ -108,8 +108,8 @@ impl Session {
         Ok(enabled)
     }
 
-    /// Takes the lock of the target again if an insertion that was taken back gave it up: measurements without code outlive that. Fails if the
-    /// session is over.
+    /// Takes the lock of the target again if a failed insertion has released it, because measurements without code stay valid then. Fails
+    /// if the session is over.
     fn lock_again(&self, control: &mut Control) -> Result<(), Error> {
         if control.lock.is_none() && !self.end.is_known() {
             let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted. `whole`: it fails if nothing of it can be woven.
+    /// Weaves the wanted pairs that are not woven yet. Returns the keys of all wanted pairs. With `whole`, fails if no pair can be woven.
     #[expect(clippy::type_complexity, reason = "a list and its stop")]
     pub(super) fn insert_wanted(
         &self,
@@ -189,11 +189,11 @@ impl Session {
                 unmet.push((key.clone(), instrumentation));
                 continue;
             };
-            // A pair that is there grows by the functions of modules that were loaded since.
+            // An existing pair grows by the functions of modules that were loaded since.
             let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
-            // also one that has all its functions may need what was loaded since: exceptions and longjmp land there
+            // even a pair that has all its functions may need a module that was loaded since, because exceptions and longjmp land there
             if !instrumentation.insertions.is_empty() || pair.restores {
                 let counters = if instrumentation.insertions.is_empty() {
                     pair.counters.clone()
@@ -231,7 +231,7 @@ impl Session {
         Ok((keys, caught_up))
     }
 
-    /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.
+    /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
     fn fit_histograms(control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);
         let histograms =
@@ -242,7 +242,7 @@ impl Session {
         let slots_at = |resolution: Resolution| -> u64 {
             let saved = Shape::Histogram(Resolution::Fine).slots() - Shape::Histogram(resolution).slots();
             let of = |variables: &[Variable]| {
-                // one hidden counter for each snippet, of which there are two for most pairs
+                // one hidden counter for each snippet; most pairs have two snippets
                 resolution::slots(variables) + 2 - u64::from(saved) * histograms(variables) as u64
             };
             let tables = |i: &Instrumentation| if i.object.is_some() { sharing::COUNTERS_A_PAIR } else { 0 };
@@ -263,14 +263,14 @@ impl Session {
         };
         let mut to: FxHashMap<Resolution, Coarsening> = FxHashMap::default();
         for (w, (key, _)) in wanted.iter_mut().zip(keys) {
-            // one that is there stays as it is
+            // an existing pair keeps its resolution
             let known = control.pairs.get(key).and_then(|pair| resolution::of_variables(&pair.variables));
             let to_what = known.unwrap_or(resolution);
             to.entry(to_what).or_insert_with(|| Coarsening::to(to_what)).apply(&mut w.instrumentation);
         }
     }
 
-    /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.
+    /// Evaluates the pairs of a request that need code. Also returns the errors of modules that cannot be analysed.
     pub(super) fn evaluate_rest(
         &self,
         control: &Control,

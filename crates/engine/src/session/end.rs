@@ -1,4 +1,4 @@
-//! End of a target: noticed by the watch, told to listeners.
+//! The end of a target: the watch notices it, and listeners are told.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::api::Ended;
 use super::context::AtEnd;
 use super::driver::Session;
 
-/// Time between two looks for threads that have ended while there are timers, where threads come and go.
+/// Time between two looks for ended threads while there are timers, if threads begin and end.
 const LOOK: Duration = Duration::from_millis(5);
-/// The same where they stay.
+/// Time between two looks for ended threads while there are timers, if the threads stay the same.
 const LOOK_RARELY: Duration = Duration::from_millis(20);
-/// Divisor of the time between two looks: they take at most this part of a processor.
+/// Divisor of the time for these looks: they take at most this fraction of a processor.
 const LOOK_SHARE: u32 = 100;
 
 /// The end of a target, and its listeners.
@@ -26,7 +26,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// The end of the target; `None` as long as it was not noticed.
+    /// The end of the target; `None` until it is noticed.
     pub fn get(&self) -> Option<Ended> {
         self.known.get().copied()
     }
@@ -40,7 +40,7 @@ impl End {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a listener. One that comes after the end is told at once.
+    /// Adds a listener. A listener that is added after the end is called at once.
     fn add_listener(&self, tell: &Arc<AtEnd>) {
         let mut all = self.listeners();
         all.retain(|known| known.strong_count() > 0);
@@ -51,7 +51,7 @@ impl End {
         }
     }
 
-    /// Notes the end and tells the listeners. The first end stays.
+    /// Notes the end and calls the listeners. Later calls do not change the end.
     fn note(&self, ended: Ended) {
         let _ = self.known.set(ended);
         let all = std::mem::take(&mut *self.listeners());
@@ -65,7 +65,7 @@ impl Session {
         self.end.is_known()
     }
 
-    /// Lets a listener know of the end of the target as soon as it is noticed.
+    /// Adds a listener that is called as soon as the end of the target is noticed.
     pub fn at_end(&self, tell: &Arc<AtEnd>) {
         self.end.add_listener(tell);
     }
@@ -75,7 +75,8 @@ impl Session {
         self.end.note(ended);
     }
 
-    /// Stops the clock of the timers if the target has ended. No reader runs meanwhile, so that no later reading is lower than one before.
+    /// Stops the clock of the timers if the target has ended. No reader runs meanwhile, so that no later reading is lower than an earlier
+    /// one.
     pub(super) fn stop_the_clock(&self) {
         if !self.clocks.is_stopped() {
             let _nobody_reads = self.shared_mut();
@@ -83,11 +84,11 @@ impl Session {
         }
     }
 
-    /// Waits a little for the end of the target, and does what has to be done from time to time. `false`: the target is gone.
+    /// Waits up to `at_most` for the end of the target, and does the periodic work. Returns false if the target is gone.
     pub fn watch(&self, at_most: Duration) -> bool {
         if self.ends_within(at_most) {
             self.stop_the_clock();
-            // as long as its status was not fetched, the kernel tells what its main thread has taken
+            // as long as the exit status was not fetched, the kernel still has the processor time of the main thread
             self.clocks.cpu_ticks(&self.target, Tid(self.pid().0));
         }
         if let Some(status) = self.target.wait_exit(Duration::ZERO) {
@@ -109,7 +110,7 @@ impl Session {
         true
     }
 
-    /// Waits for the end of the target, and looks for threads that have ended meanwhile if timers may run in them.
+    /// Waits for the end of the target. Meanwhile looks for ended threads if timers may run in them.
     fn ends_within(&self, at_most: Duration) -> bool {
         let mut pause = self.look_pause.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = Instant::now();
@@ -124,7 +125,7 @@ impl Session {
             if begin >= end {
                 return false;
             }
-            // where only wall timers run nothing has to be asked of threads that live on
+            // if only wall timers run, living threads need not be asked
             let misses = self.misses_threads();
             if cpu || misses {
                 self.retire_ended_threads();

@@ -1,19 +1,19 @@
-//! Errors that several files of a session give.
+//! Errors that several files of a session return.
 
 use ingraft_model::Pid;
 
 use crate::api::MeasurementId;
 use crate::error::{Error, ErrorKind};
 
-/// The reason of [`over`].
+/// Reason word of [`over`].
 pub const OVER: &str = "session_over";
 
-/// The session has ended between its being found and its being asked: another one is to be opened.
+/// The error if the session has ended between its look-up and the request; the caller must open another one.
 pub(super) fn over(pid: Pid) -> Error {
     Error::new(ErrorKind::Failed, OVER, "a removal has just ended", "try again").about(pid)
 }
 
-/// The engine is on its way out.
+/// The error if the engine is ending.
 pub fn ending(pid: Pid) -> Error {
     Error::new(ErrorKind::Failed, "ending", "the engine is ending", "start it again").about(pid)
 }

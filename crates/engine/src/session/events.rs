@@ -1,4 +1,4 @@
-//! Events that the kernel counts for each thread of the target: no code, no stop, read by the engine.
+//! Events that the kernel counts for each thread of the target. The engine reads them, without code and without a stop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,17 +13,17 @@ use crate::readings::values::Raw;
 
 use super::driver::Session;
 
-/// An event that a pair asks for.
+/// The event of a pair.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
-    /// The metric that asks for it.
+    /// The metric of the pair.
     pub metric: Arc<MetricInfo>,
     event: Event,
-    /// The only thread that counts.
+    /// The only thread whose events count; `None` for all threads.
     thread: Option<Tid>,
 }
 
-/// An event that is being counted; every view of it reads the same.
+/// An event that is being counted; all its views read the same counters.
 #[derive(Clone, Debug)]
 pub(super) struct Counting(Arc<Mutex<CountedEvents>>);
 
@@ -43,7 +43,7 @@ pub(super) fn of_pair(
     Ok(Some(Wish { metric: instrumentation.metric, event, thread: instrumentation.thread }))
 }
 
-/// An event that is not counted, as an error for clients.
+/// The error for an event that cannot be counted.
 pub(super) fn refused(e: EventError) -> Error {
     let (kind, reason) = match &e {
         EventError::Problem(_) => (ErrorKind::Usage, "no_such_event"),
@@ -58,7 +58,7 @@ pub(super) fn refused(e: EventError) -> Error {
 }
 
 impl Wish {
-    /// Begins to count.
+    /// Begins to count the event.
     pub fn begin(&self, target: &Target) -> Result<Counting, Error> {
         let counted = CountedEvents::begin(target, &self.event, self.thread).map_err(|e| match e {
             EventError::Process(e) => Error::process(target.pid(), e),
@@ -70,7 +70,7 @@ impl Wish {
         Ok(Counting(Arc::new(Mutex::new(counted))))
     }
 
-    /// The only thread that counts.
+    /// The only thread whose events count; `None` for all threads.
     pub fn thread(&self) -> Option<Tid> {
         self.thread
     }
@@ -81,7 +81,7 @@ impl Counting {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The warning that threads may be missing in the values, if they may.
+    /// The warning that the values may lack threads, if that is so.
     pub fn warning(&self) -> Option<String> {
         let counted = self.lock();
         counted.may_miss_threads().then(|| {
@@ -92,7 +92,7 @@ impl Counting {
         })
     }
 
-    /// Counts by thread, and the time for which the event was counted, if not all the time.
+    /// Counts by thread, and the time for which the event was counted, if that was not all the time.
     pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<Counted>) {
         let reading = self.lock().read();
         let EventReading { enabled_ns, running_ns, .. } = reading;
@@ -108,7 +108,7 @@ impl Counting {
 }
 
 impl Session {
-    /// Looks for threads that have begun or ended since, unless a change is on its way: then the next time.
+    /// Looks for threads that have begun or ended. Does nothing if the session is being changed; the next call looks then.
     pub(super) fn follow_events(&self) {
         let counting: Vec<Counting> = match self.control.try_lock() {
             Ok(control) => control.measurements.values().flat_map(|m| m.views.counting()).cloned().collect(),

@@ -1,4 +1,4 @@
-//! Fork children that are measured with their parent: they have its code and its shared memory, and count there like threads of it.
+//! Fork children that are measured with their parent: they have its code and its shared memory, and count like threads of the parent.
 
 use std::fs;
 
@@ -12,7 +12,8 @@ use super::control::Control;
 use super::driver::Session;
 
 impl Session {
-    /// Whether fork children are to be measured with the target. That is decided with the first measurement in it, for all that come while it is in.
+    /// Decides whether fork children are measured with the target. The first measurement in the target decides for all that come while it
+    /// is inserted.
     pub(super) fn decide_family(
         &self,
         control: &mut Control,
@@ -20,8 +21,8 @@ impl Session {
         wanted: &[Wanted],
         warnings: &mut Vec<String>,
     ) -> Result<(), Error> {
-        // their code would read the parent's memory, a call that ends with its process would stay open, and objects of theirs would be taken for
-        // the target's
+        // in a child, such code would read the parent's memory, leave a call open that ends with the child's process, or add objects of the
+        // child to those of the target
         let alike = |w: &Wanted| {
             let lists_objects = w.instrumentation.variables.iter().any(|v| v.shape == Shape::Table(Fold::Last));
             let strange = |i: &Insertion| i.snippet.asks_kernel() || i.snippet.interferes();
@@ -46,7 +47,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether there are children that count what is woven now, whatever is taken out of the target.
+    /// Whether there are children that execute the present code, whatever is taken out of the target.
     pub(super) fn has_heirs(&self, control: &Control) -> bool {
         let attached = control.attached.as_ref().filter(|_| control.family);
         attached.is_some_and(|attached| leftover::has_heirs(&self.target, attached.area.layout()))
@@ -59,7 +60,7 @@ impl Session {
         area.is_some_and(|area| self.has_inherited(pid, area.layout()))
     }
 
-    /// The process of a thread that counts in an area, if that is not the target's and lives.
+    /// The process of a thread that counts in an area, if it is another process than the target and lives.
     pub(super) fn find_followed(&self, tid: Tid, area: DataArea) -> Option<(Tid, Pid)> {
         if !self.has_inherited(Pid(tid.0), area) {
             return None;
@@ -69,7 +70,8 @@ impl Session {
         Some((tid, Pid(leader)))
     }
 
-    /// Areas of other targets lie at the same place: it is the file that tells. To look whether there is any is quicker, and mostly says no.
+    /// Whether a process maps the data area. Areas of other targets have the same address, so the file decides. The check for any mapping
+    /// there is quicker, and usually negative.
     fn has_inherited(&self, pid: Pid, area: DataArea) -> bool {
         let (start, end) = (area.base.0, area.base.0 + area.stride);
         fs::symlink_metadata(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).is_ok()

@@ -1,4 +1,4 @@
-//! Libraries that a target maps and unmaps while it is measured. Those that come are measured; those that go take their points along.
+//! Libraries that a target maps and unmaps while it is measured. Mapped libraries are measured; the points of unmapped ones are forgotten.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,8 +22,8 @@ use super::pair::{Pair, PairKey, pair_infos};
 use super::view::View;
 
 impl Session {
-    /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another
-    /// file's already. Returns whether there is text that was not measured yet.
+    /// Updates the modules to the present mappings. Points whose text is gone are forgotten, because their addresses may belong to another
+    /// file. Returns whether there is text that was not measured yet.
     pub(super) fn look_at_modules(&self, control: &mut Control) -> Result<bool, Error> {
         let woven = control.attached.as_ref().map(|attached| &attached.woven);
         let is_woven = |module| woven.is_some_and(|w| restore::is_woven(&self.target, w.text_of(module)));
@@ -31,7 +31,7 @@ impl Session {
         let mut more = news.more;
         let mut gone = news.gone;
         if let Some(attached) = &control.attached {
-            // Unloaded and loaded again between two looks: the place and the file are the same, but nothing of ours is there.
+            // The module was unloaded and loaded again between two looks: the same file is at the same address, but without woven code.
             for module in attached.woven.modules() {
                 if !gone.contains(&module) && restore::is_fresh(&self.target, attached.woven.text_of(module)) {
                     control.modules.renew(module);
@@ -47,7 +47,7 @@ impl Session {
         Ok(more)
     }
 
-    /// Forgets the points of modules whose text is gone. What they counted stays.
+    /// Forgets the points of modules whose text is gone. Their counts stay.
     fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
         let is_gone = |f: &MdlFunction| gone.contains(&f.module);
         for pair in control.pairs.values_mut() {
@@ -72,8 +72,8 @@ impl Session {
         self.forget_points(attached, records)
     }
 
-    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact`, asked when they are woven, says
-    /// that none of their code has run yet. Returns the answer as it would be now.
+    /// Looks for modules that were loaded since, and measures the functions in them that a request names. `exact`, which is called when
+    /// they are woven, tells whether none of their code has run yet. Returns the answer as it would be now.
     pub fn grow(&self, id: MeasurementId, exact: &dyn Fn() -> bool, begin: Instant) -> Result<Option<Enabled>, Error> {
         let mut control = self.control();
         if !self.look_at_modules(&mut control)? {
@@ -82,14 +82,15 @@ impl Session {
         self.grow_locked(&mut control, id, exact, begin)
     }
 
-    /// Prepares for libraries that are loaded later when nothing that was asked for is there yet, so that nothing is woven that tells of them.
+    /// Prepares for libraries that are loaded later if no function of a request is mapped yet, so that there is no woven code to notice
+    /// them.
     pub fn await_modules(&self, id: MeasurementId) -> Result<(), Error> {
         let mut guard = self.control();
         let control = &mut *guard;
         let Some(measurement) = control.measurements.get(&id).filter(|_| control.attached.is_none()) else {
             return Ok(());
         };
-        // what needs no code waits for nothing
+        // pairs that need no code do not wait for modules
         let all_there = measurement.request.functions.is_empty()
             && measurement.views.iter().filter(|v| v.own.is_some()).count() == measurement.request.pairs.len();
         if all_there {
@@ -101,7 +102,7 @@ impl Session {
         Ok(())
     }
 
-    /// A module that was mapped since the first insertion and that uses the gs base itself, by which the threads' shards are found.
+    /// Name of a module that was mapped since the first insertion and that uses the gs base itself, by which threads find their shards.
     pub fn must_yield_gs(&self) -> Option<String> {
         self.user_of_gs(&self.control())
     }

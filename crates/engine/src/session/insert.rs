@@ -1,4 +1,4 @@
-//! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
+//! Insertion of the code of new pairs: counters, code, journal, stop. On an error the target and the session are as before.
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
 
-/// Why a pair of a request, by its number, stays out of a function.
+/// Reason why a pair, given by its index in the request, is not woven in a function.
 type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 
-/// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which it shares.
+/// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which pairs share.
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
@@ -47,15 +47,15 @@ pub(super) struct Minis {
     unlanded: Vec<MdlFunction>,
 }
 
-/// A snippet, and what says where it stands among all of a request.
+/// A snippet with its sort key among all snippets of a request.
 struct Placed<'a> {
-    /// Its points; then the pairs, of which what begins first ends last; then its place in its pair.
+    /// Function and kind of its points; then the pair, so that the pair that begins first ends last; then the position in its pair.
     rank: (MdlFunction, PointKind, i64, i64),
     mini: NewMini<'a>,
 }
 
 impl<'a> Placed<'a> {
-    /// `n`: how many its pair has had before.
+    /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before.
     fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
         let spot = insertion.point;
         let pair = mini.pair as i64;
@@ -71,9 +71,8 @@ impl<'a> Placed<'a> {
 pub(super) type Bound = (PairKey, Instrumentation, Vec<u32>);
 
 impl Session {
-    /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
-    /// are as before.
-    /// `whole`: nothing else is asked for, so that it fails if nothing of it can be woven.
+    /// Weaves the code of new pairs, and attaches to the target if nothing was woven there yet. On an error the target and the session are
+    /// as before. `whole` means that the request asks for nothing else, so that it fails if no pair can be woven.
     pub(super) fn insert(&self, control: &mut Control, fresh: Vec<Fresh>, whole: bool) -> Result<CaughtUp, Error> {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
@@ -141,7 +140,8 @@ impl Session {
         Ok(caught_up)
     }
 
-    /// Takes counters for the variables of new pairs; returns besides the groups that they form. On an error none is taken.
+    /// Allocates counters for the variables of new pairs. Also returns the groups that the pairs form. On an error no counter stays
+    /// allocated.
     fn bind(&self, control: &mut Control, fresh: Vec<Fresh>) -> Result<(Vec<Bound>, Vec<Option<Forming>>), Error> {
         let limit = counters_max(control);
         let mut bound: Vec<Bound> = Vec::with_capacity(fresh.len());
@@ -172,7 +172,7 @@ impl Session {
         Ok((bound, forming))
     }
 
-    /// The number of the event of the processor that code reads.
+    /// The number of the processor event that code reads.
     fn event_number(&self, control: &mut Control, instrumentation: &Instrumentation) -> Result<u32, Error> {
         let Some(name) = &instrumentation.event else { return Ok(0) };
         let attributes = || Event::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
@@ -183,7 +183,7 @@ impl Session {
         })
     }
 
-    /// Weaves more points for pairs that are there.
+    /// Weaves more points for existing pairs.
     pub(super) fn extend(&self, control: &mut Control, more: Vec<Bound>) -> Result<CaughtUp, Error> {
         if more.is_empty() {
             return Ok(CaughtUp::default());
@@ -215,7 +215,7 @@ impl Session {
         let (mut wanted, mut minis) = wanted_points(control, bound, &settle);
         let first = control.attached.is_none();
         if first || whole {
-            // Nothing is touched for a request of which nothing can be woven.
+            // The target is not changed for a request if no pair of it can be woven.
             self.refuse_hopeless(control, &wanted, bound)?;
         }
         if first {
@@ -227,7 +227,7 @@ impl Session {
         let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Snippet::default());
         add_tail_calls(control, &tails, bound, (&settle, &anchor), &mut wanted, &mut minis, &mut brought);
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
-            // pairs that are there need nothing of what was mapped since
+            // the existing pairs need none of the modules that were mapped since
             return Ok((refused, minis, CaughtUp::default()));
         }
         if let Some(attached) = &control.attached {
@@ -246,7 +246,7 @@ impl Session {
                 self.name_kept(control, &mut woven);
                 (woven, caught_up)
             }
-            // what else is asked for goes on; the functions of a library are told as refused
+            // the other parts of the request go on; the functions of the library are reported as refused
             Err(e) if e.is_shortage() && !first && !whole => {
                 tracing::warn!(error = %e, "a library is left alone");
                 let refusal = || Refusal::NoMemory { what: e.what.clone() };
@@ -280,9 +280,9 @@ impl Session {
         tables.try_for_each(|(first, keys)| write_keys(&attached.area, *first, keys, true)).map_err(|e| self.failed(e))
     }
 
-    /// Prepares the target for what the code of pairs needs: a clock, calls of functions, the births of children.
+    /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
     fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
-        // a table of listed keys is counted into as a counter is, without a clock
+        // a value in a table of listed keys is counted like a counter, without a clock
         let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_));
         if !bound.iter().all(|(_, i, _)| i.variables.iter().all(counts)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
@@ -294,7 +294,8 @@ impl Session {
         self.prepare_births(control, bound)
     }
 
-    /// Adds what pairs that put something back need where exceptions and longjmp land: one snippet, which they share. The pairs that bring it.
+    /// Adds the snippet that pairs with restored states need where exceptions and longjmp land; the pairs share one snippet for each
+    /// landing. Returns, for each landing that is new, the pair that weaves it.
     fn settle_at_landings<'w>(
         &self,
         control: &mut Control,
@@ -338,7 +339,8 @@ impl Session {
         brought
     }
 
-    /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
+    /// Prepares clocks and shards for code that follows calls. `cpu` asks for the clock of processor time too. Fails if there is no usable
+    /// clock.
     pub(super) fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let refuse =
@@ -358,7 +360,7 @@ impl Session {
         let in_the_way = match wall {
             WallClock::Tsc => None,
             _ if !self.target.has_our_time() => Some("the process has a time of its own (time namespace)"),
-            // also the vDSO asks the kernel where that goes by a clock which only the kernel can read
+            // the vDSO makes a system call too, if only the kernel can read its clock
             _ if filtered() => Some("a filter of system calls (seccomp) is active, and the clock may need one"),
             _ if !wall::is_there(&self.target, wall) => Some("its vDSO is not where it was"),
             WallClock::Vdso(_) | WallClock::SystemCall => None,
@@ -369,7 +371,7 @@ impl Session {
         match self.clocks.wall() {
             Ok(clock) => {
                 attached.env.ticks = clock.scale();
-                // ticks of the thread's clock in this target are of one length for ever, whoever measures
+                // the length of a tick of processor time in this target never changes, whichever engine measures
                 let rate = attached.area.cpu_rate(clock.scale().inverse()).map_err(|e| self.failed(e))?;
                 self.clocks.set_cpu_rate(rate);
                 Ok(())
@@ -378,7 +380,7 @@ impl Session {
         }
     }
 
-    /// Whether functions of the target can be called.
+    /// Fails if functions of the target cannot be called.
     fn may_call(&self, control: &Control) -> Result<(), Error> {
         let Some(attached) = &control.attached else { return Ok(()) };
         let why = match attached.env.identity {
@@ -391,7 +393,8 @@ impl Session {
         Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
     }
 
-    /// Functions whose bytes differ from the file because a measurement of a dead engine is there are told so.
+    /// Changes the refusal of functions whose bytes differ from the file because of a dead engine's measurement, so that it names that
+    /// measurement.
     fn name_kept(&self, control: &Control, refused: &mut Refused) {
         for ((function, _), refusal) in refused.iter_mut() {
             if let Refusal::BytesDiffer { .. } = refusal
@@ -404,12 +407,12 @@ impl Session {
 
     fn refuse_hopeless(&self, control: &Control, wanted: &[WantedPoints<'_>], bound: &[Bound]) -> Result<(), Error> {
         let mut reasons = Refused::default();
-        // the definitions of each pair that may still have no place
+        // the definitions of each pair that have no place so far
         let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
         let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
         let woven = control.attached.iter().flat_map(|a| a.woven.points()).map(|(_, point)| &point.removal);
         let (text, modules) = (Text::new(&self.target, woven), &control.modules);
-        // all that is wanted of a function stands together
+        // all points of a function are adjacent
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
@@ -428,7 +431,7 @@ impl Session {
         self.all_refused(modules, bound, &reasons).map_or(Ok(()), Err)
     }
 
-    /// The error of a request of which no pair has code for all of its definitions; none if one has.
+    /// The error for a request in which no pair has code for all of its definitions; `None` if one has.
     fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
         let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
@@ -454,7 +457,7 @@ impl Session {
         Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
     }
 
-    /// Weaves, writes the journal, applies. `variables` are those of a pair.
+    /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair.
     pub(super) fn change<'v>(
         &self,
         control: &mut Control,
@@ -463,7 +466,7 @@ impl Session {
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
-        // what children inherit takes as much as a thread's counters
+        // the state that children inherit takes as much memory as one thread's counters
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
@@ -471,7 +474,7 @@ impl Session {
             attached.woven.plan(&self.target, &control.modules, &attached.env, wanted, &mut record)?;
         let used = control.counters.used();
         let area = Arc::clone(&attached.area);
-        // before anything is written: what is mapped until here takes no memory
+        // checked before anything is written, because the mappings made so far take no memory yet
         self.refuse_change_without_room(attached, &change, (threads, used))?;
         let now = |clock, tid| match clock {
             Clock::Wall => self.clocks.now(),
@@ -489,7 +492,8 @@ impl Session {
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
             let catch_up = match control.unrun {
-                // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
+                // No call can be in progress. Besides, the thread that loaded the library waits in generated code, where its calls cannot
+                // be unwound.
                 true => None,
                 false => CatchUp::prepare(target, modules, versions, wanted, &change, variables, counters),
             };
@@ -515,14 +519,14 @@ impl Session {
             }
             Err(e) => {
                 let gone = change.new_points.iter().map(|point| Record::PointGone(point.key())).collect();
-                // The first error is the one to tell; a journal that says too much does no harm.
+                // The first error is the one to report. Surplus records in the journal do no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, gone);
                 Err(e)
             }
         }
     }
 
-    /// Refuses a change if a limit on the target's memory leaves no room for its code, its records, and the counters of all threads.
+    /// Fails if a limit on the target's memory leaves no room for the code of a change, its records, and the counters of all threads.
     fn refuse_change_without_room(
         &self,
         attached: &Attached,
@@ -535,14 +539,14 @@ impl Session {
         self.target.refuse_without_room(need).map_err(|e| self.failed(e))
     }
 
-    /// Refuses to make a data area if a limit on the target's memory leaves no room for it and for this.
+    /// Fails if a limit on the target's memory leaves no room for a data area and for `need`.
     pub(super) fn refuse_without_room(&self, control: &Control, need: MemoryNeed) -> Result<(), Error> {
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len();
         let area = MemoryNeed::of_attach().and(MemoryNeed::of_threads(threads, control.counters.used(), 0));
         self.target.refuse_without_room(need.and(area)).map_err(|e| self.failed(e))
     }
 
-    /// What code may read of the program's memory; an error if it may not, and must.
+    /// The memory of the program that code may read directly. Fails if code must ask the kernel for other memory and may not.
     fn readable(
         &self,
         modules: &Modules,
@@ -563,7 +567,7 @@ impl Session {
             return Err(Error::new(ErrorKind::Failed, "no_own_data", what, hint).about(self.pid()));
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
-        // a program with this library will filter, if it does not yet
+        // a program with this library will probably filter system calls, if it does not yet
         let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
         if process.is_none() || will_filter || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)) {
             let what = "neither memory of this program nor what the kernel counts for it can be read: its system calls are filtered (seccomp), and reading needs one";
@@ -586,20 +590,21 @@ impl Session {
         if journal.len() <= area.layout().journal_bytes {
             return area.append_journal(&bytes).map_err(|e| self.failed(e));
         }
-        // What was and is gone again fills the copy: begin it anew with what is.
+        // Records of things that are gone have filled the copy, so it is rewritten without them.
         let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
         area.write_journal(&text).map_err(|e| self.failed(e))
     }
 }
 
 impl Pair {
-    /// The snippet at points of a function that it shares with others.
+    /// Id of the snippet that the pair shares with others at a kind of points of a function.
     fn landing(&self, function: MdlFunction, spot: PointKind) -> Option<u64> {
         self.landings.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
     }
 }
 
-/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `settle` removes stale records where a call begins.
+/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `settle` is the snippet that prunes stale
+/// activations where a call begins.
 fn wanted_points<'w>(
     control: &mut Control,
     bound: &'w [Bound],
@@ -649,8 +654,8 @@ fn wanted_points<'w>(
     (wanted, minis)
 }
 
-/// Adds the snippets that follow calls across tail jumps. `settle` removes stale records at an entry; `anchor` is an empty snippet that keeps `settle`
-/// there.
+/// Adds the snippets that follow calls across tail jumps. `settle` prunes stale activations at an entry; `anchor` is an empty snippet that
+/// keeps `settle` there.
 fn add_tail_calls<'w>(
     control: &mut Control,
     tails: &'w TailCalls,
@@ -705,7 +710,7 @@ fn add_tail_calls<'w>(
     }
 }
 
-/// Counters that a shard of the target has or will have.
+/// Number of counters that a shard of the target has, or will have.
 pub(super) fn counters_max(control: &Control) -> u32 {
     let to_be = || resolution::counters_in(control.stride);
     control.attached.as_ref().map_or_else(to_be, |a| a.area.layout().counters())
@@ -717,13 +722,14 @@ pub(super) fn too_many(limit: u32) -> Error {
     Error::new(ErrorKind::Failed, "too_many_counters", what, hint)
 }
 
-/// Bytes that a point takes in the journal's copy, as far as one can tell before it is written.
+/// Estimated size of a point in the journal's copy, in bytes, before the point is written.
 const JOURNAL_POINT: u64 = 256;
-/// Bytes of code that a point takes at least.
+/// Smallest size of the code of a point, in bytes.
 const CODE_LEAST: u64 = 48;
 const PAGE: u64 = 4096;
 
-/// What a request takes at least: the pages on which its functions begin, and their code. How much exactly shows when the code is there.
+/// Memory that a request needs at least: the pages on which its functions begin, and their code. The exact need is known once the code is
+/// generated.
 fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
     let page = |w: &WantedPoints<'_>| {
         let (_, module, function) = modules.resolve(w.function)?;
@@ -734,7 +740,7 @@ fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
     MemoryNeed::of_pages(pages.len() as u64 + code)
 }
 
-/// Whether one of its definitions, the metric's or a constraint's, is woven nowhere, so that its value tells nothing.
+/// Whether one of a pair's definitions, the metric's or a constraint's, is woven nowhere, so that its value means nothing.
 fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
     if refused.is_empty() {
         return false;
@@ -747,17 +753,17 @@ fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refus
     groups.values().any(|has_place| !has_place)
 }
 
-/// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.
+/// Whether a pair follows calls from beginning to end. If so, stale activations are pruned wherever one of its calls begins.
 fn follows(instrumentation: &Instrumentation) -> bool {
     instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
 }
 
-/// Whether its code reads the processor time of a thread.
+/// Whether a pair's code reads a clock.
 pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
     instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
 }
 
-/// Counters for all variables, or none of them.
+/// Counters for all variables; `None`, and none allocated, if they do not fit.
 pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limit: u32) -> Option<Vec<u32>> {
     let mut taken = Vec::with_capacity(variables.len());
     for variable in variables {
@@ -777,7 +783,7 @@ fn give_back(control: &mut Control, bound: &[Bound]) {
     for (_, instrumentation, counters) in bound {
         for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
             control.counters.give_back(*first, variable.shape.slots());
-            // no thread has opened it: its code has never been there
+            // its code was never inserted, so no thread has opened the event
             if variable.shape == Shape::Event && control.events.leave(*first) {
                 control.events.free(*first);
             }

@@ -1,4 +1,4 @@
-//! Metrics of the engine's own in a request: values without code, beside those that have some.
+//! Pairs of a request whose values need no code: metrics of the engine itself, and events that the kernel counts.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use super::events;
 use super::pair::PairKey;
 use super::view::View;
 
-/// A pair of a request that the engine knows by itself: its position among the pairs, its key, what it is.
+/// A pair whose value the engine knows without code: its position in the request, its key, and the kind of its value.
 pub(super) type Own = (usize, PairKey, Known);
 
-/// Values that the engine knows by itself.
+/// Values that the engine knows without code.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// A metric of its own.
+    /// A metric of the engine itself.
     Internal(Internal),
     /// An event that the kernel counts.
     Event(events::Wish),
 }
 
-/// Source of such a value.
+/// Source of a value without code.
 #[derive(Clone, Debug)]
 pub(super) enum OwnValue {
     /// The engine's own figures.
@@ -41,13 +41,13 @@ pub(super) enum OwnValue {
 }
 
 impl OwnValue {
-    /// The kernel's counters, if it is those.
+    /// The kernel's counters, if they are the source.
     pub fn events(&self) -> Option<&events::Counting> {
         if let OwnValue::Events(counting) = self { Some(counting) } else { None }
     }
 }
 
-/// The pairs of a request that need no code. Definitions of the same name go first.
+/// The pairs of a request that need no code. A definition of the same name takes precedence.
 pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &Modules) -> Result<Vec<Own>, Error> {
     let mut own = Vec::new();
     for (position, pair) in request.pairs.iter().enumerate() {
@@ -77,7 +77,7 @@ fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
     Ok(Some(internal))
 }
 
-/// The request without them.
+/// The request without these pairs.
 pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
     let other = |(position, pair): (usize, &Arc<MetricFocus>)| {
         own.iter().all(|(own, ..)| *own != position).then(|| pair.clone())
@@ -85,7 +85,7 @@ pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
     EnableRequest { pairs: request.pairs.iter().enumerate().filter_map(other).collect(), ..request.clone() }
 }
 
-/// Puts them where the request has them.
+/// Inserts the pairs without code at their positions in the request.
 pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pairs: &mut Vec<PairInfo>) {
     for ((position, key, known), view) in own.iter().zip(internal) {
         let at = (*position).min(views.len()).min(pairs.len());
@@ -105,7 +105,7 @@ impl Session {
         let view = |(_, key, known): &Own| {
             let mut view = View {
                 key: key.clone(),
-                // no counter: nothing in the target has it
+                // no counter, as nothing in the target has the value
                 value: Slots { first: u32::MAX, shape: Shape::Counter },
                 activations: Vec::new(),
                 owner: None,

@@ -1,4 +1,4 @@
-//! Programs that are started to be measured from their first instruction on.
+//! Start of programs that are measured from their first instruction on.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 use crate::measure::request::{Missing, refuse_absent, resolve_patterns};
 use crate::session::{Context, NewMeasurement, Session};
 
-/// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs. Names that nothing has by then end it,
-/// unless they name a module that is not loaded: that is waited for.
+/// Starts a program and measures it. The modules that it maps until it is loaded are woven before any of their code runs. A name that
+/// nothing has by then ends the program, unless it belongs to a module that is not loaded; the engine waits for that module.
 pub fn start(
     context: Context,
     id: MeasurementId,
@@ -71,7 +71,7 @@ struct Launch<'a> {
     session: Option<Session>,
     /// Answer about the part that is measured so far.
     answer: Result<Option<Enabled>, Error>,
-    /// The warning about counts that had to be given up.
+    /// The warning about counts that were lost.
     lost: Option<String>,
     /// Warnings about the modules that are waited for.
     waiting: Vec<String>,
@@ -90,7 +90,7 @@ impl Launch<'_> {
                 self.answer = Ok(Some(enabled));
             }
             if let Some(name) = session.must_yield_gs() {
-                // None of its code has run. What counts from now on finds its counters without the gs base.
+                // None of the library's code has run. From now on, code finds its counters without the gs base.
                 session.detach()?;
                 *session = Session::open(self.context.clone(), Arc::clone(target))?;
                 let what = "what ran before it was mapped is not counted";
@@ -119,7 +119,7 @@ impl Launch<'_> {
             }
         }
         if why == Start::Loaded {
-            // Now everything is there that the program names: what is missing is missing.
+            // All modules that the program names are mapped now, so a name that is missing stays missing.
             let enable = &self.request.enable;
             session.check_names(|modules| {
                 resolve_patterns(modules, &enable.functions, Missing::ModulesMayCome)?;
@@ -132,10 +132,10 @@ impl Launch<'_> {
     }
 }
 
-/// Ends a program that we started and that has not begun yet.
+/// Kills a program that the engine started and that has not run yet.
 fn end(target: &Target) {
     if let Some(pid) = rustix::process::Pid::from_raw(target.pid().0) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
     }
 }

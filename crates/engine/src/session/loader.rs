@@ -1,6 +1,7 @@
-//! The loader's own hook: an empty function that it calls when it begins and when it ends to map or unmap libraries, for debuggers to
-//! stop at (`r_brk` in link.h). Woven code there tells when to look at the mappings, and nobody has to stop. A thread that has mapped something
-//! waits there, for a bounded time, until it is woven: nothing of a library then runs uncounted, its constructors included.
+//! The loader's own hook: an empty function that the loader calls before and after it maps or unmaps libraries, so that debuggers can stop
+//! there (`r_brk` in link.h). Woven code in this function tells the engine when to look at the mappings, without a stop. A thread that has
+//! mapped a library waits there, for a bounded time, until the library is woven. So no code of a library runs uncounted, not even its
+//! constructors.
 
 use std::time::{Duration, Instant};
 
@@ -13,30 +14,30 @@ use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
 use super::control::Control;
 use super::driver::Session;
 
-/// The hook's name in glibc and musl.
+/// Name of the hook in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
-/// Time between two looks at a count that nobody announces.
+/// Time between two looks at the counter of hook calls, which nothing announces.
 const EVERY: Duration = Duration::from_millis(5);
-/// Divisor of the time that looks at the mappings and weaving may take where no thread waits for it: a program that does nothing
-/// but load and unload goes on.
+/// Divisor of the time that looks at the mappings and weaving may take if no thread waits for it, so that a program that does nothing but
+/// load and unload still makes progress.
 const SHARE: u32 = 10;
-/// Time between two looks whether system calls are filtered.
+/// Time between two checks whether system calls are filtered.
 const FILTERS_EVERY: Duration = Duration::from_secs(1);
-/// Most threads whose filters of system calls are looked at.
+/// Largest number of threads whose filters of system calls are checked.
 const FILTERS_MAX: usize = 64;
 
 /// Kind of the code at the hook.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
-    /// Threads tell the engine and wait for it. `seen`: up to which of their numbers it has looked. `filtered`: whether their system calls were
-    /// filtered, and when that was looked at.
+    /// Threads announce their calls and wait for the engine. `seen` is the last announcement that the engine has handled. `filtered` is
+    /// whether system calls of the threads were filtered at the latest check, and the time of that check.
     Waits { seen: u32, filtered: Option<(Instant, bool)> },
-    /// Calls are counted, as far as they are known here; nobody waits. For loaders that do not tell what they do.
+    /// Threads count their calls, and do not wait. `seen` is the latest count. Used for loaders that do not announce their state.
     Counts { counter: u32, seen: i64, not_before: Instant },
 }
 
 impl Session {
-    /// Weaves the hook. Without it (a static program, a debugger's breakpoint there) libraries are noticed later.
+    /// Weaves the hook. Without the hook (a static program, a debugger's breakpoint there) libraries are noticed later.
     pub(super) fn hook_loader(&self, control: &mut Control) {
         let Some(attached) = control.attached.as_mut() else { return };
         let Some(function) = control.modules.loader_function(&self.target, &self.context.images, HOOK) else { return };
@@ -71,8 +72,8 @@ impl Session {
         }
     }
 
-    /// Waits a little for the loader to have worked, and measures what it has loaded. For a thread of its own: while one waits in the target, it is
-    /// this one that it waits for.
+    /// Waits up to `at_most` for work of the loader, and measures the modules that it has loaded. Must run on a thread of its own, because
+    /// threads of the target wait for this one.
     pub fn follow_loader(&self, at_most: Duration) {
         let (hook, area) = {
             let shared = self.shared();
@@ -80,7 +81,7 @@ impl Session {
         };
         match (hook, area) {
             (Some(Hook::Waits { seen, filtered }), Some(area)) => {
-                // what was loaded while a program was started is woven
+                // the modules that were loaded while a program was started are woven already
                 let hook_is_new = filtered.is_none();
                 let known = filtered.filter(|(then, _)| then.elapsed() < FILTERS_EVERY);
                 let (then, filtered) = known.unwrap_or_else(|| (Instant::now(), self.is_filtered()));
@@ -106,12 +107,13 @@ impl Session {
         }
     }
 
-    /// Waits for the loader and answers it. Returns up to which number of its calls that was done.
+    /// Waits for the loader and answers it. Returns the number of the last announcement that was handled.
     fn answer_loader(&self, area: &SharedArea, seen: u32, filtered: bool, at_most: Duration, hook_is_new: bool) -> u32 {
-        // A program's filter may forbid the calls by which its threads wait. They are counted only, and looked after as others are.
+        // A program's filter may forbid the system calls by which its threads wait. Then they only count, and the engine looks
+        // periodically.
         let step = if filtered { EVERY.min(at_most) } else { at_most };
         let loads = self.listen(area, !filtered).and_then(|begun| {
-            // What came while nobody listened did not wait; who comes from now on does.
+            // Threads did not wait while the engine was not listening; from now on they do.
             Ok((begun, area.wait_for_loads(seen, if begun { Duration::ZERO } else { step })?))
         });
         let (begun, loads) = match loads {
@@ -124,7 +126,7 @@ impl Session {
             }
         };
         self.notice(&|| !begun && area.is_listening());
-        // somebody waited in vain, perhaps while we looked, so that nobody waited after that
+        // a thread has waited in vain, perhaps during the look, so that later threads did not wait
         if loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening()) {
             self.note_missed();
         }
@@ -134,7 +136,7 @@ impl Session {
         loads
     }
 
-    /// Begins or ends to answer, unless everything is being taken out or left behind. Whether it was begun just now.
+    /// Begins or ends to listen, unless everything is being taken out or left behind. Returns whether listening began with this call.
     fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::Error> {
         let control = self.control();
         let wanted = wanted && !control.closed && control.attached.is_some();
@@ -145,8 +147,8 @@ impl Session {
         }
     }
 
-    /// Whether a filter of system calls is active in a thread, or may be: children that are measured with the target may have filters of their own
-    /// at any time, as sandboxes do.
+    /// Whether a filter of system calls is active in a thread, or may be: children that are measured with the target may install filters of
+    /// their own at any time, as sandboxes do.
     fn is_filtered(&self) -> bool {
         if self.shared().family {
             return true;
@@ -155,14 +157,14 @@ impl Session {
         self.target.threads().is_ok_and(|t| t.into_iter().take(FILTERS_MAX).any(filtered))
     }
 
-    /// Nobody is answered any more; who waits goes on.
+    /// Ends to listen; threads that wait continue.
     pub(super) fn stop_listening(&self, area: &SharedArea) {
         if let Err(error) = area.stop_listening() {
             tracing::debug!(%error, "threads at the loader's hook wait until their time is over");
         }
     }
 
-    /// Whether the loader is in the middle of its work, or waits for us: nothing runs yet of what it has mapped.
+    /// Whether the loader is in the middle of its work, or waits for the engine, so that no code of the mapped modules runs yet.
     pub(super) fn loader_works(&self, control: &Control) -> bool {
         let Some(attached) = control.attached.as_ref() else { return false };
         let mut word = [0; 4];

@@ -1,4 +1,4 @@
-//! Measurements of a session: what clients ask of one after it began.
+//! Measurements of a session, and requests about a measurement after its insertion.
 
 use ingraft_model::ValueUnit;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use super::view::{View, Views};
 pub(super) struct Measurement {
     pub(super) views: Arc<Views>,
     pub(super) pairs: Arc<Vec<PairInfo>>,
-    /// The pairs are not those any more that the insertion has said.
+    /// Whether the pairs differ from those of the insertion's answer.
     pub(super) grown: bool,
     pub(super) request: EnableRequest,
     pub(super) library: Arc<Library>,
     /// Names of the request that no module of the target has had so far.
     pub(super) awaited: Vec<request::Awaited>,
     pub(super) keep: bool,
-    /// With whose rights the target is touched for it.
+    /// Rights with which the target is changed for the measurement.
     pub(super) rights: Rights,
-    /// These rights include the target no longer: what it had there was taken out.
+    /// Whether these rights no longer include the target, so that the measurement's code was taken out.
     pub(super) revoked: bool,
-    /// Limit of the cost of its pairs that do more than count, in percent of one processor.
+    /// Limit of the cost of those pairs that do more than count, in percent of one processor.
     pub(super) limit: f64,
 }
 
 impl Session {
-    /// The measurements here.
+    /// Ids of the measurements of this session.
     pub fn measurements(&self) -> Vec<MeasurementId> {
         self.control().measurements.keys().copied().collect()
     }
@@ -54,7 +54,7 @@ impl Session {
         measurement.map_or_else(Vec::new, |measurement| warnings_of(&measurement.awaited, &control.modules))
     }
 
-    /// Sets whether a measurement stays without a client and over the end of the engine.
+    /// Sets whether a measurement stays when the client or the engine ends.
     pub fn keep(&self, id: MeasurementId, keep: bool) -> Result<(), Error> {
         let mut guard = self.control();
         self.keep_locked(&mut guard, id, keep)
@@ -85,7 +85,7 @@ impl Session {
     }
 }
 
-/// Warnings about the modules that are waited for, one line for each.
+/// Warnings about the modules that a request waits for, one line for each.
 pub(super) fn warnings_of(awaited: &[request::Awaited], modules: &Modules) -> Vec<String> {
     let mut lines: Vec<String> = awaited.iter().filter_map(|awaited| awaited.warning(modules)).collect();
     lines.dedup();

@@ -1,7 +1,7 @@
-//! A session with one target: what is measured there, and everything that it takes.
+//! A session with one target: its measurements, and all state that they need.
 //!
-//! Whoever holds `control` is the driver: requests of clients, one after the other, and the watch that runs ten times a second. Values
-//! are read under `shared` alone, so a reader never waits for a stop.
+//! The thread that holds `control` is the driver: it serves requests of clients one after the other, or is the watch, which runs ten times
+//! a second. Values are read under `shared` alone, so a reader never waits for a stop.
 //!
 //! ```text
 //! (nothing) --enable--> attached --enable/disable--> attached --last disable, detach--> (nothing)

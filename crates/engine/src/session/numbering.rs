@@ -1,5 +1,5 @@
-//! The numbers by which code names the variables of its pair. They are given anew whenever the pair is evaluated: what a library brings that was
-//! loaded since may come among what is there, so its code may have them in another order, or others among them.
+//! Numbers by which code names the variables of its pair. Each evaluation of the pair assigns new numbers. If a library was loaded since,
+//! the new evaluation may have the variables in another order, or additional ones among them.
 
 use ingraft_model::{Instrumentation, Variable};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use crate::weaving::cost::{Metered, Meters};
 use super::insert::{take, too_many};
 use super::pair::Pair;
 
-/// One order of a pair's variables, where it is not the first one's.
+/// An order of a pair's variables.
 #[derive(Debug)]
 pub(super) struct Numbering {
-    /// As they were evaluated: without the counts of how often snippets run.
+    /// Variables as they were evaluated, without the meters of snippets.
     variables: Arc<[Variable]>,
-    /// The first counter of each, those of the counts included.
+    /// First counter of each variable, meters included.
     counters: Vec<u32>,
     meters: Meters,
 }
 
 impl Pair {
-    /// Adds to an instrumentation the counts of how often its snippets run. The first counter of each of its variables: that of the pair's own,
-    /// and of new ones what is free.
+    /// Adds meters of its snippets to an instrumentation. Returns the first counter of each of its variables: the pair's counter for a
+    /// known variable, a free one for a new variable.
     pub(super) fn counters_for(
         &mut self,
         more: &mut Instrumentation,
@@ -58,7 +58,8 @@ impl Pair {
         Ok(numbering.counters.clone())
     }
 
-    /// The counters of variables in another order: those of the pair's equal ones, each once, and new ones.
+    /// The counters of variables in another order: each counter of an equal variable of the pair is used once, and new variables get new
+    /// counters.
     fn counters_of(
         &mut self,
         variables: &[Variable],
@@ -77,7 +78,7 @@ impl Pair {
         Ok(found.into_iter().filter_map(|found| found.or_else(|| taken.next())).collect())
     }
 
-    /// Takes counters for variables that the pair has not had so far.
+    /// Allocates counters for variables that the pair has not had so far.
     fn grow(&mut self, new: &[Variable], free: &mut CounterAllocator, limit: u32) -> Result<Vec<u32>, Error> {
         if new.is_empty() {
             return Ok(Vec::new());

@@ -15,19 +15,20 @@ use super::control::Control;
 use super::numbering::Numbering;
 use super::sharing::GroupId;
 
-/// Key of a pair. Requests with equal keys share code and counters. Cheap to copy.
+/// Key of a pair. Requests with equal keys share code and counters. A key is cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct PairKey {
-    /// The metric's text: a redefinition is another metric.
+    /// Text of the metric, so that a redefined metric has another key.
     pub(super) text: Arc<str>,
-    /// The lists, constraints and exclusions that are not shipped, which the metric may use.
+    /// Text of the lists, constraints and exclusions that the metric may use, except the shipped ones.
     pub(super) helpers: Arc<str>,
     pub(super) pair: Arc<MetricFocus>,
-    /// Of the pair alone: the text is long, and few metrics have the same name.
+    /// Hash of the metric and focus alone, because the text is long and few metrics have the same name.
     pub(super) hash: u64,
 }
 
-/// A snippet that pairs share, where control lands after exceptions, longjmp and tail jumps: its function, which of the points, its number.
+/// A snippet that pairs share, where control arrives after exceptions, longjmp and tail jumps: its function, the kind of its points, its
+/// id.
 pub(super) type Landing = (MdlFunction, PointKind, u64);
 
 /// A metric-focus pair that is woven.
@@ -37,34 +38,34 @@ pub(super) struct Pair {
     pub(super) variables: Arc<[Variable]>,
     /// The first counter of each variable; the first variable holds the value.
     pub(super) counters: Vec<u32>,
-    /// Snippets by number, with the functions at whose points they stand.
+    /// Ids of the snippets, each with the function at whose points it stands.
     pub(super) minis: Vec<(MdlFunction, u64)>,
-    /// The same where exceptions and longjmp land, and at entries to which others jump; other pairs may have them as well.
+    /// Snippets where exceptions and longjmp land, and at entries to which other functions jump. Other pairs may share them.
     pub(super) landings: Vec<Landing>,
     /// Functions at whose unwind targets nothing could be woven.
     pub(super) unlanded: Vec<MdlFunction>,
-    /// The end of its calls puts something back.
+    /// Whether the end of the pair's calls restores a state.
     pub(super) restores: bool,
-    /// Functions that could not be woven, and why.
+    /// Functions that could not be woven, with the reasons.
     pub(super) unwoven: Vec<(MdlFunction, RefusedFunction)>,
-    /// One of its definitions is woven nowhere: its value tells nothing.
+    /// Whether one of the pair's definitions is woven nowhere, so that the value means nothing.
     pub(super) unmeasured: bool,
-    /// The only thread that counts.
+    /// The only thread that counts; `None` for all threads.
     pub(super) thread: Option<Tid>,
     /// The address of the object that the focus names.
     pub(super) object: Option<u64>,
     pub(super) index_names: Option<IndexNames>,
-    /// Counters of the hits of its snippets.
+    /// Counters of the hits of the pair's snippets.
     pub(super) meters: Meters,
-    /// Orders of its variables, that of the first evaluation included; empty as long as there is only one.
+    /// Orders of the pair's variables, that of the first evaluation included; empty as long as there is only one.
     pub(super) numberings: Vec<Numbering>,
-    /// The group whose code it shares, and the place of its key there.
+    /// The group whose code the pair shares, and the place of the pair's key there.
     pub(super) group: Option<(GroupId, u32)>,
     pub(super) users: u32,
 }
 
 impl Pair {
-    /// The functions in which it is woven.
+    /// The functions in which the pair is woven.
     pub(super) fn functions(&self) -> Vec<MdlFunction> {
         let mut functions: Vec<_> = self.minis.iter().map(|(f, _)| *f).collect();
         functions.sort_unstable();
@@ -72,9 +73,9 @@ impl Pair {
         functions
     }
 
-    /// The warning that a pair cannot be measured although others are.
+    /// The warning that a pair cannot be measured although other pairs are.
     pub(super) fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
-        // a function by name is told as refused
+        // a function that is named is reported as refused instead
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
         if !self.unmeasured || by_name {
             return None;
@@ -83,7 +84,7 @@ impl Pair {
         Some(format!("`{metric}` at `{focus}` is not measured: one of its definitions can be woven nowhere"))
     }
 
-    /// The functions in which it could not be woven.
+    /// The functions in which the pair could not be woven.
     pub(super) fn refused(&self) -> Vec<RefusedFunction> {
         self.unwoven.iter().map(|(_, refused)| refused.clone()).collect()
     }
@@ -112,7 +113,7 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
         .filter_map(|(key, function)| {
             let pair = control.pairs.get(key)?;
             let functions = pair.functions();
-            // A focus that names one function by hand is shown like one that came from a pattern.
+            // If the focus is written with one function, that function is shown as if the focus came from a pattern.
             let code = key.pair.focus.part("Code").filter(|code| code.names.len() == 2);
             let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
             let function = function.or(only.filter(|_| code.is_some()));
@@ -126,7 +127,7 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
         .collect()
 }
 
-/// A function as clients see it.
+/// A function in the form for clients.
 pub(super) fn function_ref(modules: &Modules, function: MdlFunction) -> Option<FunctionRef> {
     let (file, _, f) = modules.resolve(function)?;
     Some(FunctionRef { module: file.name.clone(), function: f.display_name().into_owned(), offset: f.start() })

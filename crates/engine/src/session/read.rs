@@ -1,4 +1,4 @@
-//! Values, read while the target runs, and what has to be done for them from time to time.
+//! Values, read while the target runs, and the periodic work for them.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Session {
             .collect()
     }
 
-    /// Reads the values of a measurement; the target goes on.
+    /// Reads the values of a measurement while the target runs.
     pub fn read(&self, id: MeasurementId, threads: bool) -> Result<Reading, Error> {
         let views =
             self.control().measurements.get(&id).map(|m| Arc::clone(&m.views)).ok_or_else(|| no_measurement(id))?;
@@ -60,7 +60,7 @@ impl Session {
     }
 
     pub(super) fn reading(&self, views: &Views, threads: bool) -> Reading {
-        // The end is looked up first: values read after it are the last ones.
+        // The end is looked up first, so that values read after a known end are the last ones.
         let ended = self.end.get();
         if ended.is_none() {
             if !self.target.is_alive() {
@@ -136,7 +136,7 @@ impl Session {
 }
 
 impl Pair {
-    /// Counters of its value, counters of the activations that it follows, and unit of the value.
+    /// Counters of the pair's value, counters of the activations that the pair follows, and unit of the value.
     pub(super) fn value(&self) -> Option<(Slots, Vec<u32>, ValueUnit)> {
         let (first, own) = (*self.counters.first()?, self.variables.first()?);
         let variables = self.counters.iter().zip(self.variables.iter());

@@ -1,4 +1,4 @@
-//! Removal of woven code: of pairs that no measurement has any more, or of all of it.
+//! Removal of woven code: of pairs that no measurement uses any more, or of all code.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::pair::{Pair, PairKey};
 use super::view::View;
 
 impl Session {
-    /// Removes a measurement; with the last one everything goes. Returns whether the session is over.
+    /// Removes a measurement; the removal of the last one removes everything. Returns whether the session is over.
     pub fn remove(&self, id: MeasurementId) -> Result<(Removed, bool), Error> {
         let mut guard = self.control();
         let control = &mut *guard;
@@ -33,14 +33,14 @@ impl Session {
         let awaited = measurement.awaited.iter().map(|awaited| awaited.text.clone()).collect();
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
-        // which children there are is not seen any more once they are restored
+        // done before the removal, because restored children are not recognised any more
         self.retire_ended_threads();
-        // Children that are measured with the target lose the area with it and live on: nobody is to take them for ended.
+        // Children that are measured with the target lose the area but live on. `leaving` keeps their threads from being taken for ended.
         let family = last && self.shared().family;
         self.shared_mut().leaving = family;
         let taken = self.take_measurement_out(control, &views, last);
         if !family {
-            // threads that ended with calls open have left them
+            // threads that ended with open calls have left these calls
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
@@ -54,7 +54,7 @@ impl Session {
         }
         control.measurements.remove(&id);
         if !last {
-            // its code may be a dead engine's
+            // the measurement's code may come from a dead engine
             (control.has_spare, control.spare_after) = (true, None);
             self.release_spare(control);
         }
@@ -63,7 +63,7 @@ impl Session {
         Ok((Removed { grown, last: reading, awaited, ..removed }, over))
     }
 
-    /// Takes out what a measurement reads, everything with the last one.
+    /// Takes out the code of a measurement's pairs; if it is the last measurement, takes out everything.
     fn take_measurement_out(&self, control: &mut Control, views: &[View], last: bool) -> Result<Removed, Error> {
         if last {
             return self.take_down(control);
@@ -93,8 +93,8 @@ impl Session {
 
     /// Takes snippets out.
     ///
-    /// First nothing leads to them any more; threads that are in the middle of one then leave by themselves, however busy they are. Where
-    /// nobody is, that is all.
+    /// First all jumps to them are removed. Threads in the middle of a snippet then leave by themselves, however busy they are. If no
+    /// thread is there, nothing else is needed.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
@@ -102,7 +102,7 @@ impl Session {
             ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
         let routines = woven.routines();
         let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
-        // from the code that goes threads still come into these, and go back there
+        // threads in the removed code may still enter these routines and return from them
         leaves.extend(woven.routines_of_passers());
         leaves.sort_unstable_by_key(|r| r.start);
         let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
@@ -135,7 +135,8 @@ impl Session {
         Ok(())
     }
 
-    /// Points are gone from the target, with their text or without: their records stay as long as a fork child may have them.
+    /// Forgets points that are gone from the target, with their text or without. Their records stay as long as a fork child may have the
+    /// points.
     pub(super) fn forget_points(&self, attached: &mut Attached, gone: Vec<PointRecord>) -> Result<(), Error> {
         if gone.is_empty() {
             return Ok(());
@@ -165,7 +166,7 @@ impl Session {
                 counters.push(first..first + slots);
                 counters.extend(group.hits.iter().map(|hits| *hits..hits + 1));
             }
-            // the place of a value stays its table's
+            // the place of a value in a table of listed keys belongs to the table
             let own = usize::from(pair.group.is_some());
             let all = pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
             for (first, shape) in all.skip(own) {
@@ -191,7 +192,7 @@ impl Session {
         }
     }
 
-    /// Closes the counters that threads have of an event; if that fails they stay, and its number stays taken.
+    /// Closes the counters of an event in all threads. If that fails, the counters stay open and the event's number stays taken.
     fn close_event(&self, control: &mut Control, number: u32) {
         let Some(attached) = &control.attached else { return };
         match self.target.close_events(&attached.area, number) {
@@ -208,7 +209,7 @@ impl Session {
         self.pull_out(control)
     }
 
-    /// The same while threads at the loader's hook wait on.
+    /// Takes everything out of the target while threads at the loader's hook continue to wait.
     pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
         self.target.take_longest_hold(); // forgets those of earlier operations
         let Some(attached) = control.attached.as_ref() else {
@@ -231,7 +232,7 @@ impl Session {
         let disturbed = self.disturbed_places(control);
         let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
             Ok(restored) => restored,
-            // with its memory everything of ours has gone
+            // the target's memory is gone, and everything that was inserted with it
             Err(e) if e.kind == ErrorKind::Gone && self.target.find_areas().map_or(true, |areas| areas.is_empty()) => {
                 self.discard(control);
                 return Ok(leftover::untouched(self.pid()));
@@ -250,18 +251,18 @@ impl Session {
         warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;
-        // what is left in the text is not ours
+        // the remaining differences in the text are those of other programs
         if restored.unmapped {
             self.discard(control);
         } else if text_restored {
             self.leave_memory(control, records, arenas, restored.asleep.clone())?;
         } else {
-            // Whoever comes next, ourselves included, finds the journal and finishes: from here on nobody holds the target.
+            // The next engine, which may be this one, finds the journal and finishes the removal. From here on no engine holds the target.
             let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
             if let Err(error) = attached.area.set_holder(&nobody) {
                 tracing::warn!(%error, "the target stays marked as held");
             }
-            // whoever finishes is not to take measurements for living that have gone
+            // the engine that finishes the removal must not take ended measurements for living ones
             let gone =
                 control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| Record::KeptGone(id.0)).collect();
             if let Some(attached) = control.attached.as_mut()
@@ -278,7 +279,7 @@ impl Session {
         Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, ..rest })
     }
 
-    /// Nothing of ours is in the target any more: the journal and the lock go.
+    /// Discards the journal and the lock, once nothing of the engine is in the target any more.
     pub(super) fn discard(&self, control: &mut Control) {
         control.unfinished = None;
         control.events = EventPlaces::default();
@@ -303,7 +304,7 @@ impl Session {
         Ok(removed)
     }
 
-    /// Leaves what is to be kept in the target when the engine ends; removes the rest. `None`: something was kept.
+    /// Leaves the measurements that are to be kept in the target when the engine ends, and removes the rest. `None` if one was kept.
     pub fn shut_down(&self) -> Result<Option<Removed>, Error> {
         let mut control = self.control();
         control.closed = true;
@@ -330,7 +331,8 @@ impl Session {
 }
 
 impl Control {
-    /// The snippets of pairs that go. Those where exceptions and longjmp land, and those of groups, stay as long as other pairs need them.
+    /// The snippets of pairs that are removed. Snippets where exceptions and longjmp land, and those of groups, stay while other pairs need
+    /// them.
     pub(super) fn minis_of(&self, going: &FxHashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
         let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
         let landings =
@@ -346,7 +348,7 @@ impl Control {
         all.filter_map(|(pair, mini)| once(pair, mini.1).then_some(mini)).chain(own).collect()
     }
 
-    /// One user less of the pair that a view reads; the pair if it was the last one.
+    /// Removes one user of the pair that a view reads. Returns the pair if that was the last user.
     fn last_use(&mut self, view: &View) -> Option<Pair> {
         let less = |pair: &mut Pair| {
             pair.users = pair.users.saturating_sub(1);
@@ -361,7 +363,7 @@ impl Control {
 }
 
 impl Pair {
-    /// The names of its activation records.
+    /// The names of the pair's activation records: the offsets of the counters of its activations in a shard.
     pub(super) fn records(&self) -> FxHashSet<u32> {
         let variables = self.counters.iter().zip(self.variables.iter());
         let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
@@ -369,7 +371,7 @@ impl Pair {
     }
 }
 
-/// The same with those as one that follow each other.
+/// Sorts ranges and merges adjacent ones.
 fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|later, first| {

@@ -1,4 +1,4 @@
-//! Why a request failed whose target ended, or went on as another program, while the engine was looking at it.
+//! Explanation of requests that failed because the target ended, or executed another program, while the engine examined it.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use ingraft_process::{Error as ProcessError, Identity, Target};
 use crate::api::Caller;
 use crate::error::{Error, ErrorKind};
 
-/// Longest time for which a process that has executed another program is watched: does it do so again?
+/// Longest time for which a process that has executed another program is watched, to find out whether it does so again.
 const WATCH: Duration = Duration::from_millis(250);
-/// Time between two looks.
+/// Time between two looks at the process.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A process as it was when a request began.
@@ -18,13 +18,13 @@ pub(crate) struct Before {
     pid: Pid,
     caller: Caller,
     identity: Option<Identity>,
-    /// The program that it ran. `None` if it could not be opened.
+    /// The program that the process ran; `None` if the process could not be opened.
     program: Option<Target>,
     since: Instant,
 }
 
 impl Before {
-    /// Notes which program a process runs. The process is not touched.
+    /// Notes the program that a process runs. The process is not changed.
     pub(crate) fn of(pid: Pid, caller: Caller) -> Self {
         Before {
             pid,
@@ -35,7 +35,7 @@ impl Before {
         }
     }
 
-    /// The error that a person is told: the end or the replacement of the program, if that explains any other error.
+    /// The error to report: the end or the replacement of the program if that explains the given error, otherwise the given error.
     pub(crate) fn explain(&self, e: Error) -> Error {
         if e.kind == ErrorKind::Usage {
             return e;
@@ -57,7 +57,7 @@ impl Before {
         matches!(program.check(self.caller.rights()), Err(ProcessError::Replaced(_)))
     }
 
-    /// Whether the process executes another program soon after the last.
+    /// Whether the process executes yet another program within `WATCH`.
     fn executes_again(&self) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < WATCH {

@@ -1,5 +1,5 @@
-//! Rights that end: a process may become another user's, or protected, while its user measures it. What was inserted for that user is taken out
-//! then, and nothing is served any more.
+//! Loss of rights: a process may become another user's, or protected, while its user measures it. The engine then takes the user's code out
+//! and answers no more requests of the user about the process.
 
 use std::collections::BTreeSet;
 use std::sync::TryLockError;
@@ -17,14 +17,14 @@ use super::measurement::Measurement;
 use super::pair::PairKey;
 
 impl Session {
-    /// Whether a measurement lost its rights.
+    /// Whether the caller of a measurement has lost its rights.
     pub fn is_revoked(&self, id: MeasurementId) -> bool {
         self.control().measurements.get(&id).is_some_and(|m| m.revoked)
     }
 
     /// Takes out the code of measurements whose callers may not trace the target any more.
     pub(super) fn revoke(&self) {
-        // Who changes the session asks for its rights itself.
+        // If another thread is changing the session, that thread checks its own rights.
         let mut control = match self.control.try_lock() {
             Ok(control) => control,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -1,4 +1,4 @@
-//! State that readers of values share with the driver.
+//! State that the driver shares with readers of values.
 
 use std::sync::Arc;
 
@@ -12,40 +12,40 @@ use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 use super::accounts::{Ledger, Timers};
 use super::{cost, loader};
 
-/// State that readers use.
+/// State that readers of values use.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) area: Option<Arc<SharedArea>>,
     pub(super) identity: Option<ThreadIdentity>,
     pub(super) ended: EndedThreads,
-    /// The hook that tells that the loader has worked.
+    /// The code at the loader's hook, which announces the loader's work.
     pub(super) hook: Option<loader::Hook>,
-    /// Counters from 0 up to here may have been counted into.
+    /// Number of counters, from 0 on, into which code may have counted.
     pub(super) used_counters: u32,
-    /// Shapes of the variables to which counters belong.
+    /// Shapes of the variables that counters belong to.
     pub(super) shapes: Shapes,
     /// Names of addresses; empty until a pair has values by key.
     pub(super) symbols: Symbols,
-    /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
+    /// Thread ids in the engine's pid namespace, by identity: the id that the thread itself sees, or its fs base.
     pub(super) tids: FxHashMap<u64, Tid>,
-    /// Fork children count like threads of the target.
+    /// Whether fork children count like threads of the target.
     pub(super) family: bool,
-    /// Process of each thread of followed children, of ended threads too.
+    /// Process of each thread of followed children, including ended threads.
     pub(super) followed: FxHashMap<Tid, Pid>,
-    /// Everything is being taken out of the target and its children: they are not looked at.
+    /// Whether everything is being taken out of the target and its children, so that children are not looked at.
     pub(super) leaving: bool,
-    /// Processes of fork children that began without the state of the thread that forked.
+    /// Fork children that began without the state of the thread that forked.
     pub(super) stateless: FxHashSet<Pid>,
-    /// Costs of pairs.
+    /// Accounts of the costs of pairs.
     pub(super) ledger: Ledger,
     /// Number of pairs by the clock of their timer.
     pub(super) timers: Timers,
-    /// Values that stay as they are, by the first counter.
+    /// Frozen values of pairs whose code was taken out, by the first counter.
     pub(super) frozen: FxHashMap<u32, cost::Frozen>,
 }
 
 impl Shared {
-    /// The values of all counters now; `None` without a data area.
+    /// The present values of all counters; `None` without a data area.
     pub(super) fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
         let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
@@ -63,7 +63,7 @@ impl Shared {
         all.table.iter().flat_map(|table| table.states()).collect()
     }
 
-    /// Notes the thread pointers of threads, if threads are told apart by them.
+    /// Notes the thread pointers of threads, if these are the threads' identities.
     pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
         if identity == ThreadIdentity::FsBase {
             self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));

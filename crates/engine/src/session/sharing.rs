@@ -1,9 +1,9 @@
-//! Requests that differ in the key of their object alone share their code: one snippet looks the key up among those that are listed, and adds to
-//! the value at the key's place ([`ingraft_model::listed`]). The counter of such a pair is the place of its value, so that it is read, kept and
-//! recovered like any other.
+//! Requests that differ only in the key of their object share their code: one snippet looks the key up among the listed ones, and adds to
+//! the value at the key's place ([`ingraft_model::listed`]). The counter of such a pair is the place of its value, so the value is read,
+//! kept and recovered like any other.
 //!
-//! A group is made of the similar pairs of one request, from [`LEAST`] on. Pairs that come later join it where their keys find a place; the others
-//! have their own code. The table and the shared code stay until the last pair goes.
+//! A group consists of at least [`LEAST`] similar pairs of one request. Later pairs join it if their keys find a place; otherwise they get
+//! their own code. The table and the shared code stay until the last pair is removed.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::weaving::cost::Meters;
 use super::control::Control;
 use super::pair::{Pair, PairKey};
 
-/// Least number of similar pairs that share their code: fewer comparisons take less time than a look-up.
+/// Smallest number of similar pairs that share their code: for fewer pairs, comparisons are faster than a look-up.
 const LEAST: usize = 4;
-/// Counters for each pair that a table takes at most, unless its keys collide.
+/// Largest number of counters per pair that a table takes, unless its keys collide.
 pub(super) const COUNTERS_A_PAIR: u64 = 16;
-/// Counters that the code of a group takes besides its table at most.
+/// Largest number of counters that the code of a group takes besides its table.
 const HITS_MAX: u32 = 16;
 
-/// Number of a group in its session.
+/// Id of a group in its session.
 pub(super) type GroupId = u64;
 
 /// Common part of similar pairs.
@@ -39,9 +39,9 @@ pub(super) struct Alike {
     text: Arc<str>,
     helpers: Arc<str>,
     thread: Option<Tid>,
-    /// The insertions, with snippets that look the key up in a table of any size.
+    /// The insertions, with snippets that look the key up in a table whose size is not fixed yet.
     insertions: Vec<Insertion>,
-    /// Of all of it.
+    /// Hash of all other fields.
     hash: u64,
 }
 
@@ -60,26 +60,26 @@ pub(super) struct Group {
     keys: ListedKeys,
     /// The first counter of the table, by which the journal names the shared snippets.
     pub first: u32,
-    /// The counters of how often the shared snippets run.
+    /// Counters of the runs of the shared snippets.
     pub hits: Vec<u32>,
     /// The shared snippets, with the functions at whose points they stand.
     pub minis: Vec<(MdlFunction, u64)>,
-    /// Functions that could not be woven, and why.
+    /// Functions that could not be woven, with the reasons.
     pub unwoven: Vec<(MdlFunction, RefusedFunction)>,
     unmeasured: bool,
-    /// Number of pairs, those included whose code was taken out and whose values are still read: the table stays as long as there are any.
+    /// Number of pairs, including those whose code was taken out but whose values are still read; the table stays as long as there are any.
     members: u32,
-    /// Number of pairs whose keys are listed. With the last of them the shared code goes, and no pair joins any more.
+    /// Number of pairs whose keys are listed. When it reaches 0, the shared code is removed, and no pair joins the group any more.
     listed: u32,
 }
 
 impl Group {
-    /// Number of pairs that share what the code costs.
+    /// Number of pairs among which the cost of the code is divided.
     pub fn members(&self) -> u32 {
         self.listed.max(1)
     }
 
-    /// The pair whose key has that place.
+    /// The pair whose key is at `place`.
     fn pair(&self, id: GroupId, place: u32, instrumentation: Instrumentation) -> Pair {
         Pair {
             metric: instrumentation.metric,
@@ -113,7 +113,7 @@ pub(super) struct Forming {
 /// A pair, or the pairs of a group, to be woven.
 #[derive(Debug)]
 pub(super) struct Fresh {
-    /// Of a group: that of its first pair.
+    /// Key of the pair; for a group, the key of its first pair.
     pub key: PairKey,
     pub instrumentation: Instrumentation,
     pub forming: Option<Forming>,
@@ -157,7 +157,7 @@ impl Alike {
         Some((Alike { text, helpers, thread: instrumentation.thread, insertions, hash: hasher.finish() }, object))
     }
 
-    /// Instrumentation for all pairs of a group: the table is its first variable.
+    /// Instrumentation for all pairs of a group, whose first variable is the table.
     fn instrumentation(&self, listing: Listing, one: &Instrumentation) -> Instrumentation {
         let mut instrumentation = one.clone();
         let mut sized: Vec<(*const Snippet, Arc<Snippet>)> = Vec::new();
@@ -180,7 +180,7 @@ impl Alike {
     }
 }
 
-/// Chooses of new pairs which share their code. `room`: number of counters that are free.
+/// Divides new pairs into those that share their code and the others. `room` is the number of free counters.
 pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec<Fresh> {
     let mut alone = Vec::with_capacity(unmet.len());
     let mut similar: Vec<(Alike, Members)> = Vec::new();
@@ -211,8 +211,9 @@ pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec
 /// Pairs, each with the address of its object.
 type Members = Vec<(PairKey, Instrumentation, u64)>;
 
-/// Makes a group of similar pairs, and returns the pairs that keep code of their own: those whose key cannot be listed, and those that name an
-/// object by another name once more. `None`, with all pairs, if too few are left or if there is no room for their table.
+/// Makes a group of similar pairs. Also returns the pairs that keep code of their own: those whose key cannot be listed, and those whose
+/// object another pair of the group already has. The group is `None`, and all pairs are returned, if too few pairs are left or the table
+/// has no room.
 fn grouped(alike: Alike, members: Members, room: &mut u32) -> (Option<Fresh>, Members) {
     let mut seen = FxHashSet::default();
     let (members, mut others): (Members, Members) =
@@ -234,8 +235,8 @@ fn grouped(alike: Alike, members: Members, room: &mut u32) -> (Option<Fresh>, Me
     (Some(Fresh { key, instrumentation, forming }), others)
 }
 
-/// A snippet that adds if one of its conditions, the comparison with the key, and all others are met: the same for any listed key. None if it is another
-/// one, or if what it reads depends on anything but the call.
+/// A snippet that looks the key up instead of comparing it, and adds if the key is listed and all other conditions hold: the same code for
+/// any listed key. `None` if the snippet has another form, or if it reads anything that does not come from the call.
 fn shared(snippet: &Snippet, key: u64) -> Option<Snippet> {
     let (mut conditions, mut stmts) = (Vec::new(), snippet.stmts.as_slice());
     let amount = loop {
@@ -267,7 +268,7 @@ fn shared(snippet: &Snippet, key: u64) -> Option<Snippet> {
     Some(Snippet { stmts })
 }
 
-/// The conditions that must all be met.
+/// Collects the conditions that must all hold.
 fn conjuncts<'e>(condition: &'e Expr, out: &mut Vec<&'e Expr>) {
     match condition {
         Expr::Binary(BinaryOp::LogicalAnd, a, b) => {
@@ -278,7 +279,7 @@ fn conjuncts<'e>(condition: &'e Expr, out: &mut Vec<&'e Expr>) {
     }
 }
 
-/// What is compared with the key.
+/// The expression that a condition compares with the key.
 fn compared(condition: &Expr, key: u64) -> Option<&Expr> {
     let is_key = |e: &Expr| *e == Expr::Const(key.cast_signed());
     match condition {
@@ -287,7 +288,7 @@ fn compared(condition: &Expr, key: u64) -> Option<&Expr> {
     }
 }
 
-/// Whether a value is one of the call at whose point it is computed, and computing it does nothing that is counted elsewhere.
+/// Whether an expression depends only on the call at whose point it is computed, and has no effect that is counted elsewhere.
 fn is_of_call(e: &Expr) -> bool {
     matches!(
         e,
@@ -313,7 +314,7 @@ fn set_listing(stmts: &mut [Stmt], to: Listing) {
 }
 
 impl Control {
-    /// A new pair of a group that is there. None if its key finds no place.
+    /// A new pair of an existing group; `None` if its key finds no place.
     pub(super) fn join(&mut self, key: &PairKey, instrumentation: &Instrumentation) -> Option<Pair> {
         if self.groups.is_empty() {
             return None;
@@ -323,14 +324,14 @@ impl Control {
         let mut similar = self.groups.iter_mut().filter(|(_, group)| group.listed > 0 && group.alike == alike);
         let (id, group, place) =
             similar.find_map(|(id, group)| group.keys.add(object).map(|place| (*id, group, place)))?;
-        // a word that cannot be written stays free in the target, and is not used again here
+        // a word that could not be written stays free in the target, and is not used again here
         write_word(&area, group.first + place, object).ok()?;
         group.members += 1;
         group.listed += 1;
         Some(group.pair(id, place, instrumentation.clone()))
     }
 
-    /// Notes a group that was woven; its pairs. `counters`: those of its variables.
+    /// Registers a group that was woven, and returns its pairs. `counters` are those of the group's variables.
     pub(super) fn gather(
         &mut self,
         forming: Forming,
@@ -353,7 +354,7 @@ impl Control {
         pairs
     }
 
-    /// The keys of pairs that go are looked up in vain from now on.
+    /// Removes the keys of pairs from their tables, so that look-ups of them fail from now on.
     pub(super) fn retire_keys<'k>(&mut self, going: impl Iterator<Item = &'k PairKey>) {
         for (id, place) in going.filter_map(|key| self.pairs.get(key)?.group) {
             let Some(group) = self.groups.get_mut(&id) else { continue };
@@ -366,17 +367,17 @@ impl Control {
         }
     }
 
-    /// Takes pairs back that have joined groups for a request that failed.
+    /// Removes pairs again that have joined groups for a request that failed.
     pub(super) fn part(&mut self, joined: &[PairKey]) {
         self.retire_keys(joined.iter());
         for key in joined {
             let Some(group) = self.pairs.remove(key).and_then(|pair| pair.group) else { continue };
-            // other pairs are in it, as it was there before
+            // the group had other pairs before, so it stays
             drop(self.leave_group(group));
         }
     }
 
-    /// A pair of a group is gone; the group if it was the last one.
+    /// Removes a pair from its group. Returns the group if that was its last pair.
     pub(super) fn leave_group(&mut self, (id, _): (GroupId, u32)) -> Option<Group> {
         let group = self.groups.get_mut(&id)?;
         group.members = group.members.saturating_sub(1);
@@ -385,7 +386,7 @@ impl Control {
 }
 
 impl Group {
-    /// The counters of the table: the first, and how many.
+    /// The counters of the table: the first one, and their number.
     pub fn table(&self) -> (u32, u32) {
         (self.first, self.keys.listing().slots())
     }
@@ -396,7 +397,7 @@ fn write_word(area: &SharedArea, counter: u32, word: u64) -> Result<(), ingraft_
     area.write_u64(u64::from(COUNTERS) + 8 * u64::from(counter), word)
 }
 
-/// Writes the keys of a table, or takes them back.
+/// Writes the keys of a table, or clears them.
 pub(super) fn write_keys(
     area: &SharedArea,
     first: u32,
@@ -429,7 +430,7 @@ mod tests {
         let shared_one = shared(&one(0x1000), 0x1000).expect("it can be shared");
         assert_eq!(shared_one.to_string(), "if listed v0[$arg[0]] += 1;");
         assert_eq!(Some(shared_one), shared(&one(0x2000), 0x2000));
-        // other conditions stay, and the key may be compared with anything of the call
+        // other conditions are kept, and the key may be compared with any expression of the call
         let other = equal(Expr::Arg(1), 3);
         let nested = Stmt::If(other.clone(), adds(equal(Expr::Arg(0), 8), Expr::Arg(2)).stmts);
         let both = adds(and(equal(Expr::Arg(0), 8), other), Expr::Arg(2));

@@ -1,9 +1,10 @@
-//! Calls that end by a jump to another function (`return slow(x);`) last until that function has returned. Their records stay open at the jump, and
-//! the exits of the function that was jumped to close them, or those of the functions that it jumps to in turn.
+//! A call that ends by a jump to another function (`return slow(x);`) lasts until that function has returned. Its record stays open at the
+//! jump. The exits of the function that is jumped to close it, or those of the functions to which that one jumps in turn.
 //!
-//! Three kinds of jumps are followed: to a fixed address, through a slot that the loader fills, and through a pointer variable, which the snippet compares
-//! with its value at the insertion. At any other jump the record is discarded and the call counted (`left_by_tail_jump`), as it is where a cycle of
-//! jumps leads back to a function that opens such a record: the number of open records would be unbounded.
+//! Three kinds of jumps are followed: to a fixed address, through a slot that the loader fills, and through a pointer variable, which the
+//! snippet compares with its value at the insertion. At any other jump the record is discarded and the call counted (`left_by_tail_jump`).
+//! The same happens where a cycle of jumps leads back to a function that opens such a record, because the number of open records would be
+//! unbounded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -28,21 +29,21 @@ use crate::weaving::exits::Exits;
 use super::driver::Session;
 use super::insert::Bound;
 
-/// The library whose functions most slots are for.
+/// The library that has the functions of most slots.
 const LIBC: &str = "libc";
-/// A call is followed through so many functions.
+/// Largest number of functions through which a call is followed.
 const FUNCTIONS_MAX: usize = 64;
-/// The exits of one function close the records of so many others, each of which costs other callers a comparison.
+/// Largest number of foreign records that the exits of one function close; each costs other callers a comparison.
 const CLOSERS_MAX: usize = 16;
 
-/// A jump by which a function is left.
+/// A jump from a function to another one.
 #[derive(Clone, Copy)]
 struct Jump {
-    /// Address at which its site begins.
+    /// Address of the jump instruction.
     at: Svma,
     /// Function that the jump leads to; `None` if unknown.
     to: Option<MdlFunction>,
-    /// Address and value of the pointer that the jump goes through: it leads there as long as the value is the same.
+    /// Address and value of the pointer that the jump goes through; the jump leads to `to` as long as the pointer has this value.
     while_pointer: Option<(Avma, u64)>,
 }
 
@@ -52,15 +53,15 @@ type Jumps = Vec<Jump>;
 pub(super) struct Derived {
     /// Function of its points.
     pub function: MdlFunction,
-    /// At the exits, or at the entry.
+    /// Kind of its points: the exits or the entry.
     pub spot: PointKind,
-    /// The number of its pair in the request.
+    /// Index of its pair in the request.
     pub pair: usize,
-    /// When it runs among others.
+    /// Position among the snippets of its point.
     pub role: Role,
     /// The code.
     pub snippet: Snippet,
-    /// The exits that it is for.
+    /// The exits that the snippet is for.
     pub exits: Exits,
 }
 
@@ -69,7 +70,7 @@ struct Closer<'a> {
     function: MdlFunction,
     snippet: &'a Snippet,
     role: Role,
-    /// The record that is opened at jumps, where the code itself closes none but uses what the call gives.
+    /// The record to open at jumps, if the code itself closes no record but uses the result of the call.
     record: Option<CallRecord>,
 }
 
@@ -87,26 +88,26 @@ impl Closer<'_> {
     }
 }
 
-/// Name of the variable that tells what became of calls whose results are awaited behind jumps.
+/// Name of the variable for the outcomes of calls whose results come from functions that they jump to.
 const RESULTS: &str = "results behind jumps";
 
 /// Additions to a request because of tail jumps.
 #[derive(Default)]
 pub(super) struct TailCalls {
-    /// Beside the snippets that the request has.
+    /// Snippets to add to those of the request.
     pub derived: Vec<Derived>,
-    /// The functions that are jumped to, whose entries tell handed records from left ones, with the first pair that needs this.
+    /// The functions that are jumped to, whose entries must tell handed records from left ones, each with the first pair that needs this.
     pub entries: FxHashMap<MdlFunction, usize>,
-    /// All pairs that need it, by function.
+    /// All pairs that need such an entry, by function.
     pub users: FxHashMap<MdlFunction, FxHashSet<usize>>,
-    /// The exits of functions that are jumps to others.
+    /// The exits of functions that are jumps to other functions.
     jumps: FxHashMap<MdlFunction, Arc<FxHashSet<Svma>>>,
-    /// The code of pairs that ends calls of a function, and does not stand at jumps.
+    /// The code of pairs that ends calls of a function, and that must not stand at jumps.
     enders: FxHashSet<(MdlFunction, usize, *const Snippet)>,
 }
 
 impl TailCalls {
-    /// The exits at which code of a pair, by its number, does not stand; none if it stands at all.
+    /// The exits at which a snippet of a pair, given by its index, does not stand; `None` if it stands at all exits.
     pub fn jumps_without(
         &self,
         function: MdlFunction,
@@ -118,7 +119,7 @@ impl TailCalls {
 }
 
 impl Session {
-    /// Finds out where the calls of pairs go on. `barred`: functions whose entries could not be woven for this before.
+    /// Determines where the calls of pairs continue. `barred` are functions whose entries could not be woven for this before.
     pub(super) fn tail_calls(&self, modules: &Modules, bound: &[Bound], barred: &FxHashSet<MdlFunction>) -> TailCalls {
         let mut found = TailCalls::default();
         let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
@@ -128,7 +129,7 @@ impl Session {
             let record = activations.map(|activations| CallRecord { activations, kept: Vec::new(), restore: None });
             let stops = stopped_at_calls(instrumentation);
             let closer = |i: &Insertion| {
-                // what does not go on during calls ends at the jump
+                // a state that does not continue during calls ends at the jump
                 let restored = restored(&i.snippet.stmts);
                 if restored.iter().any(|v| stops.contains(&(i.function, i.group, *v))) {
                     return None;
@@ -156,7 +157,7 @@ impl Session {
     }
 }
 
-/// Gives a pair the variable that it needs where results of its functions come from others, to which they jump.
+/// Adds the variable that a pair needs if results of its functions come from other functions, to which they jump.
 pub(super) fn await_results(target: &Target, modules: &Modules, instrumentation: &mut Instrumentation) {
     let jumps = |i: &&Insertion| jumps_of(target, modules, i.function).is_some_and(|jumps| !jumps.is_empty());
     if instrumentation.insertions.iter().filter(|i| awaits_result(i)).any(|i| jumps(&i)) {
@@ -172,7 +173,7 @@ pub(super) fn await_results(target: &Target, modules: &Modules, instrumentation:
     }
 }
 
-/// The variables that code at the calls of a function changes: timers that stop there, flags that go down.
+/// The variables that code at the calls of a function changes: timers that it stops, flags that it clears.
 fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(MdlFunction, u32, VariableId)> {
     fn changed(stmts: &[Stmt], found: &mut Vec<VariableId>) {
         for stmt in stmts {
@@ -192,7 +193,7 @@ fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(MdlFunction
     at_calls.flat_map(of).collect()
 }
 
-/// The variables that the records restore which code closes.
+/// The variables that closed records restore.
 fn restored(stmts: &[Stmt]) -> Vec<VariableId> {
     let of = |stmt: &Stmt| {
         let own = match stmt {
@@ -204,12 +205,12 @@ fn restored(stmts: &[Stmt]) -> Vec<VariableId> {
     stmts.iter().flat_map(of).collect()
 }
 
-/// Whether code at an exit uses what the call gives without a record of the call.
+/// Whether code at an exit uses the result of the call without a record of the call.
 fn awaits_result(i: &Insertion) -> bool {
     i.point == PointKind::Exit && !closes(&i.snippet.stmts) && uses_result(&i.snippet)
 }
 
-/// Whether code uses what a call gives.
+/// Whether code uses the result of a call.
 fn uses_result(snippet: &Snippet) -> bool {
     let mut found = false;
     snippet.each_expr(&mut |e| found |= matches!(e, Expr::Return | Expr::Float(_)));
@@ -234,7 +235,7 @@ fn instead(stmts: &[Stmt], all: bool, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt)
     stmts.iter().filter_map(each).collect()
 }
 
-/// The code at exits, by the records that it closes.
+/// Groups the code at exits by the records that it closes.
 fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c Closer<'a>>> {
     fn closed(stmts: &[Stmt], found: &mut BTreeSet<VariableId>) {
         for stmt in stmts {
@@ -256,12 +257,12 @@ fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c
 /// Graph of the jumps between functions.
 struct Graph {
     jumps: FxHashMap<MdlFunction, Jumps>,
-    /// Functions from which jumps lead to each other have the same number.
+    /// Number of the cycle of each function; functions from which jumps lead to each other have the same number.
     circle: FxHashMap<MdlFunction, usize>,
 }
 
 impl Graph {
-    /// From these functions on.
+    /// Builds the graph of all jumps that are reachable from these functions.
     fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<MdlFunction>) -> Graph {
         let mut jumps: FxHashMap<MdlFunction, Jumps> = FxHashMap::default();
         let mut next: Vec<MdlFunction> = starts.into_iter().collect();
@@ -292,8 +293,8 @@ impl Graph {
     }
 }
 
-/// Looks into the libraries to which functions jump through slots of the loader. A slot that it has not filled yet is taken for one of the C
-/// library's functions.
+/// Analyses the libraries to which functions jump through slots of the loader. A slot that the loader has not filled yet is assumed to be
+/// for a function of the C library.
 fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functions: &[MdlFunction]) {
     let pointers = |f: &MdlFunction| -> Vec<Option<Avma>> {
         let Some((file, module, function)) = modules.resolve(*f) else { return Vec::new() };
@@ -309,7 +310,7 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
             let there = target.read(slot.to_avma(module.bias), &mut word).is_ok();
             let pointer = Some(Avma(u64::from_le_bytes(word))).filter(|_| there);
             let led = pointer.filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer));
-            // of the pointers of the program itself none waits for the loader
+            // a pointer of the program itself does not wait for the loader
             (led.is_some() || module.image.import_at(slot).is_some()).then_some(led)
         };
         slots.filter_map(pointer).collect()
@@ -320,13 +321,13 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
         let leads = |pointer: &Avma| file.text().contains(pointer);
         pointers.iter().flatten().any(leads) || unfilled && file.names.iter().any(|name| name == LIBC)
     };
-    // what cannot be looked into cannot be followed either
+    // jumps into a library that cannot be analysed are not followed
     for error in modules.load_files(target, images, &wanted) {
         tracing::debug!(%error, "jumps into a library are not followed");
     }
 }
 
-/// The jumps of a function to others; none if not all of its exits are known.
+/// The jumps of a function to other functions; `None` if not all of its exits are known.
 fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option<Jumps> {
     let (_, module, f) = modules.resolve(function)?;
     let sites = module.image.exit_sites(f).ok()?;
@@ -337,7 +338,7 @@ fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option
         let at = Svma(site.at.0 + u64::from(site.point));
         let call = CallSite { at, len: site.own - site.point, callee };
         let (known, while_pointer) = match callee {
-            // no slot of the loader's: a variable of the program
+            // the slot is not one of the loader's but a variable of the program
             Callee::Slot(slot) if module.image.import_at(slot).is_none() => {
                 let slot = slot.to_avma(module.bias);
                 let lasts = data.contains(&slot) && data.contains(&slot.offset(7));
@@ -360,7 +361,7 @@ fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option
     Some(jumps)
 }
 
-/// Whether the calls of others can end in a function: its entry and all of its exits may be woven, as far as its code tells.
+/// Whether the calls of other functions can end in a function: as far as its code tells, its entry and all of its exits can be woven.
 fn takes_over(modules: &Modules, to: MdlFunction) -> bool {
     modules.resolve(to).is_some_and(|(_, module, f)| {
         let exits = || module.image.exit_sites(f).is_ok_and(|sites| sites.iter().all(Result::is_ok));
@@ -368,8 +369,8 @@ fn takes_over(modules: &Modules, to: MdlFunction) -> bool {
     })
 }
 
-/// Numbers functions so that those have the same from which jumps lead to each other (Tarjan's algorithm for strongly connected components, without
-/// recursion).
+/// Numbers functions so that those from which jumps lead to each other have the same number (Tarjan's algorithm for strongly connected
+/// components, without recursion).
 fn circles(jumps: &FxHashMap<MdlFunction, Jumps>) -> FxHashMap<MdlFunction, usize> {
     let mut circle: FxHashMap<MdlFunction, usize> = FxHashMap::default();
     let mut seen: FxHashMap<MdlFunction, usize> = FxHashMap::default();
@@ -423,7 +424,7 @@ struct Follow<'a> {
     pair: usize,
     /// The code at the exits of functions that open the same records.
     closers: &'a [&'a Closer<'a>],
-    /// Number of records that the exits of each function close for others.
+    /// Number of foreign records that the exits of each function close.
     at_exits: &'a mut FxHashMap<MdlFunction, usize>,
     found: &'a mut TailCalls,
 }
@@ -431,7 +432,7 @@ struct Follow<'a> {
 impl Follow<'_> {
     fn run(&mut self) {
         let own: FxHashSet<MdlFunction> = self.closers.iter().map(|c| c.function).collect();
-        // records of one name can only be closed by the same code
+        // records with one name can only be closed by the same code
         let alike = self.closers.windows(2).all(|two| two[0].snippet == two[1].snippet);
         let mut led: FxHashMap<(MdlFunction, Svma), Option<MdlFunction>> = FxHashMap::default();
         let mut passed: FxHashSet<MdlFunction> = FxHashSet::default();
@@ -455,7 +456,7 @@ impl Follow<'_> {
         }
     }
 
-    /// The functions in which calls of this one may end.
+    /// The functions in which calls of `start` may end.
     fn reached(
         &mut self,
         start: MdlFunction,
@@ -483,13 +484,13 @@ impl Follow<'_> {
         reached
     }
 
-    /// Notes that the entry of a function tells handed records from left ones.
+    /// Notes that the entry of a function must tell handed records from left ones.
     fn need(&mut self, function: MdlFunction) {
         self.found.entries.entry(function).or_insert(self.pair);
         self.found.users.entry(function).or_default().insert(self.pair);
     }
 
-    /// Adds the code at the jumps of a function, for records of its own or of functions that have jumped to it.
+    /// Adds the code at the jumps of a function, for its own records or for those of functions that have jumped to it.
     fn pass(
         &mut self,
         function: MdlFunction,
@@ -533,7 +534,7 @@ impl Follow<'_> {
         self.found.derived.push(derived);
     }
 
-    /// The exits of a function that are no jumps to others.
+    /// The exits of a function that are no jumps to other functions.
     fn returns(&mut self, function: MdlFunction) -> Exits {
         let jumps = self.graph.jumps_of(function);
         if jumps.is_empty() {
@@ -554,7 +555,7 @@ mod tests {
     fn functions_that_jump_to_each_other_are_one_circle() {
         let f = |function| MdlFunction { module: ModuleRef(0), function };
         let jump = |to| Jump { at: Svma(0), to: Some(f(to)), while_pointer: None };
-        // 1 leads to 2, 2 and 3 to each other, 3 to 4, and 4 nowhere that is known
+        // 1 leads to 2; 2 and 3 lead to each other; 3 leads to 4; 4 leads to no known function
         let unknown = Jump { at: Svma(0), to: None, while_pointer: None };
         let jumps = [(1, vec![jump(2)]), (2, vec![unknown, jump(3)]), (3, vec![jump(4), jump(2)]), (4, vec![unknown])];
         let circle = circles(&jumps.into_iter().map(|(function, jumps)| (f(function), jumps)).collect());

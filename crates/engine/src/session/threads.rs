@@ -10,7 +10,7 @@ use super::driver::Session;
 use super::shared::Shared;
 
 impl Session {
-    /// Whether some thread that counts has ended, or is one that was not seen yet: as cheap to ask as threads count.
+    /// Whether some thread that counts has ended, or was not seen yet. The check takes one look-up for each thread that counts.
     pub(super) fn misses_threads(&self) -> bool {
         let shared = self.shared();
         let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (&shared.area, shared.identity) else { return false };
@@ -20,7 +20,8 @@ impl Session {
         Shards::claims(&**area).iter().any(|(_, identity)| !known(*identity).is_some_and(|tid| lives(&tid)))
     }
 
-    /// Whether there are timers, by clock. How long those of a thread that ended in a measured function have run is known as well as its end is.
+    /// Whether there are timers of wall time, and of processor time. If so, the end of a thread must be noticed soon, because its running
+    /// timers are read up to that end.
     pub(super) fn timers(&self) -> (bool, bool) {
         let shared = self.shared();
         (shared.timers.wall > 0, shared.timers.cpu > 0)
@@ -30,7 +31,7 @@ impl Session {
     pub(super) fn retire_ended_threads(&self) {
         let mut shared = self.shared_mut();
         let shared = &mut *shared;
-        // An fs base may belong to the next thread already: its shard is simply used again.
+        // The next thread may have the same fs base already; then it simply continues with the shard.
         let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (shared.area.clone(), shared.identity) else { return };
         if shared.leaving {
             return;
@@ -40,7 +41,7 @@ impl Session {
             return;
         }
         let Ok(live) = self.target.threads() else { return };
-        // Read before any shard is looked at: the clock is not ahead of what a reader was told of a thread that lives.
+        // The clock is read before any shard, so that it is not ahead of the values that readers got for a living thread.
         let now = self.clocks.now();
         let own_namespace = self.target.status().is_ok_and(|s| s.own_id == self.pid().0);
         let mut living = self.identities(shared, &live, own_namespace);
@@ -51,7 +52,7 @@ impl Session {
             }
         }
         let running = self.free_shards(shared, &area, claims, &mut living, (now, own_namespace));
-        // asked now, it is known when they have ended
+        // the present value is the last known one if such a thread ends
         for tid in running {
             self.clocks.cpu_ticks(&self.target, tid);
         }
@@ -60,7 +61,7 @@ impl Session {
         self.clocks.cpu_seen().retain(|tid, _| known.contains(tid));
     }
 
-    /// The identities of the target's threads, as these see themselves. Notes which thread has which.
+    /// The identities of the target's living threads, as these see themselves. Notes the thread of each identity.
     fn identities(&self, shared: &mut Shared, live: &[Tid], own_namespace: bool) -> FxHashSet<u64> {
         let mut living = FxHashSet::default();
         for &tid in live {
@@ -105,8 +106,8 @@ impl Session {
         identities
     }
 
-    /// Frees the shards of owners that do not live. Returns the living threads in which a timer of processor time runs. An owner whose thread the
-    /// kernel still knows is added to `living`.
+    /// Frees the shards of owners that do not live. Returns the living threads in which a timer of processor time runs. Adds an owner to
+    /// `living` if the kernel still knows its thread.
     fn free_shards(
         &self,
         shared: &mut Shared,
@@ -115,19 +116,19 @@ impl Session {
         living: &mut FxHashSet<u64>,
         (now, own_namespace): (u64, bool),
     ) -> Vec<Tid> {
-        // Counters are handed out from 0 on.
+        // Counters are allocated from 0 on.
         let used = shared.used_counters;
         let mut running = Vec::new();
         let seen = self.clocks.cpu_seen();
         for (shard, identity) in claims {
             let tid = shared.tids.get(&identity).copied().or(own_namespace.then_some(Tid(identity as i32)));
-            // the kernel's list ends early when a thread ends while it is being read
+            // the kernel's list ends early if a thread ends while the list is being read
             let is_there = |tid: Tid| self.target.thread_cpu_ns(tid).is_some();
             if !living.contains(&identity) && tid.is_some_and(is_there) {
                 living.insert(identity);
             }
             if !living.contains(&identity) {
-                // of a child whose parent has not asked for its status yet the kernel still knows
+                // the kernel still has the processor time of a child whose parent has not fetched its status
                 let ended = |tid: Tid| {
                     let ticks = self.clocks.ticks_of(self.target.child_cpu_ns(tid)?);
                     Some(ticks).filter(|_| shared.followed.contains_key(&tid))

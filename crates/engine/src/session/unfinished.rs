@@ -1,6 +1,6 @@
-//! A removal that cannot be finished yet: the text is the original one and nothing leads to our memory any more, but a thread that sleeps in the
-//! kernel may have a gs base of ours, or something may return to an arena. The memory stays until that is over. Whoever measures in the target
-//! meanwhile goes on with the same memory, in which such a thread finds its shard.
+//! A removal that cannot be finished yet: the text is the original one and nothing leads to the engine's memory any more, but a thread may
+//! still need it. That is a thread that sleeps in the kernel with the gs base of its shard, or one that may return to an arena. The memory
+//! stays until then. A measurement that begins meanwhile uses the same memory, in which such a thread finds its shard.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,17 +16,17 @@ use crate::weaving::plan::Woven;
 use super::control::Control;
 use super::driver::Session;
 
-/// Time until a removal is first tried again that does not wait on threads that sleep; it doubles with each try.
+/// Time until the first retry of a removal that does not wait for sleeping threads; it doubles with each try.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Longest time between two tries: each holds the target.
+/// Longest time between two tries; each try holds the target.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// A removal that waits.
 #[derive(Debug)]
 pub(super) struct Unfinished {
-    /// Threads that sleep uninterruptibly; none if it is something else.
+    /// Threads that sleep uninterruptibly; empty if the removal waits for something else.
     asleep: Vec<Tid>,
-    /// When it is tried again if nothing else tells.
+    /// Time of the next try, if no sleeping thread is waited for.
     next: Instant,
     pause: Duration,
 }
@@ -37,7 +37,7 @@ impl Unfinished {
         Unfinished { asleep, next: Instant::now() + pause, pause }
     }
 
-    /// Whether it is worth a try.
+    /// Whether a try is due.
     fn is_due(&self, target: &Target) -> bool {
         let woke = || self.asleep.iter().any(|tid| !target.is_asleep(*tid));
         if self.asleep.is_empty() { Instant::now() >= self.next } else { woke() }
@@ -45,7 +45,7 @@ impl Unfinished {
 }
 
 impl Session {
-    /// The text is restored, and the memory has to stay. The journal says from now on that nothing is woven.
+    /// Leaves the memory in the target after the text was restored. The journal states from now on that nothing is woven.
     pub(super) fn leave_memory(
         &self,
         control: &mut Control,
@@ -56,7 +56,7 @@ impl Session {
         control.unfinished = Some(Unfinished::new(asleep, control.unfinished.as_ref()));
         // a thread may still count in code that was taken out
         control.has_stragglers = true;
-        // libraries are noticed without the loader's hook, which is out
+        // the loader's hook is removed, so libraries are noticed without it
         self.shared_mut().hook = None;
         let kept: Vec<MeasurementId> = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect();
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
@@ -67,9 +67,10 @@ impl Session {
         self.forget_points(attached, records)
     }
 
-    /// Tries to finish a removal that had to wait, if that seems worth while, and takes out what a dead engine wove in vain. Returns whether nothing of this session is in the target any more.
+    /// Tries to finish a removal that had to wait, if a try is due, and removes spare code of a dead engine. Returns whether nothing of
+    /// this session is in the target any more.
     pub fn finish_removal(&self) -> bool {
-        // who has it now changes the target, and will see to it
+        // a thread that holds the lock changes the target, and finishes the removal itself if need be
         let Ok(mut control) = self.control.try_lock() else { return false };
         self.release_spare(&mut control);
         let is_due = control.unfinished.as_ref().is_some_and(|unfinished| unfinished.is_due(&self.target));
@@ -83,7 +84,7 @@ impl Session {
         control.attached.is_none()
     }
 
-    /// Whether more can be woven in memory of a removal that is not finished: threads must be told apart as they were.
+    /// Fails if no more code can be woven in the memory of an unfinished removal: threads must be told apart in the same way as before.
     pub(super) fn refuse_changed(&self, control: &Control) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.unfinished.is_some()) else { return Ok(()) };
         if attached.env.identity == ThreadIdentity::Locked || !control.measurements.is_empty() {
@@ -98,7 +99,7 @@ impl Session {
         Err(Error::new(ErrorKind::Failed, "removal_unfinished", what, hint).about(self.pid()))
     }
 
-    /// The target has ended. Returns whether the session is over with it, because nobody has measurements in it.
+    /// Handles the end of the target. Returns whether the session is over, because the target has no measurements.
     pub fn end_unfinished(&self) -> bool {
         let mut control = self.control();
         let is_idle = control.unfinished.is_some() && control.measurements.is_empty();
@@ -108,12 +109,12 @@ impl Session {
         is_idle
     }
 
-    /// Whether memory of a removal is in the target that is not finished.
+    /// Whether the target has memory of an unfinished removal.
     pub fn is_unfinished(&self) -> bool {
         self.control().unfinished.is_some()
     }
 
-    /// The engine ends. Whoever comes next finds the journal and finishes: nobody holds the target any more.
+    /// Releases the target when the engine ends. The next engine finds the journal and finishes the removal.
     pub(super) fn let_go(&self, control: &mut Control) {
         if control.unfinished.take().is_none() {
             return;

@@ -1,5 +1,5 @@
-//! Unwind targets: the points at which a thread goes on after an exception or a longjmp. Everything deeper in the stack has ended there, so
-//! flags go down and timers stop at once, not only at a later entry.
+//! Unwind targets: the points at which a thread continues after an exception or a longjmp. All deeper calls have ended there. So flags are
+//! cleared and timers stopped at once, not only at a later entry.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,21 @@ use crate::program::modules::{ModuleFile, Modules};
 
 use super::driver::Session;
 
-/// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
+/// The first function that a handler calls, and the last one that a cleanup calls, each from the frame that the exception has reached.
 const CATCHES: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
-/// Their last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. The last of them is
-/// how glibc goes to the cleanup handlers of a thread that is cancelled.
+/// Functions whose last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. By the last
+/// one, glibc reaches the cleanup handlers of a thread that is cancelled.
 const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "__longjmp_cancel"];
-/// The library in which all such jumps are known to be these, whatever their names: it exports few.
+/// The library in which all jumps of this form are unwind targets, whatever the names of their functions; the library exports few of them.
 const LIBC: &str = "libc";
-/// The libraries that have them.
+/// The libraries that have such functions.
 const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
 impl Session {
-    /// The points that a thread passes when an exception or a longjmp has just cut its stack, as far as their libraries are mapped.
+    /// The points that a thread passes right after an exception or a longjmp has cut its stack, as far as their libraries are mapped.
     pub(super) fn unwind_targets(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind)> {
         let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
-        // a library that cannot be looked into leaves what it would have put back to later entries
+        // if a library cannot be analysed, states are restored only at later entries
         for error in modules.load_files(&self.target, &self.context.images, &has_some) {
             tracing::debug!(%error, "exceptions and longjmp are noticed late");
         }
@@ -35,7 +35,7 @@ impl Session {
     }
 }
 
-/// The jumps of the C library, those that have no names included.
+/// The functions of the C library that make such a jump, including those without names.
 fn unnamed(modules: &Modules) -> impl Iterator<Item = MdlFunction> + '_ {
     let libc = modules.loaded().filter(|(_, file, _)| file.names.iter().any(|name| name == LIBC));
     libc.flat_map(|(module, _, m)| {
@@ -44,7 +44,7 @@ fn unnamed(modules: &Modules) -> impl Iterator<Item = MdlFunction> + '_ {
     })
 }
 
-/// The function itself and those of its callees that make the jump.
+/// A function and its callees, as far as they make such a jump.
 fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
     let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
     let calls = module.image.call_sites(f).unwrap_or_default();
@@ -57,7 +57,7 @@ fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
     std::iter::once(function).chain(callees).filter(leaps).collect()
 }
 
-/// Whether the end of a call puts anything back.
+/// Whether the end of a call restores a state.
 pub(super) fn restores(instrumentation: &Instrumentation) -> bool {
     fn any(stmts: &[Stmt]) -> bool {
         stmts.iter().any(|stmt| match stmt {

@@ -1,4 +1,4 @@
-//! Views of pairs: the counters and figures that the values of a measurement are read from.
+//! Views of pairs: the counters and figures from which the values of a measurement are read.
 
 use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
@@ -19,32 +19,32 @@ pub(super) struct View {
     pub value: Slots,
     /// The first counters of the activations that the pair follows.
     pub activations: Vec<u32>,
-    /// First counter of the group whose code its pair shares; `None` if it has its own.
+    /// First counter of the group whose code the pair shares; `None` if the pair has its own code.
     pub owner: Option<u32>,
     /// Unit of the value.
     pub unit: ValueUnit,
     /// Rule by which the values of threads are combined.
     pub aggregate: Aggregate,
-    /// The only thread that counts.
+    /// The only thread that counts; `None` for all threads.
     pub thread: Option<Tid>,
     /// The address of the object that the focus names.
     pub object: Option<u64>,
     /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
-    /// The engine knows the value by itself.
+    /// Source of the value, if the engine knows the value without code.
     pub own: Option<OwnValue>,
     /// Value of each thread when the measurement began.
     pub before: FxHashMap<Option<Tid>, Raw>,
 }
 
-/// Kind of a value.
+/// The way in which a value is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plain {
-    /// The sum of a counter, and nothing else to it.
+    /// The sum of a counter over all threads.
     Counter(u32),
-    /// The sum of all threads in a counter or a timer, and the range of [`Views::calls`] with the calls whose values are missing.
+    /// The sum of a counter or a timer over all threads, and the range of [`Views::calls`] with the calls whose values are missing.
     Number(Slots, ValueUnit, (u32, u32)),
-    /// Something else.
+    /// Any other value.
     No,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Plain {
 #[derive(Debug)]
 pub(super) struct Views {
     all: Vec<View>,
-    /// Of thousands, little is looked at.
+    /// The way of each view, kept apart because a measurement may have thousands of views, and reading them must touch little memory.
     plain: Vec<Plain>,
     /// The activations of all numbers, one after the other.
     calls: Vec<u32>,
@@ -60,7 +60,7 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// For each view what its value is.
+    /// The way in which each view's value is computed.
     pub fn plain(&self) -> &[Plain] {
         &self.plain
     }
@@ -120,7 +120,7 @@ impl View {
         }
     }
 
-    /// The sum of all threads since the measurement began.
+    /// The values since the measurement began, combined over all threads.
     pub fn combined(&self, rows: impl Iterator<Item = (Option<Tid>, Raw)>, threads: bool) -> (i64, Details) {
         let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
             Some(before) => (tid, raw.minus(before)),
@@ -140,7 +140,7 @@ impl View {
             }
         };
         let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
-        // how many objects there are is nothing that threads add up to
+        // the number of objects is not a sum over threads
         let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
         let value = list.unwrap_or(value);
         let threads = if threads && list.is_none() { all } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! Warnings about a measurement that begins: what its values leave out, and what they cost.
+//! Warnings about a new measurement: the parts that its values lack, and their cost.
 
 use ingraft_model::{CpuClock, FunctionRef as MdlFunction, WallClock};
 use ingraft_process::TickClock;
@@ -17,13 +17,13 @@ use super::measurement::warnings_of;
 use super::pair::PairKey;
 use super::view::View;
 
-/// Beginning of the warning that no clock of processor time can be read without a system call.
+/// Beginning of the warning that each clock of processor time needs a system call.
 const SYSTEM_CALLS: &str =
     "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because";
 const NO_AREAS: &str = "the program's threads have no rseq areas that tell of switches";
 const NO_COUNTER: &str = "the time stamp counter is not the clock";
 
-/// Warning about definitions that call functions.
+/// Warning for definitions that call functions.
 const CALLS_COST: &str = "what the called functions themselves take is in no cost";
 
 /// Warnings that follow from a request and the modules of its target.
@@ -48,7 +48,7 @@ pub(super) fn of_values(before: &[View], wanted: &[Wanted]) -> Vec<String> {
     events.chain(metrics).collect()
 }
 
-/// The warning that the called functions themselves cost something, if any is called.
+/// The warning that the time in called functions is not in the cost, if any function is called.
 pub(super) fn of_calls(wanted: &[Wanted]) -> Option<String> {
     wanted.iter().any(|w| calls::has_calls(&w.instrumentation)).then(|| CALLS_COST.to_owned())
 }
@@ -61,7 +61,7 @@ impl Session {
         let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
-        // a program that is started maps its C library later
+        // the C library of a program that is started is mapped later
         warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
         warnings
     }
@@ -80,7 +80,7 @@ impl Session {
         warnings
     }
 
-    /// Warnings about code that the program has mapped a second time, elsewhere.
+    /// Warnings about code that the program has mapped a second time at another address.
     fn mapped_again(&self, control: &Control) -> Vec<String> {
         let Some(attached) = &control.attached else { return Vec::new() };
         let warning = |module| {
@@ -94,7 +94,7 @@ impl Session {
         attached.woven.modules().into_iter().filter_map(warning).collect()
     }
 
-    /// The warning that another clock than the time stamp counter is read, and what that costs.
+    /// The warning that code reads another clock than the time stamp counter, with the cost of that.
     fn other_clock(&self, wall: WallClock) -> Option<String> {
         let prices = Prices::here();
         let (how, ns) = match wall {
@@ -108,7 +108,7 @@ impl Session {
     }
 }
 
-/// A finding as one line with its help, without the code, which is for texts.
+/// A diagnostic as one line with its help, without its code.
 fn with_help(ingraft_mdl::Diagnostic { message, help, .. }: ingraft_mdl::Diagnostic) -> String {
     help.map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
 }
