@@ -517,7 +517,7 @@ pub(crate) struct Inserted {
     pub(crate) observed_ns_per_s: Option<f64>,
     /// Observed cost as a share of the processor time that the target has used; null if it is not known.
     pub(crate) observed_of_target: Option<f64>,
-    /// Number of pairs; `pairs` has the dearest hundred.
+    /// Number of pairs; `pairs` has the hundred with the highest costs.
     pub(crate) pair_count: u32,
     pub(crate) pairs: Vec<PairCost>,
     pub(crate) measurements: Vec<u64>,

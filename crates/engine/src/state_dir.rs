@@ -1,4 +1,4 @@
-//! The state directory: journals, locks and the analysis cache. Nothing is touched in a target before it proved writable.
+//! The state directory: journals, locks and the analysis cache. No target is changed before the directory has proved writable.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,24 +15,24 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the directory, making it (mode 0700) if it is not there, and proves that files can be written in it.
+    /// Opens the directory, creates it (mode 0700) if it does not exist, and tests that files can be written in it.
     pub fn open(root: &Path) -> Result<Self, Error> {
         let refuse = |e: io::Error| unwritable(root, &e);
         for folder in ["journal", "cache"] {
             make_private(&root.join(folder)).map_err(refuse)?;
         }
-        // A full disk shows only when something is written.
+        // A full disk shows only when bytes are written.
         let mut probe = tempfile::Builder::new().prefix(".probe").tempfile_in(root).map_err(refuse)?;
         probe.write_all(&[0; 4096]).and_then(|()| probe.flush()).map_err(refuse)?;
         Ok(StateDir { root: root.to_owned() })
     }
 
-    /// Path of the journal of a target; the start time tells pids apart that were used twice.
+    /// Path of the journal of a target. The start time distinguishes processes that had the same pid.
     pub fn journal_path(&self, pid: Pid, start_time: u64) -> PathBuf {
         self.root.join("journal").join(format!("{pid}-{start_time}.journal"))
     }
 
-    /// The journals that are there, with the pid in their name.
+    /// The existing journals, each with the pid and the start time in its name.
     pub fn journals(&self) -> Vec<(Pid, u64, PathBuf)> {
         let Ok(entries) = fs::read_dir(self.root.join("journal")) else { return Vec::new() };
         entries
@@ -46,9 +46,9 @@ impl StateDir {
             .collect()
     }
 
-    /// Removes the files of processes that have ended and that no engine works with. `lives` tells whether a process of this id, and of this start
-    /// time if that is known, still runs. Nothing is removed where engines of several pid namespaces share the directory: each would take the
-    /// processes of the others for ended.
+    /// Removes the files of processes that have ended and whose locks no engine holds. `lives` tells whether a process of this id, and of
+    /// this start time if that is known, still runs. If engines of several pid namespaces share the directory, nothing is removed, because
+    /// each would take the processes of the others for ended.
     pub fn sweep(&self, lives: &dyn Fn(Pid, Option<u64>) -> bool) {
         if !self.is_of_one_namespace() {
             return;
@@ -56,7 +56,7 @@ impl StateDir {
         let journals = self.journals();
         let gone = journals.iter().filter(|(pid, start, _)| !lives(*pid, Some(*start)));
         for (pid, _, path) in gone {
-            // who works with the values of an ended process has its lock
+            // an engine that still serves the values of an ended process holds its lock
             if let Ok(Some(lock)) = self.lock_target(*pid) {
                 let _ = fs::remove_file(path);
                 self.forget_lock(*pid, lock);
@@ -69,7 +69,7 @@ impl StateDir {
         }
     }
 
-    /// Whether all engines that have used the directory had this one's pid namespace.
+    /// Whether all engines that have used the directory were in this engine's pid namespace.
     fn is_of_one_namespace(&self) -> bool {
         const SEVERAL: &str = "several";
         let path = self.root.join("pid-namespace");
@@ -78,7 +78,7 @@ impl StateDir {
         match fs::read_to_string(&path) {
             Ok(known) if known == own => true,
             Ok(_) => {
-                // for ever: journals of the others may be there
+                // the mark stays for ever, because journals of other namespaces may be there
                 let _ = fs::write(&path, SEVERAL);
                 false
             }
@@ -86,19 +86,20 @@ impl StateDir {
         }
     }
 
-    /// The processes that have a file for their lock.
+    /// The processes that have a lock file.
     fn locks(&self) -> Vec<Pid> {
         let Ok(entries) = fs::read_dir(self.root.join("journal")) else { return Vec::new() };
         let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".lock")?.parse().ok().map(Pid);
         entries.flatten().filter_map(pid).collect()
     }
 
-    /// The cached analysis under a key (a build-id), if it can be read.
+    /// The cached analysis with this key, if it can be read.
     pub fn read_cache(&self, key: &str) -> Option<Vec<u8>> {
         fs::read(self.cache_path(key)).ok()
     }
 
-    /// Stores an analysis; a failure only costs time later. Written aside and renamed, so that a reader never sees half of it.
+    /// Stores an analysis; a failure only costs time later. The file is written aside and renamed, so that a reader never sees a part of
+    /// it.
     pub fn write_cache(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(self.root.join("cache"))?;
         file.write_all(bytes)?;
@@ -106,7 +107,7 @@ impl StateDir {
         Ok(())
     }
 
-    /// A lock that one engine at a time holds for a target. `None`: somebody else has it.
+    /// The lock of a target, which one engine at a time can hold; `None` if another engine holds it.
     pub fn lock_target(&self, pid: Pid) -> io::Result<Option<File>> {
         let file = File::options()
             .create(true)
@@ -120,23 +121,25 @@ impl StateDir {
         }
     }
 
-    /// Takes away the lock's file; the lock itself ends with `lock`.
+    /// Removes the file of a lock, then releases the lock.
     pub fn forget_lock(&self, pid: Pid, lock: File) {
-        // Removed while it is still held: a second engine that opened it before will find nobody at that name later, and
-        // the header in the target decides then.
+        // The file is removed while the lock is held. A second engine that has opened the file before gets a lock that no later engine
+        // sees; the header in the target then decides which engine holds the target.
         let _ = fs::remove_file(self.root.join("journal").join(format!("{pid}.lock")));
         drop(lock);
     }
 
-    /// The first id for measurements of a new engine, when it is so many microseconds after 1970. Ids grow slower than that clock, so
-    /// those of a successor begin above those of its predecessors, also in another state directory. The clock may be set back,
-    /// hence a mark in the state directory that no id has passed. All stay below 2^53, up to which readers of JSON that know only
-    /// doubles are exact: that is a clock of the year 2255.
+    /// The first id for measurements of a new engine; `now_us` is the Unix time in microseconds. Ids grow slower than that clock, so the
+    /// ids of a successor are above those of its predecessors, also in another state directory. As the clock may be set back, the state
+    /// directory has a mark that no id has passed.
+    ///
+    /// All ids stay below 2^53, up to which readers of JSON that know only doubles are exact. The clock reaches that value in the year
+    /// 2255.
     pub fn first_id(&self, now_us: u64) -> u64 {
         now_us.min(ID_MAX).max(self.id_mark())
     }
 
-    /// Raises the mark before an id at it is given away.
+    /// Raises the mark before an id at the mark is used.
     pub fn use_id(&self, id: u64) -> Result<(), Error> {
         if id.is_multiple_of(ID_BLOCK) || id >= self.id_mark() {
             let raise = || {
@@ -149,7 +152,7 @@ impl StateDir {
         Ok(())
     }
 
-    /// No id at or above this one was given away. A mark that no clock can have led to is none.
+    /// The mark: no id at or above it was used. A mark that no clock can have led to is ignored.
     fn id_mark(&self) -> u64 {
         let text = fs::read_to_string(self.root.join(ID_MARK)).unwrap_or_default();
         text.trim().parse().ok().filter(|mark| *mark <= ID_MAX).unwrap_or(0)
@@ -160,11 +163,11 @@ impl StateDir {
     }
 }
 
-/// The file with the mark of ids.
+/// Name of the file with the mark of ids.
 const ID_MARK: &str = "next-id";
 /// Step by which the mark is raised.
 const ID_BLOCK: u64 = 1 << 20;
-/// No engine begins above it, whatever the clock says: that leaves room for as many ids below 2^53.
+/// Largest first id of an engine, whatever the clock says. It leaves as many ids below 2^53.
 const ID_MAX: u64 = 1 << 52;
 
 fn unwritable(root: &Path, e: &io::Error) -> Error {
@@ -213,7 +216,7 @@ mod tests {
         for (pid, start) in [(1, 10), (2, 20), (2, 21), (3, 30)] {
             fs::write(state.journal_path(Pid(pid), start), "").expect("writable");
         }
-        // the engine that works with the third has its lock; those of the others were left
+        // an engine holds the lock of process 3; the locks of the other processes were left behind
         let held = state.lock_target(Pid(3)).expect("no error").expect("free");
         for pid in [1, 2, 4] {
             drop(state.lock_target(Pid(pid)).expect("no error").expect("free"));

@@ -45,7 +45,7 @@ pub enum TypeError {
         /// The type of the value, as the message names it.
         what: String,
     },
-    /// The location of an argument cannot be told.
+    /// The location of the argument is not known.
     #[error("where argument {argument} is cannot be told: {why}")]
     Misplaced {
         /// Number of the argument, as the message names it.

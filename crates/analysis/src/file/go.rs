@@ -3,7 +3,7 @@
 //!
 //! Besides the names, the table says where a goroutine can continue although no branch and no call leads there:
 //!
-//! - A stack's outermost frame (`TOPFRAME`) begins with a one-byte `nop`. The runtime pushes the address behind that `nop` as the return
+//! - A stack's outermost frame (`TOPFRAME`) begins with a one-byte `nop`. The runtime pushes the address after that `nop` as the return
 //!   address of every goroutine's first function (runtime/proc.go, `newproc1`).
 //! - After a recovered panic the goroutine continues at the function's call of `deferreturn` (runtime/panic.go, `recovery`).
 //! - A signal may suspend a goroutine at nearly every instruction since Go 1.14 (runtime/preempt.go, `isAsyncSafePoint`). Its program
@@ -18,7 +18,7 @@ use crate::file::symbol::Symbol;
 
 /// Longest name that is read.
 const NAME_MAX: usize = 4096;
-/// Offset of `text` in the runtime's `moduledata`: behind a pointer, six slices, and three words. Go 1.18 to 1.27 agree.
+/// Offset of `text` in the runtime's `moduledata`: after a pointer, six slices, and three words. Go 1.18 to 1.27 agree.
 const MODULE_TEXT: u64 = 8 + 6 * 24 + 3 * 8;
 /// Offset of `textStart` in the header of the table.
 const HEADER_TEXT: u64 = 24;
@@ -51,7 +51,7 @@ pub(crate) enum Go {
     Table(Table),
 }
 
-/// Where the parts of a table lie in the file.
+/// Places of the parts of a table in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     /// Range in the file, from the header on.
@@ -274,7 +274,7 @@ impl Table {
         out
     }
 
-    /// Index of the first function that ends behind an address.
+    /// Index of the first function that ends after an address.
     fn first_from(&self, table: &[u8], at: u64) -> Option<usize> {
         let (mut low, mut high) = (0, self.count);
         while low < high {

@@ -56,7 +56,7 @@ impl Image {
         self.elf.dynamic_name(imports[index].1)
     }
 
-    /// A slot of this file in which the loader puts what a resolver (IFUNC) has chosen, if there is one.
+    /// A slot of this file in which the loader puts the choice of a resolver (IFUNC), if there is one.
     pub fn chosen_by(&self, resolver: Svma) -> Option<Svma> {
         relocs::chosen_by(&self.elf, resolver.0).map(Svma)
     }

@@ -143,7 +143,7 @@ pub(crate) struct Enabled {
     pub(crate) pid: i32,
     /// The target's parent at the insertion; 0 if it is not known.
     pub(crate) parent: i32,
-    /// The target's arguments, or what it has written over them, at the insertion.
+    /// The target's arguments at the insertion, or the text that the target has written over them.
     pub(crate) title: String,
     /// Whether the measurement is the first one in its target.
     pub(crate) attached: bool,

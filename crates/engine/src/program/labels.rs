@@ -51,7 +51,8 @@ pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
     })
 }
 
-/// Two lines about a pattern that matches untyped symbols but no function: the problem, and the remedy. `None` if it matches no such symbol.
+/// Two lines about a pattern that matches untyped symbols but no function: the problem, and the remedy. `None` if it matches no such
+/// symbol.
 pub fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Option<(String, String)> {
     let found = untyped(modules, std::slice::from_ref(pattern));
     let first = found.first()?;

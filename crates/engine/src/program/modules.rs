@@ -80,7 +80,7 @@ pub struct Modules {
     files: Vec<ModuleFile>,
     /// Whether a query was about modules that are not analysed yet.
     wanting: AtomicBool,
-    /// Modules that are not mapped and whose image is kept, the one unmapped first in front.
+    /// Modules that are not mapped but whose image is kept, in the order in which they were unmapped.
     waiting: Vec<ModuleRef>,
 }
 
@@ -197,7 +197,7 @@ impl Modules {
                 continue;
             }
             if kept.contains(&(file.inode, file.device)) {
-                continue; // what is left of it
+                continue; // a remaining mapping of a moved module
             }
             news.more = true;
             let back = |k: &ModuleFile| !k.is_mapped && (k.file.inode, k.file.device) == (file.inode, file.device);

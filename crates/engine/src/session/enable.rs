@@ -54,7 +54,7 @@ impl Session {
         let _acting = self.target.act_for(rights);
         self.lock_again(control)?;
         self.release_spare(control);
-        self.target.take_longest_hold(); // forgets those of earlier operations
+        self.target.take_longest_hold(); // discards the holds of earlier operations
         let attached_before = control.attached.is_some() && !control.measurements.is_empty();
         self.look_at_modules(control)?;
         self.refuse_changed(control)?;

@@ -112,8 +112,8 @@ impl Session {
         attached.and_then(|_| Some(control.modules.user_of_gs(&self.target)?.name.clone()))
     }
 
-    /// Takes everything out and keeps the values as they are: code that finds shards by a gs base of the program's own reads memory that
-    /// is not there. A thread that waits at the loader's hook waits until nothing leads to such code any more.
+    /// Takes everything out and freezes the values, because code that finds shards by a gs base that the program itself has set would read
+    /// memory that does not exist. A thread at the loader's hook waits until nothing leads to such code any more.
     fn yield_gs(&self, control: &mut Control) -> Result<(), Error> {
         let area = control.attached.as_ref().map(|a| Arc::clone(&a.area));
         let taken = self.pull_out(control);
@@ -129,15 +129,15 @@ impl Session {
         Ok(())
     }
 
-    /// Looks for libraries that were loaded or unloaded while nobody held the target. What the loader is about to load is left to its hook.
+    /// Looks for libraries that were loaded or unloaded between requests. The modules that the loader is about to map are left to its hook.
     pub fn notice_modules(&self) {
         if !self.loader_works(&self.control()) {
             self.notice(&|| false);
         }
     }
 
-    /// Looks for libraries that were loaded or unloaded, and measures in them what was asked for. `waited`, asked when they are woven, says that the
-    /// thread that has loaded them still waits.
+    /// Looks for libraries that were loaded or unloaded, and measures the functions in them that requests name. `waited`, which is called
+    /// when they are woven, tells whether the thread that loaded them still waits.
     pub(super) fn notice(&self, waited: &dyn Fn() -> bool) {
         let mut control = self.control();
         if control.attached.is_none() {
@@ -164,14 +164,15 @@ impl Session {
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {
             if let Err(error) = self.grow_locked(&mut control, id, &|| !retried && waited(), Instant::now()) {
-                // It may have been unloaded meanwhile.
+                // The library may have been unloaded meanwhile.
                 tracing::warn!(%error, "a library that was loaded is not measured yet");
                 control.has_unmeasured = true;
             }
         }
     }
 
-    /// Libraries may have come and gone again while nobody answered: of what is not woven now it is not known whether every call was counted.
+    /// Marks pairs as inexact whose libraries may have come and gone while the engine did not answer: for pairs that are not woven now, it
+    /// is not known whether every call was counted.
     pub(super) fn note_missed(&self) {
         let mut control = self.control();
         let Control { modules, measurements, .. } = &mut *control;
@@ -184,7 +185,7 @@ impl Session {
             let counts = |view: &View| view.own.is_none() && !shared.frozen.contains_key(&view.value.first);
             let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| counts(view));
             for info in pairs.map(|(_, info)| info) {
-                // one that is mapped may be another one's next life, not looked into yet
+                // a mapped module may be a later load of the file, which was not analysed yet
                 let is_woven = info.points > 0 && Pattern::of_module(&info.pair.focus).is_some_and(|p| is_mapped(&p));
                 if !is_woven {
                     info.exact_since_ns = Some(now);
@@ -205,11 +206,11 @@ impl Session {
         if measurement.revoked {
             return Ok(None);
         }
-        self.target.take_longest_hold(); // forgets those of earlier operations
+        self.target.take_longest_hold(); // discards the holds of earlier operations
         let _acting = self.target.act_for(measurement.rights);
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         if request.pairs.is_empty() && request.functions.is_empty() {
-            return Ok(None); // adopted: what it was asked with is not known any more
+            return Ok(None); // adopted, so the request is not known any more
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
         let own = internals::of_request(&library, &request, &control.modules)?;
@@ -223,7 +224,7 @@ impl Session {
         control.unrun = false;
         let (found, caught_up) = inserted?;
         let exact = exact();
-        // Pairs that were there keep their places, those of unloaded libraries included; new pairs come after them.
+        // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();
         let known: FxHashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
         let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
@@ -241,7 +242,7 @@ impl Session {
         let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
         pairs.extend(pair_infos(control, &new).into_iter().map(late));
         let mut views = old.to_vec();
-        // what follows calls may have come only now
+        // the activations that a pair follows may have changed with the new code
         for view in &mut views {
             let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
             if let Some((_, activations, _)) = pair.and_then(Pair::value) {

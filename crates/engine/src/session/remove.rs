@@ -77,7 +77,7 @@ impl Session {
 
     /// Takes out the code of pairs that only this measurement uses.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
-        self.target.take_longest_hold(); // forgets those of earlier operations
+        self.target.take_longest_hold(); // discards the holds of earlier operations
         let mut uses: FxHashMap<&PairKey, u32> = FxHashMap::default();
         for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
             *uses.entry(&view.key).or_default() += 1;
@@ -211,7 +211,7 @@ impl Session {
 
     /// Takes everything out of the target while threads at the loader's hook continue to wait.
     pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
-        self.target.take_longest_hold(); // forgets those of earlier operations
+        self.target.take_longest_hold(); // discards the holds of earlier operations
         let Some(attached) = control.attached.as_ref() else {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));

@@ -75,8 +75,8 @@ struct Closer<'a> {
 }
 
 impl Closer<'_> {
-    /// The snippet with every `Close` replaced by `of(…)`. `Whose::Own` keeps the other statements; `Whose::Earlier` keeps only the conditions
-    /// around a `Close`.
+    /// The snippet with every `Close` replaced by `of(…)`. `Whose::Own` keeps the other statements; `Whose::Earlier` keeps only the
+    /// conditions around a `Close`.
     fn instead(&self, whose: Whose, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt) -> Vec<Stmt> {
         match &self.record {
             None => instead(&self.snippet.stmts, whose == Whose::Own, of),

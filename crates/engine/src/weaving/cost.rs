@@ -1,4 +1,4 @@
-//! Prices of code on this machine, and counters of how often code runs.
+//! Prices of code on this machine, and meters that count how often code runs.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,26 +10,26 @@ use ingraft_model::{Expr, Instrumentation, Shape, Snippet, Stmt, ValueUnit, Vari
 use ingraft_process::TickClock;
 use rustc_hash::FxHashMap;
 
-/// Nanoseconds that things take on this machine, measured once: the quickest of several rounds, as a processor that is interrupted, or
-/// clocked down, says nothing about the code.
+/// Times of basic operations on this machine in nanoseconds, measured once. Each is that of the quickest of several rounds, because a
+/// processor that is interrupted or clocked down says nothing about the code.
 #[derive(Clone, Copy, Debug)]
 pub struct Prices {
-    /// A cycle of a core at its speed now.
+    /// Time of a cycle of a core at its present speed.
     pub cycle_ns: f64,
-    /// A reading of the time stamp counter.
+    /// Time of a reading of the time stamp counter.
     pub clock_ns: f64,
-    /// A question to the vDSO for the time.
+    /// Time of a call of the vDSO for the time.
     pub vdso_ns: f64,
-    /// An uncontended operation with a `lock` prefix.
+    /// Time of an uncontended operation with a `lock` prefix.
     pub locked_ns: f64,
-    /// A system call that reads the thread's processor time.
+    /// Time of a system call that reads the thread's processor time.
     pub system_call_ns: f64,
 }
 
-/// Rounds of which the quickest counts, and steps of one: some ten microseconds.
+/// Number of rounds, of which the quickest counts, and number of steps of a round, which takes some ten microseconds.
 const ROUNDS: u32 = 40;
 const STEPS: u32 = 2_000;
-/// Cycles of a step of the chain below: a multiplication takes three on all processors since 2008, an `or` one.
+/// Cycles of a step of the chain below: a multiplication takes three on all processors since 2008, and an `or` takes one.
 const CHAIN: f64 = 4.0;
 
 impl Prices {
@@ -70,7 +70,7 @@ impl Prices {
         Prices { cycle_ns, clock_ns, vdso_ns, locked_ns, system_call_ns }
     }
 
-    /// Nanoseconds of a worst case.
+    /// Time of a worst case in nanoseconds.
     pub fn ns(&self, cost: Cost) -> f64 {
         f64::from(cost.busy()) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
             + f64::from(cost.clocks) * self.clock_ns
@@ -79,13 +79,13 @@ impl Prices {
             + f64::from(cost.system_calls) * self.system_call_ns
     }
 
-    /// The same in cycles of a core.
+    /// Time of a worst case in cycles of a core.
     pub fn cycles(&self, cost: Cost) -> f64 {
         self.ns(cost) / self.cycle_ns
     }
 }
 
-/// Nanoseconds of one step of the quickest round.
+/// Time of one step of the quickest round, in nanoseconds.
 fn quickest(round: impl Fn()) -> f64 {
     let time = || {
         let begin = Instant::now();
@@ -93,31 +93,31 @@ fn quickest(round: impl Fn()) -> f64 {
         begin.elapsed().as_secs_f64() * 1e9
     };
     let best = (0..ROUNDS).map(|_| time()).fold(f64::INFINITY, f64::min);
-    // a clock that stands still must not make anything free
+    // if the clock stands still, the price must not become 0
     (best / f64::from(STEPS)).max(0.01)
 }
 
-/// Different snippets of one pair that are counted apart; what is more shares the last counter.
+/// Largest number of counters for the snippets of one pair; further snippets share the last counter.
 const METERS_MAX: u32 = 16;
 
-/// Counters of the hits of a pair's snippets. Each snippet begins by adding 1 to a counter that is the same wherever that snippet stands. A pair
-/// that counts its hits anyway has none.
+/// Counters of the hits of a pair's snippets. Each snippet begins by adding 1 to a counter, which is the same at all points of the snippet.
+/// A pair that counts its hits anyway has no such counter.
 #[derive(Clone, Debug, Default)]
 pub struct Meters {
-    /// A snippet as it was evaluated, with its counter, and the number of the counter among the pair's.
+    /// Each snippet as it was evaluated, the same snippet with its counter, and the index of that counter among the pair's meters.
     known: Vec<(Arc<Snippet>, Arc<Snippet>, u32)>,
     /// Number of variables before the first counter.
     base: Option<u32>,
 }
 
-/// Snippets and variables with counters that were made for a request: pairs of one metric have the same.
+/// Snippets and variables with meters that were made for a request. Pairs of one metric share them.
 #[derive(Default)]
 pub struct Metered {
     snippets: FxHashMap<(*const Snippet, VariableId), Made<Snippet>>,
     variables: FxHashMap<(*const Variable, u32), Made<[Variable]>>,
 }
 
-/// An evaluated item, kept so that its address stays its own, and the same item with counters.
+/// An evaluated item, and the same item with meters. The evaluated item is kept so that its address is not reused.
 type Made<T> = (Arc<T>, Arc<T>);
 
 impl Metered {
@@ -131,11 +131,11 @@ impl Metered {
         Arc::clone(metered)
     }
 
-    /// The variables and so many counters.
+    /// The variables, followed by this number of meters.
     fn counting(&mut self, plain: &Arc<[Variable]>, counters: u32) -> Arc<[Variable]> {
         let counter = |n| Variable {
             name: format!("hits of snippet {n}"),
-            // events: calls in progress are not counted when they are caught up
+            // meters count events, so the catch-up does not count calls in progress
             kind: VariableKind::Counter,
             shape: Shape::Counter,
             unit: ValueUnit::Plain,
@@ -150,13 +150,13 @@ impl Metered {
 }
 
 impl Meters {
-    /// The variables that a pair was evaluated with, without these counters.
+    /// The variables with which a pair was evaluated, without the meters.
     pub fn before<'v>(&self, variables: &'v [Variable]) -> &'v [Variable] {
         let count = self.base.and_then(|base| usize::try_from(base).ok()).unwrap_or(variables.len());
         variables.get(..count).unwrap_or(variables)
     }
 
-    /// Adds counters to an instrumentation, the same as before to snippets that are known.
+    /// Adds meters to an instrumentation; known snippets get the same meters as before.
     pub fn apply(&mut self, instrumentation: &mut Instrumentation, made: &mut Metered) {
         let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
         if counts_itself && self.known.is_empty() {
@@ -184,7 +184,7 @@ impl Meters {
     }
 }
 
-/// The variable that tells how often a snippet runs: what it adds 1 to first of all.
+/// The variable that counts the runs of a snippet, to which the snippet's first statement adds 1; `None` if there is none.
 pub fn meter(snippet: &Snippet) -> Option<VariableId> {
     match snippet.stmts.first() {
         Some(Stmt::Add(variable, Expr::Const(1))) => Some(*variable),

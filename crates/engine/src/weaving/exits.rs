@@ -1,17 +1,18 @@
-//! At which exits of a function a snippet stands: what ends a call does not stand where the function jumps to another one.
+//! The exits of a function at which a snippet stands. A snippet that ends a call does not stand where the function jumps to another
+//! function.
 
 use std::sync::Arc;
 
 use ingraft_model::{FunctionRef, Refusal, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Exits of a function that a snippet is for, and the condition for that.
+/// Exits of a function that a snippet is for, with a condition.
 #[derive(Clone, Debug, Default)]
 pub enum Exits {
-    /// All; everything at other points.
+    /// All exits; at other kinds of points, all points.
     #[default]
     All,
-    /// All but those at these addresses.
+    /// All exits except those at these addresses.
     But(Arc<FxHashSet<Svma>>),
     /// Only the exit at this address, if every (function, pair) of the list could be woven.
     While(Svma, Arc<[(FunctionRef, usize)]>),
@@ -20,7 +21,7 @@ pub enum Exits {
 }
 
 impl Exits {
-    /// The (function, pair) on which it depends.
+    /// The (function, pair) items on which the condition depends.
     pub fn needs(&self) -> &[(FunctionRef, usize)] {
         match self {
             Exits::All | Exits::But(_) => &[],
@@ -28,7 +29,7 @@ impl Exits {
         }
     }
 
-    /// Whether the exit at an address is one of them.
+    /// Whether the snippet stands at the exit at this address.
     pub fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionRef, usize), Refusal>) -> bool {
         let any_refused = |needs: &[(FunctionRef, usize)]| needs.iter().any(|need| refused.contains_key(need));
         match self {

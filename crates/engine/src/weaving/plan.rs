@@ -1,4 +1,4 @@
-//! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
+//! The generated code of one target and its places: arenas, displaced text, woven points; and verified plans that change them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,16 +28,16 @@ use crate::weaving::cost;
 use crate::weaving::exits::Exits;
 use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
 
-/// An arena of more bytes is not asked for.
+/// Largest size of an arena in bytes.
 const ARENA_MAX: u64 = 1 << 28;
 
-/// An arena has so many bytes at least, if they are free.
+/// Smallest size of an arena in bytes, if that much address space is free.
 const ARENA_LEAST: u64 = 1 << 20;
 
-/// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
+/// Largest distance in bytes between code and the text that it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
-/// Bytes at the start of an arena that hold no code.
+/// Length in bytes of the signature at the start of an arena, which holds no code there.
 const SIGNATURE_ROOM: u64 = SIGNATURE.len() as u64;
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
@@ -54,15 +54,15 @@ fn whole_arena(arena: &Arena) -> AvmaRange {
     range.start.offset(-(SIGNATURE_ROOM as i64))..range.end
 }
 
-/// Number of the snippet that looks for calls that have ended otherwise. It is at every entry at which a record is opened, before all others.
+/// Id of the snippet that prunes stale activations. It is at every entry at which a record is opened, before all other snippets.
 pub const SETTLE: u64 = 0;
 
-/// Where a point lies: what tells it from all others.
+/// Key of a point, which differs from the keys of all other points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Its function.
+    /// Function of the point.
     pub function: FunctionRef,
-    /// What kind of point it is.
+    /// Kind of the point.
     pub spot: PointKind,
     /// First byte that a springboard may overwrite.
     pub at: Svma,
@@ -72,27 +72,27 @@ pub struct Place {
 pub struct Wanted<'a> {
     /// The function.
     pub function: FunctionRef,
-    /// Which of its points.
+    /// Kind of the points.
     pub spot: PointKind,
-    /// The snippets in order.
+    /// The snippets, in order.
     pub minis: Vec<NewMini<'a>>,
 }
 
 /// A snippet for a kind of points of a function.
 pub struct NewMini<'a> {
-    /// Number, unique in the session but for [`SETTLE`].
+    /// Id of the snippet, unique in the session except for [`SETTLE`].
     pub id: u64,
-    /// Number of the pair in the request: what it has in one function is woven all or not at all.
+    /// Index of the pair in the request. All snippets of a pair in one function are woven, or none.
     pub pair: usize,
-    /// When it runs among the others; none: first of all.
+    /// Position among the snippets of a point; `None` for the first position.
     pub role: Option<Role>,
     /// The code.
     pub snippet: &'a Snippet,
-    /// Counter of each of its variables.
+    /// First counter of each of the snippet's variables.
     pub counters: &'a [u32],
-    /// Functions whose calls stay without it.
+    /// Functions whose calls do not get the snippet.
     pub except: &'a [FunctionRef],
-    /// Which of a function's exits it is for.
+    /// The exits that the snippet is for.
     pub exits: Exits,
 }
 
@@ -100,21 +100,21 @@ pub struct NewMini<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Woven {
     arenas: Vec<Arena>,
-    /// Text taken, and padding for islands, per module.
+    /// Text that is in use and padding for islands, for each module.
     texts: FxHashMap<u32, TextSpace>,
-    /// What is woven, in order, so that the points of a function are neighbours.
+    /// Woven points, in the order of their keys, so that the points of a function are adjacent.
     points: BTreeMap<Place, Arc<Point>>,
-    /// Code that nothing leads to any more, until it is known that no thread is in it.
+    /// Code that nothing leads to any more, kept until it is known that no thread is in it.
     idle: Vec<AvmaRange>,
-    /// The snippet at the loader's hook, where threads wait for the engine.
+    /// Id of the snippet at the loader's hook, where threads wait for the engine.
     pub hook: Option<u64>,
-    /// Points that are gone from the target, with their text or without, and that fork children may have.
+    /// Records of points that are gone from the target, with their text or without, and that fork children may still have.
     inherited: Vec<PointRecord>,
-    /// What a dead engine wove; the points of a function can only go as a whole.
+    /// Records of points that a dead engine wove. The points of a function can only be removed together.
     adopted: Vec<PointRecord>,
-    /// The snippets at those points, by the points' keys, as far as it has said.
+    /// The snippets at those points, by the points' keys, as far as the dead engine has recorded them.
     adopted_chains: BTreeMap<Avma, PointChain>,
-    /// Its arenas: what in them is free is not known.
+    /// Arenas of a dead engine. It is not known which parts of them are free.
     adopted_arenas: Vec<AvmaRange>,
 }
 
@@ -122,39 +122,39 @@ pub struct Woven {
 struct Point {
     woven: WovenPoint,
     arena: usize,
-    /// The snippets, in the order of `woven.minis`.
+    /// Data of the snippets, in the order of `woven.minis`.
     minis: Vec<Mini>,
 }
 
-/// What is known of a snippet at a point besides its code.
+/// Data of a snippet at a point besides its code.
 #[derive(Clone, Copy, Debug)]
 struct Mini {
     role: Option<Role>,
-    /// How often it runs, if that is counted.
+    /// Counter of the snippet's runs; `None` if they are not counted.
     meter: Option<Meter>,
-    /// Whose it is, for the journal.
+    /// Owner of the snippet in the journal.
     owner: u32,
 }
 
-/// Code of a dead engine that nobody needs.
+/// Code of a dead engine that no measurement needs.
 #[derive(Debug)]
 pub struct Spare {
-    /// Points that can go.
+    /// Points that can be removed.
     pub points: Vec<PointRecord>,
-    /// What is left at other points, and the writes that make it so.
+    /// Points that keep some of their snippets: the remaining snippets, and the writes that remove the others.
     pub chains: Vec<(PointChain, Vec<TextWrite>)>,
 }
 
-/// What weaving a request gives.
+/// Result of weaving a request.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// To apply.
+    /// The plan to apply.
     pub plan: PatchPlan,
-    /// The points that are new.
+    /// New points.
     pub new_points: Vec<WovenAnew>,
-    /// Functions that cannot be woven for a pair of the request.
+    /// Functions that cannot be woven for a pair of the request, with the reasons.
     pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
-    /// Points that have other snippets afterwards, in the order of the changes.
+    /// Points that get further snippets, in the order of the changes.
     pub chains: Vec<PointChain>,
 }
 
@@ -180,32 +180,32 @@ pub struct PlannedRemoval {
     pub woven: Woven,
 }
 
-/// A point that is new.
+/// A new point.
 #[derive(Debug)]
 pub struct WovenAnew {
-    /// The file whose text it changes.
+    /// The file whose text the point changes.
     pub file: FileId,
     point: Arc<Point>,
 }
 
 impl WovenAnew {
-    /// Its name in the journal.
+    /// Key of the point in the journal.
     pub fn key(&self) -> Avma {
         self.point.woven.removal.key()
     }
 
-    /// Its snippets, for the journal.
+    /// Snippets of the point, for the journal.
     pub fn chain(&self) -> PointChain {
         self.point.chain()
     }
 
-    /// What undoes it: all of them together.
+    /// Removal records of the point; a removal applies all of them.
     pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
         self.point.woven.records()
     }
 }
 
-/// The target that is woven, its modules, and the facts about it that generated code depends on.
+/// The target to weave, its modules, and the facts about the target on which generated code depends.
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     target: &'a Target,
@@ -215,16 +215,16 @@ struct Subject<'a> {
 
 /// Arenas that a change maps.
 struct NewArenas<'a> {
-    /// Told the range of each arena before it is mapped.
+    /// Called with the range of each arena before the arena is mapped.
     record: &'a mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-    /// Signatures of the arenas that were mapped, to be written.
+    /// Signatures to write into the mapped arenas.
     signatures: Vec<ArenaCode>,
     /// Addresses of these arenas without their signatures.
     ranges: Vec<AvmaRange>,
 }
 
 impl Woven {
-    /// Takes over what a dead engine wove.
+    /// Takes over the points and arenas of a dead engine.
     pub fn adopt(
         adopted: Vec<PointRecord>,
         adopted_chains: BTreeMap<Avma, PointChain>,
@@ -233,9 +233,10 @@ impl Woven {
         Woven { adopted, adopted_chains, adopted_arenas, ..Woven::default() }
     }
 
-    /// What of a dead engine's code nobody needs: all points of functions in which no snippet is of a pair in `owners` (the first counters of their
-    /// values), and at the points that stay the writes that lead past the snippets of others. `follow`: pairs of these follow calls, so that
-    /// what they share stays. Points of which the dead engine has not said whose they are stay.
+    /// The part of a dead engine's code that no measurement needs. `owners` are the first counters of the values of the pairs that are
+    /// needed. If no snippet of a function belongs to one of these pairs, all points of the function can be removed. At points that stay,
+    /// writes bypass the snippets of other pairs. `follow` means that needed pairs follow calls, so that the snippets that such pairs share
+    /// stay. Points whose owners the dead engine has not recorded stay.
     pub fn spare(&self, owners: &FxHashSet<u32>, follow: bool) -> Spare {
         let stays = |owner: u64| match u32::try_from(owner) {
             Ok(SHARED) => follow,
@@ -262,19 +263,19 @@ impl Woven {
         Spare { points, chains: left.filter_map(past).collect() }
     }
 
-    /// Points of a dead engine are gone.
+    /// Forgets points of a dead engine that were removed.
     pub fn forget_adopted(&mut self, points: &[PointRecord]) {
         let gone: FxHashSet<Avma> = points.iter().map(|p| p.removal.key()).collect();
         self.adopted.retain(|p| !gone.contains(&p.removal.key()));
         self.adopted_chains.retain(|key, _| !gone.contains(key));
     }
 
-    /// Other snippets are at a point of a dead engine.
+    /// Notes the present snippets of a point of a dead engine.
     pub fn change_adopted(&mut self, chain: PointChain) {
         self.adopted_chains.insert(chain.key, chain);
     }
 
-    /// The first counters of the pairs of a dead engine that have code in a range of text. None if it has none there.
+    /// The first counters of the pairs of a dead engine that have code in a range of text; `None` if there is no such code.
     pub fn adopted_within(&self, text: &AvmaRange) -> Option<FxHashSet<u32>> {
         let lies = |w: &TextWrite| w.at < text.end && text.start < w.at.offset(w.len.into());
         let mut its = self.adopted.iter().filter(|point| point.removal.text.iter().any(lies)).peekable();
@@ -284,12 +285,12 @@ impl Woven {
         Some(owners.collect())
     }
 
-    /// Arenas that are mapped.
+    /// Ranges of the mapped arenas.
     pub fn arenas(&self) -> Vec<AvmaRange> {
         self.arenas.iter().map(whole_arena).chain(self.adopted_arenas.iter().cloned()).collect()
     }
 
-    /// Bytes of code in use.
+    /// Length in bytes of the code in use.
     pub fn code_bytes(&self) -> u64 {
         let adopted = self.adopted.iter().map(|r| r.removal.code.end.0.saturating_sub(r.removal.code.start.0));
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
@@ -299,8 +300,8 @@ impl Woven {
         points_of(&self.points, function).map(|(place, _)| *place)
     }
 
-    /// What a hit that a counter counts costs: the worst case of the snippets that it belongs to and of reaching them, as if nothing else stood
-    /// there; added up over the points, with their number.
+    /// Costs of the hits that each counter counts, as if no other snippets stood at the points. The cost at a point is the worst case of
+    /// the counter's snippets and of the code on the way to them. The result has the sum over the points, and the number of points.
     pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
         costs.reserve(self.points.len());
@@ -308,7 +309,7 @@ impl Woven {
             let settling = point.woven.minis.iter().find(|m| m.id == SETTLE).map(|m| m.cost);
             for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
                 let Some(meter) = mini.meter else { continue };
-                // where a record may be opened, those that were left are looked for
+                // stale activations are pruned before a snippet that may open a record
                 let settle = settling.filter(|_| !meter.plain).unwrap_or_default();
                 let sum = costs.entry(meter.counter).or_default();
                 *sum = (sum.0 + point.woven.cost + settle + woven.cost, sum.1.saturating_add(1));
@@ -327,22 +328,22 @@ impl Woven {
         self.points.iter().map(|(place, point)| (place, &point.woven))
     }
 
-    /// Those of a function.
+    /// The points of a function that this engine has woven.
     pub fn points_of(&self, function: FunctionRef) -> impl Iterator<Item = (Place, &WovenPoint)> {
         self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
     }
 
-    /// What removes the points of a dead engine.
+    /// Removal records of the points of a dead engine.
     pub fn adopted(&self) -> impl Iterator<Item = &RemovalRecord> {
         self.adopted.iter().map(|point| &point.removal)
     }
 
-    /// How many snippets there are at a point.
+    /// Number of snippets at a point; `None` if the point is not woven.
     pub fn snippets_at(&self, place: &Place) -> Option<usize> {
         self.points.get(place).map(|p| p.woven.minis.len())
     }
 
-    /// The springboard of a function's entry.
+    /// Address of the springboard of a function's entry.
     pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
         let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
         self.points.get(&place).map(|p| p.woven.at)
@@ -353,7 +354,7 @@ impl Woven {
         self.points.len() + self.adopted.len()
     }
 
-    /// Everything that takes all points out, here and in fork children.
+    /// Records that remove all points, in the target and in fork children.
     pub fn records(&self, modules: &Modules) -> Vec<PointRecord> {
         let own = self.points.iter().map(|(place, p)| point_record(modules, place.function.module, p));
         own.chain(self.adopted.iter().cloned()).chain(self.inherited.iter().cloned()).collect()
@@ -370,13 +371,13 @@ impl Woven {
         found
     }
 
-    /// What was written into the text of a module.
+    /// The writes to the text of a module.
     pub fn text_of(&self, module: ModuleRef) -> impl Iterator<Item = &TextWrite> {
         let points = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
         points.flat_map(|(_, p)| &p.woven.removal.text)
     }
 
-    /// Forgets the points of a module whose text is gone: nothing of it is ours to write any more. Returns what was forgotten.
+    /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
     pub fn retire(&mut self, modules: &Modules, module: ModuleRef) -> Vec<PointRecord> {
         let places = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
         let places: Vec<Place> = places.map(|(place, _)| *place).collect();
@@ -390,7 +391,7 @@ impl Woven {
         gone
     }
 
-    /// Keeps records of points that are gone for the fork children that have them still.
+    /// Keeps records of points that are gone, for the fork children that still have them.
     pub fn keep_inherited(&mut self, records: Vec<PointRecord>) {
         for record in records {
             if !self.inherited.contains(&record) {
@@ -399,20 +400,20 @@ impl Woven {
         }
     }
 
-    /// There are no fork children any more.
+    /// Drops the records for fork children, when there are no fork children any more.
     pub fn drop_inherited(&mut self) {
         self.inherited.clear();
     }
 
-    /// The pages of text that hold a springboard: module and address of one byte of each.
+    /// The pages of text that hold a springboard, as module and address of one byte of each.
     pub fn text_at(&self) -> impl Iterator<Item = (ModuleRef, Avma)> {
         let module = |place: &Place| place.function.module;
         self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)))
     }
 
-    /// Plans a change: chooses springboards and writes code for snippets. The target is not changed, except that arenas are mapped, which stay
-    /// here, empty, whatever becomes of the plan; `record` is told of each before. The snippets of a pair in a function of which a point cannot
-    /// be woven are left out.
+    /// Plans a change: chooses springboards and generates code for snippets. The target is not changed, except that arenas are mapped. They stay,
+    /// empty, even if the plan fails or is dropped; `record` is called with each before it is mapped. If a point of a function cannot be woven
+    /// for a pair, none of the pair's snippets in that function is woven.
     pub fn plan(
         &mut self,
         target: &Target,
@@ -471,14 +472,14 @@ impl Woven {
                 continue;
             }
             change.refused = refused;
-            // by these a successor knows an arena, so they are written before anything else
+            // a successor recognises an arena by its signature, so signatures are written before any code
             change.plan.code.splice(..0, mapped.signatures.drain(..));
             sort(&mut change.plan);
             return Ok(Planned { change, woven });
         }
     }
 
-    /// Weaves snippets at the points that were found: into those that are woven, and into new ones.
+    /// Weaves snippets at the points that were found: adds them to existing points, and creates new points.
     fn attempt<'a>(
         &mut self,
         subject: Subject<'_>,
@@ -507,7 +508,7 @@ impl Woven {
         Ok(())
     }
 
-    /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
+    /// Adds entries without snippets for exits that only these entries can hold, unless the entries are woven or among the points.
     fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
@@ -550,7 +551,7 @@ impl Woven {
             if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
                 break (index, weave);
             }
-            // how long the code is shows when it is there
+            // the length of the code is known once it is generated
             (self.arenas[index], *text) = before;
             bytes = (bytes * 4).min(ARENA_MAX);
         };
@@ -574,7 +575,7 @@ impl Woven {
         Ok(())
     }
 
-    /// Plans to take snippets out of points; points without snippets go altogether.
+    /// Plans to remove snippets from points; points without snippets are removed.
     pub fn plan_removal(&self, modules: &Modules, minis: &[(FunctionRef, u64)]) -> Result<PlannedRemoval, Error> {
         let mut woven = self.clone();
         let mut plan = PatchPlan::default();
@@ -632,12 +633,12 @@ impl Woven {
         Ok(PlannedRemoval { plan, gone, chains, woven })
     }
 
-    /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
+    /// The shared routines of all arenas. A thread in one may be about to read a word that a change writes.
     pub fn routines(&self) -> Vec<AvmaRange> {
         self.arenas.iter().flat_map(Arena::shared).collect()
     }
 
-    /// Those that no thread waits in: who comes by leaves them soon.
+    /// The shared routines in which no thread waits, so that threads leave them soon.
     pub fn routines_of_passers(&self) -> Vec<AvmaRange> {
         self.arenas.iter().flat_map(Arena::shared_by_passers).collect()
     }
@@ -647,16 +648,17 @@ impl Woven {
         self.idle.extend_from_slice(code);
     }
 
-    /// Where nobody may be for idle code to be used again, sorted: that code, and the routines to which it leads and that come back to it.
+    /// The ranges that must be free of threads before idle code can be reused, sorted: that code, and the routines that it calls and that
+    /// return to it.
     pub fn idle(&self) -> Vec<AvmaRange> {
         let holds = |arena: &&Arena| self.idle.iter().any(|code| holds(arena, code));
-        // who waits came from the hook's snippet and goes back there, and waits while the code of libraries that are gone becomes idle
+        // a waiting thread came from the hook's snippet and returns there; it waits while the code of unloaded libraries becomes idle
         let is_hook = |p: &Arc<Point>| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
         let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
         let routines = self.arenas.iter().filter(holds).flat_map(routines);
         let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         ranges.sort_unstable_by_key(|r| r.start);
-        // a point without room of its own lies within another one's code
+        // a point without room of its own lies within the code of another point
         ranges.dedup_by(|later, first| {
             let overlap = later.start < first.end;
             if overlap {
@@ -667,7 +669,7 @@ impl Woven {
         ranges
     }
 
-    /// Idle code, as it was told by [`Woven::idle`], may be used again: no thread is in it. An arena without any points is as good as new.
+    /// Frees idle code in these ranges of [`Woven::idle`] for reuse, because no thread is in it. An arena without points is reset.
     pub fn release(&mut self, quiet: &[AvmaRange]) {
         let is_quiet = |code: &AvmaRange| {
             let next = quiet.partition_point(|r| r.start <= code.start);
@@ -689,7 +691,7 @@ impl Woven {
     }
 }
 
-/// An arena within reach of a module with so much room; a new one is mapped if there is none.
+/// Index of an arena that is within reach of a module and has this much room; maps a new one if there is none.
 fn arena_for(
     arenas: &mut Vec<Arena>,
     target: &Target,
@@ -705,12 +707,12 @@ fn arena_for(
         return Ok(i);
     }
     let failed = |e| Error::process(target.pid(), e);
-    // what later requests add to a point must lie in its arena: address space costs nothing
+    // later snippets of a point must lie in the point's arena, and address space costs nothing
     let generous = bytes.saturating_mul(4).max(ARENA_LEAST).min(ARENA_MAX.max(bytes));
     loop {
         let roomy = target.find_arena(text, generous + SIGNATURE_ROOM);
         let range = roomy.or_else(|_| target.find_arena(text, bytes + SIGNATURE_ROOM)).map_err(failed)?;
-        // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
+        // The arena is recorded before it is mapped. If the engine dies in between, its successor knows where to look for the arena.
         (mapped.record)(&range)?;
         if target.map_arena_at(&range).map_err(failed)? {
             mapped.signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
@@ -731,7 +733,8 @@ fn points_of(
     points.range(first..).take_while(move |(place, _)| place.function == function)
 }
 
-/// Those of a function's points that stay when the idle ones go: what displaces instructions that others need stays as long as these do.
+/// The points of a function that stay when the idle ones are removed. A point that displaces instructions of other points stays as long as
+/// they do.
 fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn(&Point) -> bool) -> FxHashSet<Place> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
         places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
@@ -754,7 +757,7 @@ fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Opti
     (place.function == function && place.spot == PointKind::Entry).then_some(point)
 }
 
-/// The entries of the functions that have exits which only their entry can hold. Without such an entry there is no exit either.
+/// The entry sites of functions with exits that only the entry can hold. Such an exit is refused if its entry cannot be woven.
 fn hosts(
     text: &Text<'_>,
     modules: &Modules,
@@ -776,14 +779,14 @@ fn hosts(
     hosts
 }
 
-/// Room that a point with compiled snippets takes, in points with a count.
+/// Estimated size of a point with compiled snippets, in units of a point with a plain count.
 const COMPILED: usize = 8;
 
-/// Which counter tells how often a snippet runs.
+/// Counter of the runs of a snippet.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
     counter: u32,
-    /// Nothing else happens there.
+    /// Whether the snippet does nothing else.
     plain: bool,
 }
 
@@ -791,15 +794,15 @@ struct Meter {
 struct NewPoint<'a> {
     place: Place,
     site: &'a Site,
-    /// In the order in which they run.
+    /// The snippets, in the order in which they run.
     minis: Vec<&'a NewMini<'a>>,
 }
 
-/// What the code of a new point is made from.
+/// Inputs for the code of a new point.
 struct Prepared<'a> {
     site: &'a Site,
     minis: Vec<MiniRequest<'a>>,
-    /// Of its function.
+    /// Name of the point's function.
     name: Cow<'a, str>,
     beside: Vec<&'a WovenPoint>,
 }
@@ -827,7 +830,7 @@ impl NewPoint<'_> {
 }
 
 impl Wanted<'_> {
-    /// Its points at these sites, but for what is refused.
+    /// The points for the wanted snippets at these sites, without refused pairs.
     fn points<'s>(
         &'s self,
         sites: &'s Result<Vec<Found>, Refusal>,
@@ -851,7 +854,7 @@ impl Wanted<'_> {
         points
     }
 
-    /// The pairs that cannot have this, and why: with a point missing the rest would not be exact.
+    /// The pairs that are refused in the function, with the reasons: if a point is missing, a value from the others would not be exact.
     pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
         let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
             let its = self.minis.iter().filter(|m| m.id != SETTLE && found.is_none_or(|f| f.is_for(m)));
@@ -879,7 +882,7 @@ impl NewMini<'_> {
         Mini { role: self.role, meter: self.meter(), owner: self.owner() }
     }
 
-    /// The first counter of its pair: that of the pair's value.
+    /// The owner of the snippet in the journal: the first counter of its pair, which is that of the pair's value.
     fn owner(&self) -> u32 {
         let internal = |stmt: &Stmt| matches!(stmt, Stmt::Await | Stmt::Fork | Stmt::Forked);
         let serves = self.id == SETTLE || self.snippet.stmts.iter().any(internal);
@@ -892,7 +895,7 @@ impl NewMini<'_> {
 }
 
 impl Point {
-    /// Its snippets, for the journal.
+    /// Snippets of the point, for the journal.
     fn chain(&self) -> PointChain {
         let mut chain = Chain::of(&self.woven);
         for ((name, _), mini) in chain.snippets.iter_mut().zip(&self.minis) {
@@ -901,8 +904,8 @@ impl Point {
         PointChain { key: self.woven.removal.key(), chain }
     }
 
-    /// Adds a snippet among those of its role: in front of them where something begins, behind them elsewhere, so that what begins first ends
-    /// last.
+    /// Adds a snippet among those of its role: before them at points where a call begins, otherwise after them. So the pair that begins
+    /// first ends last.
     fn add(
         &mut self,
         env: &Environment,
@@ -924,7 +927,7 @@ impl Point {
     }
 }
 
-/// All records of a point as one, for the journal.
+/// All removal records of a point, merged into one for the journal.
 fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
     let RemovalRecord { text, code, .. } = &point.woven.removal;
     let all = |of: fn(&RemovalRecord) -> usize| point.woven.records().map(of).sum();
@@ -949,8 +952,7 @@ fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
     plan.retired.append(&mut more.retired);
 }
 
-/// Brings a plan into order. A live jump may have been rewritten several times in one change: then the first `old` and the
-/// last `new` remain.
+/// Sorts a plan. If one change has rewritten a live jump several times, the first `old` and the last `new` remain.
 fn sort(plan: &mut PatchPlan) {
     plan.text.sort_by_key(|w| w.at);
     plan.text.dedup_by(|later, first| {

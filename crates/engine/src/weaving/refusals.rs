@@ -1,4 +1,4 @@
-//! Which entries of a target cannot be woven, found out without touching it.
+//! Refusals of entries of a target, determined without a change to the target.
 
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points_on};
 use ingraft_model::{
@@ -13,7 +13,7 @@ use crate::background::{Quick, in_background};
 use crate::program::modules::Modules;
 use crate::weaving::sites::{Text, entry_site};
 
-/// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
+/// The entries of these functions that cannot be woven, with the reasons. All of them are woven into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     let env = Environment {
@@ -57,7 +57,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
                 beside: &[],
             })
             .collect();
-        // A request as a whole fails only for reasons that this one does not have.
+        // A request as a whole fails only for reasons that do not occur here.
         let Ok(weave) = weave_points_on(&Quick, &env, &mut arena, &mut text, &entries) else { continue };
         refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
     }

@@ -1,4 +1,4 @@
-//! Sites of points: the points of a function in the target as it is now.
+//! Sites of points: the points of a function in the present text of the target.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,47 +17,47 @@ use crate::weaving::plan::NewMini;
 /// One point of a function.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Site at which it can be woven, or the reason why it cannot.
+    /// Site at which the point can be woven, or the reason why it cannot.
     pub site: Result<Arc<Site>, Refusal>,
-    /// Functions of which the call there calls one; empty if they are not known before the call.
+    /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
     callees: Vec<FunctionRef>,
 }
 
 impl Found {
-    /// Whether a snippet belongs there: not if it leaves calls of the callee out.
+    /// Whether a snippet is for this point. It is not if it excludes calls of all callees.
     pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
         self.callees.is_empty() || !self.callees.iter().all(|callee| mini.except.contains(callee))
     }
 }
 
-/// The code of a target without what we have written into it, each page read once.
+/// The text of a target without the engine's changes; each page is read once.
 pub struct Text<'a> {
     target: &'a Target,
-    /// The bytes that stood where we have written.
+    /// The original bytes at the changed addresses.
     originals: BTreeMap<u64, u8>,
-    /// As the target has them now.
+    /// The present content of the pages.
     pages: TextPages,
 }
 
 impl<'a> Text<'a> {
-    /// `records`: what would put back all that we have written.
+    /// Creates the view of a target's text. `records` are the removal records of all changes of the engine.
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
         let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
         Text { target, originals, pages: TextPages::default() }
     }
 
-    /// The code of a target in which nothing is woven.
+    /// The view of a target in which nothing is woven.
     pub fn untouched(target: &'a Target) -> Self {
         Text::new(target, std::iter::empty())
     }
 
-    /// As it stands in the target now.
+    /// Reads the present text. Returns false if it cannot be read.
     fn now(&self, at: Avma, bytes: &mut [u8]) -> bool {
         self.pages.read(self.target, at, bytes)
     }
 
-    /// As it was before we wrote.
+    /// Reads the text as it was before the engine's changes. Returns false if it cannot be read.
     fn original(&self, at: Avma, bytes: &mut [u8]) -> bool {
         let there = self.now(at, bytes);
         for (place, byte) in self.originals.range(at.0..at.0.saturating_add(bytes.len() as u64)) {
@@ -69,7 +69,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The points of a function of one kind, as far as their bytes tell; an error if it is not certain that these are all.
+/// The points of one kind of a function, as far as their bytes tell. Fails if it is not certain that these are all.
 pub fn sites(
     text: &Text<'_>,
     modules: &Modules,
@@ -91,13 +91,13 @@ pub fn sites(
     }
 }
 
-/// Whether little has to be done to find them.
+/// Whether the sites are in the cache, so that finding them takes little time.
 pub fn are_known(modules: &Modules, function: FunctionRef, kind: PointKind) -> bool {
     let known = |(_, module, f): (_, &Module, &Function)| module.image.knows_sites(f, kind);
     modules.resolve(function).is_none_or(known)
 }
 
-/// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
+/// The site of a function's entry, if the entry can be woven as far as its bytes tell, and if the target's memory agrees with the file.
 pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<Site>, Refusal> {
     let (module, f) = body(modules, function)?;
     agrees(text, module, module.image.entry_site(f)?)
@@ -112,7 +112,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
         let site = match point.site {
             Ok(None) => continue,
             Ok(Some(site)) => agrees(text, module, Arc::new(site)),
-            // where nothing returns to there is nothing to weave
+            // if no control returns from the call, there is nothing to weave
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
@@ -121,7 +121,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
     Ok(out)
 }
 
-/// A function whose code may be changed.
+/// A function, if its code may be changed.
 fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
     let (file, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
     match f.kind() {
@@ -133,14 +133,14 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
     }
 }
 
-/// The site if the target has the bytes of the file there, but for what we have written.
+/// The site, if the target has the bytes of the file there, apart from the engine's changes.
 fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
         return Err(Refusal::Unreadable);
     }
-    // what is displaced only to make room is left alone unless it is as in the file
+    // a range that is displaced only to make room is used only if its bytes are those of the file
     let is_there = |c: &Clearing| {
         let mut now = vec![0; c.bytes.len()];
         text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes

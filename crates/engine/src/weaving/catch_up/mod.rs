@@ -1,5 +1,5 @@
-//! Calls in progress when a measurement begins: in the stop in which its code comes, flags, timers and other states of every thread become what they
-//! would have been had the code been there all along. Nothing is counted for calls that began before.
+//! Catch-up of calls that are in progress when a measurement begins. In the stop in which the code is inserted, flags, timers and other
+//! states of every thread are set as if the code had been there all along. Calls that began earlier are not counted.
 
 mod replay;
 mod walk;
@@ -17,21 +17,22 @@ use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
 use crate::weaving::plan::{Change, Wanted, Woven};
 
-/// State that an entry's code would have left, or the reason why it is not known.
+/// State that an entry's code would have set, or the reason why it is not known.
 type Prepared = Result<State, Uncaught>;
 
-/// States that the snippets of a point set, in order, with their counters.
+/// States that the snippets of a point set, in order: the index of each in `prepared`, and the counters of its pair.
 type States<'a> = Vec<(usize, &'a [u32])>;
 
 /// A function with new code at its entry.
 struct Entry<'a> {
-    /// Addresses from its first byte to its springboard: a thread that stands there has not entered yet. `None` if a thread is moved from there past
-    /// the code, as it may have come by the function's own branch.
+    /// Addresses from the function's first byte to its springboard. A thread there has not entered the function yet. `None` if such a
+    /// thread is moved past the code, because it may have come by the function's own branch.
     unentered: Option<std::ops::RangeInclusive<Avma>>,
     states: States<'a>,
 }
 
-/// The states of a call in progress, with the stack pointer by which its records are known: at its entry, and before the call that it makes.
+/// States to set for each call in progress, each with the stack pointer that identifies the records: at the call's entry, and before a call
+/// that it makes.
 type Calls<'c, 'a> = Vec<Vec<(&'c States<'a>, u64)>>;
 
 /// The data area, and the clocks of the threads that count in it.
@@ -40,26 +41,26 @@ pub struct Counters<'a> {
     pub area: &'a SharedArea,
     /// Way in which threads are told apart.
     pub identity: ThreadIdentity,
-    /// The clocks of the timers, in ticks: the same for all threads, and each one's own.
+    /// Reads a clock of the timers in ticks: the wall clock, or the processor time of a thread.
     pub now: &'a (dyn Fn(Clock, Tid) -> u64 + Sync),
 }
 
-/// All that is needed in the stop.
+/// Data that the catch-up needs in the stop.
 pub struct CatchUp<'a> {
     counters: Counters<'a>,
     places: Places,
     walker: Walker,
     prepared: Vec<Prepared>,
     entries: Vec<Entry<'a>>,
-    /// The code of these functions, sorted, and the number of the entry.
+    /// Address ranges of these functions, sorted, each with the index of its entry.
     code: Vec<(AvmaRange, usize)>,
-    /// By return address, what is new before the calls that functions make.
+    /// States to set before the calls that functions make, by return address.
     before_calls: FxHashMap<Avma, States<'a>>,
     caught_up: CaughtUp,
 }
 
 impl<'a> CatchUp<'a> {
-    /// Prepares for a `change` from `now` to `after`. `None`: no call in progress can matter to it.
+    /// Prepares for a `change` from `now` to `after`. `None` if no call in progress can matter to the change.
     pub fn prepare<'v>(
         target: &Target,
         modules: &Modules,
@@ -70,7 +71,7 @@ impl<'a> CatchUp<'a> {
         counters: Counters<'a>,
     ) -> Option<Self> {
         let mut prepared = Vec::new();
-        // pairs of one metric share both
+        // pairs of one metric share variables and snippets
         let mut known: FxHashMap<(*const Variable, *const Snippet), Option<usize>> = FxHashMap::default();
         let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), FxHashMap::default());
         for w in wanted.iter().filter(|w| w.spot.opens()) {
@@ -93,7 +94,7 @@ impl<'a> CatchUp<'a> {
             }
             if w.spot != PointKind::Entry {
                 for (_, point) in after.points_of(w.function).filter(|(place, _)| place.spot == w.spot) {
-                    // not every call has all of them
+                    // a call may lack some of the snippets
                     let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
                     let its = states.iter().zip(&ids).filter(|(_, id)| there(id)).map(|(state, _)| *state);
                     if let Some(returns_to) = point.returns_to {
@@ -122,12 +123,12 @@ impl<'a> CatchUp<'a> {
         Some(CatchUp { counters, places, walker, prepared, entries, code, before_calls, caught_up })
     }
 
-    /// Numbers of calls that were caught up, and of those that could not be.
+    /// Numbers of calls that were caught up, and of calls that could not be.
     pub fn done(self) -> CaughtUp {
         self.caught_up
     }
 
-    /// The function with new code whose call a frame is, if the code at its exits will run for it.
+    /// The entry with new code of the function to which a frame belongs, if the code at the function's exits will run for this call.
     fn active(&self, frame: &Frame) -> Option<&Entry<'a>> {
         let after = self.code.partition_point(|(range, _)| range.start <= frame.at);
         let (range, number) = self.code.get(after.checked_sub(1)?)?;
@@ -142,7 +143,8 @@ impl<'a> CatchUp<'a> {
         }
     }
 
-    /// The calls of a thread that matter, outermost first: those up to where the stack changes, and how many more there are.
+    /// The calls of a thread whose states must be set, outermost first, up to a change of the stack; and the number of such calls beyond
+    /// it.
     fn calls(&self, walk: &Walk) -> (Calls<'_, 'a>, u64) {
         let mut found = Calls::new();
         let (mut lowest, mut elsewhere) = (u64::MAX, 0);
@@ -153,7 +155,7 @@ impl<'a> CatchUp<'a> {
             }
             let entry = self.active(frame).map(|entry| (&entry.states, frame.sp));
             let call = self.before_calls.get(&frame.at.offset(1)).filter(|_| frame.calls);
-            // a call that is made is known by an address between those of caller and callee
+            // the record of a call that is made has an address between the stack pointers of caller and callee
             let states: Vec<_> = entry.into_iter().chain(call.map(|s| (s, frame.stack.wrapping_sub(1)))).collect();
             match states.is_empty() {
                 true => {}
@@ -215,7 +217,7 @@ impl<'a> CatchUp<'a> {
         done
     }
 
-    /// A thread's shard, and whether it was taken just now: then its gs base is to be set.
+    /// A thread's shard, and whether it was claimed just now, so that the thread's gs base must be set.
     fn shard(&self, held: &Held<'_>, registers: &HeldRegisters) -> Option<(u32, bool)> {
         let layout = self.counters.area.layout();
         let identity = match self.counters.identity {
@@ -227,7 +229,7 @@ impl<'a> CatchUp<'a> {
                 u32::from_le_bytes(id).into()
             }
         };
-        // in a function that a snippet has called: its calls are not the program's
+        // the thread is in a function that a snippet has called, so its calls are not the program's
         if layout.is_calling(registers.gs_base) {
             return None;
         }
@@ -240,7 +242,7 @@ impl<'a> CatchUp<'a> {
     }
 }
 
-/// The shard that a gs base leads to; `None`: it is the program's own.
+/// The shard that a gs base leads to; `None` if the gs base is the program's own.
 fn shard_of(layout: &DataArea, gs_base: u64) -> Option<u32> {
     let number = gs_base.checked_div(layout.stride).filter(|_| gs_base.is_multiple_of(layout.stride))?;
     u32::try_from(number).ok().filter(|n| *n < layout.shards)
@@ -274,7 +276,7 @@ impl CaughtUp {
         }
     }
 
-    /// Both together.
+    /// Adds the numbers of another outcome.
     pub fn add(&mut self, other: CaughtUp) {
         self.calls += other.calls;
         self.not_unwound += other.not_unwound;
@@ -283,7 +285,7 @@ impl CaughtUp {
         }
     }
 
-    /// A line for each reason why calls were not caught up.
+    /// One line for each reason why calls were not caught up.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.missed.iter().map(|(why, calls)| match calls {
             1 => format!("1 call in progress was not caught up: {why}"),

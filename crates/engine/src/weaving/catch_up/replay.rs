@@ -1,5 +1,5 @@
-//! Replay of the code at an entry for a call that began before the code was there. States are brought
-//! to what they would have been, events are not counted (paradyn.md D.4, mended).
+//! Replay of the code at an entry for a call that began before the code was there. States are set as if the code had run; events are not
+//! counted (paradyn.md D.4, amended).
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,22 @@ use rustc_hash::FxHashSet;
 
 use crate::api::Uncaught;
 
-/// Counters of a timer.
+/// Counters of a timer, as offsets from its first counter.
 const NEST: u32 = 0;
 const SUM_OF_STOPS: u32 = 1;
-/// The counter of a record's activations that says how many could not be recorded.
+/// Offset of the counter of unrecorded calls among the counters of a record's activations.
 const UNRECORDED: u32 = 2;
-/// Words of a record.
+/// Length of a record in words.
 const WORDS: usize = record::SIZE as usize / 8;
-/// Most records that can be open.
+/// Largest number of open records.
 const OPEN_MAX: usize = (record::ROOM / record::SIZE) as usize;
 
-/// The part of an entry's code that has an effect on states.
+/// The part of an entry's code that changes states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State(Vec<Stmt>);
 
 impl State {
-    /// Takes out of an entry's code what counts events. `None`: nothing is left.
+    /// Removes the counting of events from an entry's code. `None` if nothing is left.
     pub fn of(stmts: &[Stmt], variables: &[Variable]) -> Result<Option<Self>, Uncaught> {
         let state = states(stmts, variables, &mut Vec::new())?;
         Ok(Some(State(state)).filter(|s| !s.0.is_empty()))
@@ -37,7 +37,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
         match stmt {
             Stmt::Add(v, e) | Stmt::Set(v, e) => {
                 let kind = variables.get(v.0 as usize).map(|v| v.kind);
-                // the metric's own value is a state only if the end of the call undoes what its beginning did
+                // the metric's own value is a state only if the end of the call restores it
                 if matches!(kind, Some(VariableKind::Flag | VariableKind::Scratch)) || restored.contains(v) {
                     known(e)?;
                     kept.push(stmt.clone());
@@ -81,7 +81,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
     Ok(kept)
 }
 
-/// Whether a value can be known without the registers at the entry.
+/// Fails if a value depends on the registers at the entry, or on memory or time at the beginning of the call.
 fn known(e: &Expr) -> Result<(), Uncaught> {
     match e {
         Expr::Const(_) | Expr::Variable(_) | Expr::Number(_) => Ok(()),
@@ -95,22 +95,22 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
     }
 }
 
-/// A thread's shard while its calls are caught up. Offsets are those in the shard.
+/// A thread's shard while its calls are caught up. All offsets are relative to the shard.
 pub struct Shard<'a> {
     load: &'a dyn Fn(u32) -> Option<u64>,
     records_at: u32,
     now: &'a dyn Fn(Clock) -> u64,
-    /// The open records, the one that ends every search included, and how many there were.
+    /// The open records, including the sentinel that ends every search, and the number of records at the beginning.
     records: Vec<[u64; WORDS]>,
     before: usize,
-    /// The names of those that there were.
+    /// The names of the records that were open at the beginning.
     names: FxHashSet<u32>,
-    /// Words that have changed.
+    /// New values of changed words, by offset.
     words: BTreeMap<u32, u64>,
 }
 
 impl<'a> Shard<'a> {
-    /// Looks into a shard; `now` reads a clock, in ticks. None: it is not in a state that this engine left.
+    /// Reads the records of a shard; `now` reads a clock, in ticks. `None` if the shard is not in a state that an engine leaves.
     pub fn new(layout: &DataArea, now: &'a dyn Fn(Clock) -> u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
         let records_at = layout.records();
         let top =
@@ -132,8 +132,8 @@ impl<'a> Shard<'a> {
         Some(Shard { load, records_at, now, records, before, names, words: BTreeMap::new() })
     }
 
-    /// Does to the shard what the code would have done at the entry of the call whose return address lies at `sp`. Calls come from the
-    /// outermost to the innermost. On an error nothing of it is done.
+    /// Changes the shard as the code would have done at the entry of the call whose return address is at `sp`. Must be called from the
+    /// outermost call to the innermost one. On an error the shard is not changed.
     pub fn replay(&mut self, state: &State, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
         let mixed = |name: u32| self.names.contains(&name);
         if opened(&state.0).any(|r| offset(counters, r.activations).is_some_and(mixed)) {
@@ -202,7 +202,8 @@ impl<'a> Shard<'a> {
         }
     }
 
-    /// Puts a record where the entry would have put it: above those of callers, below those of callees. False if there is no room.
+    /// Inserts a record where the entry's code would have put it: above those of callers, below those of callees. Returns false if there is
+    /// no room.
     fn open(&mut self, r: &Record, counters: &[u32], sp: u64) -> bool {
         let Some(name) = offset(counters, r.activations) else { return false };
         if self.records.len() >= OPEN_MAX {
@@ -232,7 +233,7 @@ impl<'a> Shard<'a> {
             Expr::Unary(op, e) => op.apply(self.eval(e, counters)),
             Expr::Binary(op, a, b) => op.apply(self.eval(a, counters), self.eval(b, counters)),
             Expr::Number(v) => counters.get(v.0 as usize).copied().map_or(0, i64::from),
-            // not in a state, see `known`
+            // a state has no such expression, see `known`
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
             Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer => 0,
@@ -254,8 +255,8 @@ impl<'a> Shard<'a> {
         }
     }
 
-    /// The words to write, in that order: records from above, then their number, then what they would restore. Should the writer die in between, a
-    /// record may be there whose effect is not, which restores what was.
+    /// The words to write, in this order: records from the top, then their number, then the restored variables. If the writer dies in
+    /// between, a record may exist without its effect; it then restores the value that the variable has anyway.
     pub fn writes(self) -> Vec<(u32, u64)> {
         let mut writes = Vec::new();
         if self.records.len() > self.before.max(1) {
@@ -280,7 +281,7 @@ fn opened(stmts: &[Stmt]) -> Box<dyn Iterator<Item = &Record> + '_> {
     }))
 }
 
-/// Offset in a shard of a variable's first counter.
+/// Offset of a variable's first counter in a shard.
 fn offset(counters: &[u32], v: VariableId) -> Option<u32> {
     Some(COUNTERS + 8 * counters.get(v.0 as usize)?)
 }
@@ -376,7 +377,7 @@ mod tests {
         let other: Vec<Stmt> = vec![Stmt::Open(record(None), Vec::new())];
         let other = State::of(&other, &variables()).expect("known").expect("a state");
         memory.replay(0, &[(&other, 850), (&other, 650)]);
-        // as if another measurement had opened them
+        // as if another measurement had opened the records
         for i in 1..3 {
             let at = LAYOUT.records() + i * record::SIZE + record::NAME;
             memory.0.borrow_mut().insert(at, 0x5_0000);

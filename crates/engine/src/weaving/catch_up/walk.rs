@@ -1,4 +1,4 @@
-//! Stacks of held threads: from the place where a thread stands to the function with which it began.
+//! Unwinding of the stacks of held threads, from the present position of a thread to the function with which it began.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::program::modules::Modules;
 use crate::program::wall;
 use crate::weaving::plan::Woven;
 
-/// Deepest stack that is walked.
+/// Largest number of frames that are unwound.
 const FRAMES_MAX: usize = 100_000;
 
-/// Position of a thread in terms of the original code.
+/// Position of a thread, expressed in the original code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The equivalent original instruction.
     pub at: Avma,
-    /// The kind of point whose snippets the thread has behind it there, if it stands in the displaced instructions of one.
+    /// The kind of point whose snippets the thread has passed, if the thread is in the displaced instructions of that point.
     pub past: Option<PointKind>,
 }
 
-/// Positions in the original code for those in the generated code of a target.
+/// Positions in the original code, by positions in the generated code of a target.
 #[derive(Debug, Default)]
 pub struct Places {
     arenas: Vec<AvmaRange>,
@@ -33,8 +33,8 @@ pub struct Places {
 }
 
 impl Places {
-    /// Of what is woven now, before a change to `after` is applied. Where a thread stands relative to a snippet that comes is known only behind the
-    /// point; elsewhere it depends on what was saved on the stack.
+    /// Positions for the present code, before a change to `after` is applied. If a point gets further snippets, only a thread after the
+    /// point has a known position relative to them; elsewhere the position depends on values saved on the stack.
     pub fn new(now: &Woven, after: &Woven) -> Self {
         let mut known = FxHashMap::default();
         for (place, point) in now.points() {
@@ -53,7 +53,7 @@ impl Places {
         Places { arenas: now.arenas(), known }
     }
 
-    /// Position of a thread; `None` in generated code that has no equivalent.
+    /// Position of a thread; `None` if the thread is in generated code without an equivalent.
     pub fn of(&self, pc: Avma) -> Option<Place> {
         match self.known.get(&pc) {
             Some(place) => Some(*place),
@@ -66,38 +66,38 @@ impl Places {
 /// A call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The instruction that runs next; in a caller, the last byte of its call.
+    /// Address of the next instruction; in a caller, address of the last byte of its call.
     pub at: Avma,
-    /// Whether that instruction has run: it is a call.
+    /// Whether the frame is that of a caller, whose call has run.
     pub calls: bool,
     /// See [`Place::past`].
     pub past: Option<PointKind>,
-    /// Address of the return address.
+    /// Address at which the return address is stored.
     pub sp: u64,
-    /// The stack pointer there; in a caller, as it was before its call pushed anything.
+    /// Stack pointer at this position; in a caller, the stack pointer before its call pushed anything.
     pub stack: u64,
 }
 
 /// A thread's calls, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walk {
-    /// Up to where it was possible.
+    /// The frames, as far as the stack could be unwound.
     pub frames: Vec<Frame>,
-    /// Whether they are all.
+    /// Whether the frames are complete.
     pub whole: bool,
 }
 
 /// The unwind tables of a target.
 #[derive(Debug, Default)]
 pub struct Walker {
-    /// Code and the table that describes it, sorted.
+    /// Address ranges of code, each with the table that describes it, sorted.
     code: Vec<(AvmaRange, Bias, Arc<FrameTable>)>,
-    /// Rules that were needed; none where there are none.
+    /// Rules that were looked up; `None` for an address without rules.
     rules: FxHashMap<Avma, Option<Arc<FrameRules>>>,
 }
 
 impl Walker {
-    /// Reads the tables of everything that is mapped now. Takes its time: not for a stop.
+    /// Reads the unwind tables of all code that is mapped now. Takes too long for a stop.
     pub fn new(target: &Target, modules: &Modules) -> Self {
         let Ok(maps) = target.maps() else { return Walker::default() };
         let code = maps.iter().filter(|m| m.exec);
@@ -137,7 +137,7 @@ impl Walker {
         self.rules.entry(at).or_insert_with(find).clone()
     }
 
-    /// Walks the stack of a thread. `read` reads eight bytes of it.
+    /// Unwinds the stack of a thread. `read` reads eight bytes of the stack.
     pub fn walk(&mut self, from: &HeldRegisters, places: &Places, read: &mut dyn FnMut(u64) -> Option<u64>) -> Walk {
         let mut walk = Walk::default();
         let mut registers = Registers { pc: from.pc.0, general: from.general.map(Some) };
@@ -149,7 +149,7 @@ impl Walker {
             registers.pc = place.at.0;
             let at = if calls { place.at.offset(-1) } else { place.at };
             let Some(Ok(unwound)) = self.rules(at).map(|rules| rules.apply(&registers, read)) else { return walk };
-            // a stack grows downwards; the one that a signal interrupted may lie anywhere
+            // a stack grows downwards, but the stack that a signal interrupted may be anywhere
             if !unwound.signal {
                 let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
                 walk.frames.push(Frame { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8), stack });
