@@ -206,7 +206,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
             kept: vec![Kept::Time(Clock::Wall), Kept::Argument(0)],
             restore: Some(Restore::Timer(v(1), Clock::Wall)),
         };
-        let settle = snippet(vec![Stmt::Settle]);
+        let prune = snippet(vec![Stmt::Prune]);
         let open = snippet(vec![Stmt::Open(record.clone(), vec![Stmt::Start(v(1), Clock::Wall)])]);
         let elapsed = Stmt::Add(v(3), Expr::Elapsed(Clock::Wall, TimeUnit::Ticks));
         let close = snippet(vec![Stmt::Close(
@@ -215,7 +215,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         )]);
         const PLACES: [u32; 4] = [4, 8, 10, 11];
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
-        let (before, after) = ([mini(1, &settle), mini(2, &open)], [mini(3, &close)]);
+        let (before, after) = ([mini(1, &prune), mini(2, &open)], [mini(3, &close)]);
         let sites = [shape.before(), shape.after()];
         let request = |site, minis| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
         let requests = [request(&sites[0], &before[..]), request(&sites[1], &after[..])];

@@ -229,9 +229,9 @@ impl Nest {
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let sites = [self.entry(self.middle.0), self.middle.1.clone(), self.entry(self.inner.0), self.inner.1.clone()];
         let snippets = [middle[0], middle[1], inner[0], inner[1]];
-        let settle = snippet(vec![Stmt::Settle]);
+        let prune = snippet(vec![Stmt::Prune]);
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
-        let minis: Vec<_> = snippets.map(|s| [mini(1, &settle), mini(2, s)]).into();
+        let minis: Vec<_> = snippets.map(|s| [mini(1, &prune), mini(2, s)]).into();
         let requests: Vec<_> = sites
             .iter()
             .zip(&minis)

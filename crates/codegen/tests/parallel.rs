@@ -34,13 +34,13 @@ impl Spread for ManyThreads {
 fn woven(sites: &[Site], spread: &dyn Spread, bytes: u64) -> (usize, bool) {
     let (env, mut arena, mut text) =
         (environment(GLIBC), Arena::new(Avma(START)..Avma(START + bytes)), TextSpace::new());
-    let (count, settle) = (count(), Snippet { stmts: vec![Stmt::Settle] });
+    let (count, prune) = (count(), Snippet { stmts: vec![Stmt::Prune] });
     let counters: Vec<u32> = (0..sites.len() as u32).collect();
     let minis: Vec<Vec<MiniRequest<'_>>> = (0..sites.len())
         .map(|i| {
             let counted = MiniRequest { id: 1, snippet: &count, counters: &counters[i..=i] };
-            let settled = MiniRequest { id: 2, snippet: &settle, counters: &[] };
-            if i % 3 == 2 && i > sites.len() / 2 { vec![settled, counted] } else { vec![counted] }
+            let pruned = MiniRequest { id: 2, snippet: &prune, counters: &[] };
+            if i % 3 == 2 && i > sites.len() / 2 { vec![pruned, counted] } else { vec![counted] }
         })
         .collect();
     let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };

@@ -345,7 +345,7 @@ fn timer() -> Snippet {
     let record = Record { activations, restore: Some(Restore::Timer(timer, Clock::Wall)), kept };
     let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(hits)), Box::new(Expr::Const(7)));
     let open = Stmt::Open(record, vec![Stmt::Start(timer, Clock::Wall)]);
-    Snippet { stmts: vec![Stmt::Add(hits, Expr::Const(1)), Stmt::Settle, Stmt::If(met, vec![open])] }
+    Snippet { stmts: vec![Stmt::Add(hits, Expr::Const(1)), Stmt::Prune, Stmt::If(met, vec![open])] }
 }
 
 /// For every bit of the code of two points with the same snippet and these counters: whether the verifier accepts the plan with that bit

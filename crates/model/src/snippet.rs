@@ -401,7 +401,7 @@ pub enum Stmt {
     If(Expr, Vec<Stmt>),
     /// Close the records of calls that have ended without passing an exit: once at an entry or before a call, before any record is opened
     /// there, because what is open afterwards at this call's stack pointer belongs to this call.
-    Settle,
+    Prune,
     /// At the loader's hook, and only there: tell the engine that something was mapped or unmapped, and wait until it has looked at what was
     /// mapped, for at most [`crate::layout::LOADER_WAIT_NS`].
     Await,
@@ -476,7 +476,7 @@ impl Snippet {
                 | Stmt::AddAt(..)
                 | Stmt::AddIn(..)
                 | Stmt::AddListed(..)
-                | Stmt::Settle
+                | Stmt::Prune
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
@@ -504,7 +504,7 @@ impl Snippet {
                     | Stmt::CloseHanded(_, body) => set(body, to),
                     Stmt::Add(..)
                     | Stmt::Set(..)
-                    | Stmt::Settle
+                    | Stmt::Prune
                     | Stmt::Await
                     | Stmt::Fork
                     | Stmt::Forked
@@ -625,7 +625,7 @@ impl Snippet {
                     | Stmt::GiveUp(_, _, body)
                     | Stmt::CloseHanded(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-                    Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+                    Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
                 }
             }
         }
@@ -667,7 +667,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
             }
-            Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
 }
@@ -695,7 +695,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::GiveUp(_, _, body)
             | Stmt::CloseHanded(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
-            Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
     Ok(())
@@ -950,7 +950,7 @@ impl fmt::Display for Stmt {
             Stmt::Add(v, e) => write!(f, "v{} += {e};", v.0),
             Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
             Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
-            Stmt::Settle => f.write_str("settle;"),
+            Stmt::Prune => f.write_str("prune;"),
             Stmt::Await => f.write_str("await;"),
             Stmt::Fork => f.write_str("fork;"),
             Stmt::Forked => f.write_str("forked;"),

@@ -5,7 +5,7 @@
 pub(crate) enum Routine {
     /// At an entry: removes the records of calls that have ended without an exit. Records that a jump has just handed over to this
     /// function stay, and lose their mark.
-    Settle,
+    Prune,
     /// Before a record is closed: finds the record of this call whose name is in ecx, and removes the records above it. Returns the top in
     /// rcx, or 0 if there is no such record.
     Find,
@@ -38,7 +38,7 @@ pub(crate) enum Routine {
 
 impl Routine {
     pub const ALL: [Routine; 13] = [
-        Routine::Settle,
+        Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
         Routine::CpuTime,

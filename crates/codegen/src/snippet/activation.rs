@@ -79,7 +79,7 @@ impl Generator<'_> {
         self.place(&mut later)
     }
 
-    pub(crate) fn settle(&mut self) -> Result<(), Assembly> {
+    pub(crate) fn prune(&mut self) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl Generator<'_> {
         self.call()?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
         self.a.ja(end)?;
-        self.routine(Routine::Settle, end)?;
+        self.routine(Routine::Prune, end)?;
         self.place(&mut end)
     }
 

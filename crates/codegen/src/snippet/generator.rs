@@ -52,7 +52,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
     stmts.iter().try_for_each(|stmt| match stmt {
         Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
-        Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
+        Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
         Stmt::Open(record, body)
         | Stmt::Close(record, body)
         | Stmt::HandOver(record, _, body)
@@ -172,7 +172,7 @@ enum Gate {
 /// Splits a snippet whose end runs only sometimes into statements that always run, a condition, and statements that run if it is met.
 fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
     match stmts {
-        [Stmt::Settle | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
+        [Stmt::Prune | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
         [first @ .., Stmt::If(c, body)] => match fold(c) {
             Expr::Const(_) => None,
             c => Some((first, Gate::If(c), body)),
@@ -417,7 +417,7 @@ impl Generator<'_> {
                     self.place(&mut end)?;
                 }
             },
-            Stmt::Settle => self.settle()?,
+            Stmt::Prune => self.prune()?,
             Stmt::Await => self.await_engine()?,
             Stmt::Fork => self.fork()?,
             Stmt::Forked => self.forked()?,

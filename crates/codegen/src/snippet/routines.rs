@@ -36,7 +36,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
     let build = || -> Result<Vec<u8>, Assembly> {
         let mut w = Writer { a: CodeAssembler::new(64)?, env };
         match routine {
-            Routine::Settle => w.settle()?,
+            Routine::Prune => w.prune()?,
             Routine::Find => w.find()?,
             Routine::GiveUp => w.give_up()?,
             Routine::CpuTime => w.cpu_time()?,
@@ -69,7 +69,7 @@ impl Writer<'_> {
         last(self.env, field)
     }
 
-    fn settle(&mut self) -> Result<(), Assembly> {
+    fn prune(&mut self) -> Result<(), Assembly> {
         let [mut used, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         self.a.mov(rcx, self.top())?;

@@ -654,7 +654,7 @@ impl<'a> Walk<'a> {
                 let target = instruction.near_branch_target();
                 if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
                     let back = self.past_routine(at, state, *routine)?;
-                    let answers = matches!(routine, Routine::Settle | Routine::Find | Routine::GiveUp);
+                    let answers = matches!(routine, Routine::Prune | Routine::Find | Routine::GiveUp);
                     if !self.passes.contains(&(at, back, answers)) {
                         self.passes.push((at, back, answers));
                     }
@@ -688,7 +688,7 @@ impl<'a> Walk<'a> {
             state.parent = Parent::Unknown;
         }
         match routine {
-            Routine::Settle | Routine::Find | Routine::GiveUp => {
+            Routine::Prune | Routine::Find | Routine::GiveUp => {
                 state.lose(1);
                 state.bound = Bound::Top(1);
             }

@@ -58,7 +58,7 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
         (
             Routine::CpuTime
-            | Routine::Settle
+            | Routine::Prune
             | Routine::Find
             | Routine::GiveUp
             | Routine::Await
@@ -85,7 +85,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
     let time = || env.wall != WallClock::Tsc && asks_for(at, before, CLOCK_GETTIME, CLOCK_MONOTONIC);
     match routine {
         Routine::CpuTime => processor_time(),
-        Routine::Settle | Routine::Find | Routine::GiveUp => processor_time() || time(),
+        Routine::Prune | Routine::Find | Routine::GiveUp => processor_time() || time(),
         Routine::Time => time(),
         Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
         Routine::Call | Routine::Event | Routine::Await | Routine::Fork | Routine::Forked => false,

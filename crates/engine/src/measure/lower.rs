@@ -19,7 +19,7 @@ use crate::measure::request::{self, Missing};
 use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::cost::{Metered, Meters, Prices};
-use crate::weaving::plan::SETTLE;
+use crate::weaving::plan::PRUNE;
 use crate::weaving::sites::{Text, sites};
 
 /// Module and function of the generic program.
@@ -140,15 +140,15 @@ fn woven(
     variables: &[Variable],
     wall: WallClock,
 ) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
-    let settle = Snippet { stmts: vec![Stmt::Settle] };
+    let prune = Snippet { stmts: vec![Stmt::Prune] };
     let counters = counters(variables);
     let mut snippet = snippet.clone();
     let Ok(()) = snippet.place_callees::<Infallible>(&mut |called| match called {
         Called::Named(_) => Ok(Called::At(SOMEWHERE)),
         Called::At(at) => Ok(Called::At(*at)),
     });
-    let own = MiniRequest { id: SETTLE + 1, snippet: &snippet, counters: &counters };
-    let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
+    let own = MiniRequest { id: PRUNE + 1, snippet: &snippet, counters: &counters };
+    let first = MiniRequest { id: PRUNE, snippet: &prune, counters: &[] };
     // as in a session, code that prunes stale activations precedes a snippet that opens a record
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
     let minis = if opens { vec![first, own] } else { vec![own] };

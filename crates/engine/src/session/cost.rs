@@ -191,7 +191,7 @@ impl Session {
         control.retire_keys(std::iter::once(key));
         let Some(mut pair) = control.pairs.remove(key) else { return };
         pair.minis.clear();
-        pair.landings.clear();
+        pair.unwind_targets.clear();
         let Some((value, activations, unit)) = pair.value() else { return };
         self.close_accounts(std::iter::once(value.first));
         let (now, cpu) = (|| self.clocks.now(), |tid| self.clocks.cpu_ticks(&self.target, tid));

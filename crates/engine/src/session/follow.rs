@@ -52,7 +52,7 @@ impl Session {
         let is_gone = |f: &MdlFunction| gone.contains(&f.module);
         for pair in control.pairs.values_mut() {
             pair.minis.retain(|(f, _)| !is_gone(f));
-            pair.landings.retain(|(f, ..)| !is_gone(f));
+            pair.unwind_targets.retain(|(f, ..)| !is_gone(f));
             pair.unlanded.retain(|f| !is_gone(f));
             pair.unwoven.retain(|(f, _)| !is_gone(f));
         }

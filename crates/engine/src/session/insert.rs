@@ -24,14 +24,14 @@ use crate::recovery::journal::{Entries, Journal, Record};
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, NewMini, Planned, SETTLE, Wanted as WantedPoints, WovenAnew};
+use crate::weaving::plan::{Change, NewMini, PRUNE, Planned, Wanted as WantedPoints, WovenAnew};
 use crate::weaving::sites::{Text, sites};
 
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
-use super::pair::{Landing, Pair, PairKey, function_ref};
+use super::pair::{Pair, PairKey, UnwindTarget, function_ref};
 use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
@@ -43,7 +43,7 @@ type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
-    landings: Vec<Landing>,
+    unwind_targets: Vec<UnwindTarget>,
     unlanded: Vec<MdlFunction>,
 }
 
@@ -115,14 +115,14 @@ impl Session {
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
             let variables = instrumentation.variables;
-            let Minis { points: minis, landings, unlanded } = minis;
+            let Minis { points: minis, unwind_targets, unlanded } = minis;
             let meters = Meters::default();
             let pair = Pair {
                 metric,
                 variables,
                 counters,
                 minis,
-                landings,
+                unwind_targets,
                 unlanded,
                 restores,
                 unwoven,
@@ -193,7 +193,7 @@ impl Session {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis.points);
-            pair.landings.extend(minis.landings);
+            pair.unwind_targets.extend(minis.unwind_targets);
             pair.unlanded.extend(minis.unlanded);
             pair.restores |= restores(&instrumentation);
             pair.unwoven.append(&mut unwoven);
@@ -210,9 +210,9 @@ impl Session {
         tables: &[(u32, &ListedKeys)],
         whole: bool,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
-        let settle = Snippet { stmts: vec![Stmt::Settle] };
+        let prune = Snippet { stmts: vec![Stmt::Prune] };
         let mut refused = Refused::default();
-        let (mut wanted, mut minis) = wanted_points(control, bound, &settle);
+        let (mut wanted, mut minis) = wanted_points(control, bound, &prune);
         let first = control.attached.is_none();
         if first || whole {
             // The target is not changed for a request if no pair of it can be woven.
@@ -222,10 +222,10 @@ impl Session {
             self.refuse_without_room(control, rough_need(&control.modules, &wanted))?;
             control.attached = Some(self.attach(control)?);
         }
-        let mut brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        let mut brought = self.prune_at_unwind_targets(control, bound, &prune, &mut wanted, &mut minis);
         let barred = control.pairs.values().flat_map(|pair| &pair.unlanded).copied().collect();
         let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Snippet::default());
-        add_tail_calls(control, &tails, bound, (&settle, &anchor), &mut wanted, &mut minis, &mut brought);
+        add_tail_calls(control, &tails, bound, (&prune, &anchor), &mut wanted, &mut minis, &mut brought);
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // the existing pairs need none of the modules that were mapped since
             return Ok((refused, minis, CaughtUp::default()));
@@ -266,9 +266,10 @@ impl Session {
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            let is_woven =
-                |(f, spot, _): &Landing| brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)));
-            own.unlanded = own.landings.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
+            let is_woven = |(f, spot, _): &UnwindTarget| {
+                brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
+            };
+            own.unlanded = own.unwind_targets.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
         Ok((refused, minis, caught_up))
     }
@@ -296,11 +297,11 @@ impl Session {
 
     /// Adds the snippet that pairs with restored states need where exceptions and longjmp land; the pairs share one snippet for each
     /// landing. Returns, for each landing that is new, the pair that weaves it.
-    fn settle_at_landings<'w>(
+    fn prune_at_unwind_targets<'w>(
         &self,
         control: &mut Control,
         bound: &[Bound],
-        settle: &'w Snippet,
+        prune: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
     ) -> FxHashMap<(MdlFunction, PointKind), usize> {
@@ -323,14 +324,14 @@ impl Session {
             let known = control.pairs.values().find_map(there);
             let id = known.unwrap_or(control.next_mini);
             for pair in needing {
-                minis[pair].landings.push((function, spot, id));
+                minis[pair].unwind_targets.push((function, spot, id));
             }
             if known.is_some() {
                 continue;
             }
             control.next_mini += 1;
             brought.insert((function, spot), pair);
-            let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[], exits: Exits::All };
+            let mini = NewMini { id, pair, role: None, snippet: prune, counters: &[], except: &[], exits: Exits::All };
             match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                 Some(known) => known.minis.insert(0, mini),
                 None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
@@ -599,16 +600,16 @@ impl Session {
 impl Pair {
     /// Id of the snippet that the pair shares with others at a kind of points of a function.
     fn landing(&self, function: MdlFunction, spot: PointKind) -> Option<u64> {
-        self.landings.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
+        self.unwind_targets.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
     }
 }
 
-/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `settle` is the snippet that prunes stale
+/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `prune` is the snippet that prunes stale
 /// activations where a call begins.
 fn wanted_points<'w>(
     control: &mut Control,
     bound: &'w [Bound],
-    settle: &'w Snippet,
+    prune: &'w Snippet,
 ) -> (Vec<WantedPoints<'w>>, Vec<Minis>) {
     let mut placed: Vec<Placed<'w>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
     let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
@@ -639,28 +640,21 @@ fn wanted_points<'w>(
     }
     for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
         if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
-            let first = NewMini {
-                id: SETTLE,
-                pair,
-                role: None,
-                snippet: settle,
-                counters: &[],
-                except: &[],
-                exits: Exits::All,
-            };
+            let first =
+                NewMini { id: PRUNE, pair, role: None, snippet: prune, counters: &[], except: &[], exits: Exits::All };
             w.minis.insert(0, first);
         }
     }
     (wanted, minis)
 }
 
-/// Adds the snippets that follow calls across tail jumps. `settle` prunes stale activations at an entry; `anchor` is an empty snippet that
-/// keeps `settle` there.
+/// Adds the snippets that follow calls across tail jumps. `prune` prunes stale activations at an entry; `anchor` is an empty snippet that
+/// keeps `prune` there.
 fn add_tail_calls<'w>(
     control: &mut Control,
     tails: &'w TailCalls,
     bound: &'w [Bound],
-    (settle, anchor): (&'w Snippet, &'w Snippet),
+    (prune, anchor): (&'w Snippet, &'w Snippet),
     wanted: &mut Vec<WantedPoints<'w>>,
     minis: &mut [Minis],
     brought: &mut FxHashMap<(MdlFunction, PointKind), usize>,
@@ -684,7 +678,7 @@ fn add_tail_calls<'w>(
         let known = control.pairs.values().find_map(|pair| pair.landing(function, PointKind::Entry));
         let id = known.unwrap_or(control.next_mini);
         let users = tails.users.get(&function).into_iter().flatten();
-        users.for_each(|user| minis[*user].landings.push((function, PointKind::Entry, id)));
+        users.for_each(|user| minis[*user].unwind_targets.push((function, PointKind::Entry, id)));
         if known.is_some() {
             continue;
         }
@@ -694,8 +688,8 @@ fn add_tail_calls<'w>(
         let all = &mut wanted[place].minis;
         let mini =
             |id, snippet| NewMini { id, pair, role: None, snippet, counters: &[], except: &[], exits: Exits::All };
-        if all.first().is_none_or(|first| first.id != SETTLE) {
-            all.insert(0, mini(SETTLE, settle));
+        if all.first().is_none_or(|first| first.id != PRUNE) {
+            all.insert(0, mini(PRUNE, prune));
         }
         all.push(mini(id, anchor));
     }

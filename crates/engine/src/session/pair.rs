@@ -29,7 +29,7 @@ pub(super) struct PairKey {
 
 /// A snippet that pairs share, where control arrives after exceptions, longjmp and tail jumps: its function, the kind of its points, its
 /// id.
-pub(super) type Landing = (MdlFunction, PointKind, u64);
+pub(super) type UnwindTarget = (MdlFunction, PointKind, u64);
 
 /// A metric-focus pair that is woven.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Pair {
     /// Ids of the snippets, each with the function at whose points it stands.
     pub(super) minis: Vec<(MdlFunction, u64)>,
     /// Snippets where exceptions and longjmp land, and at entries to which other functions jump. Other pairs may share them.
-    pub(super) landings: Vec<Landing>,
+    pub(super) unwind_targets: Vec<UnwindTarget>,
     /// Functions at whose unwind targets nothing could be woven.
     pub(super) unlanded: Vec<MdlFunction>,
     /// Whether the end of the pair's calls restores a state.

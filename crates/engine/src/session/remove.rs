@@ -335,10 +335,12 @@ impl Control {
     /// them.
     pub(super) fn minis_of(&self, going: &FxHashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
         let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
-        let landings =
-            |pairs: &[(_, &Pair)]| -> FxHashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
-        let shared = landings(&staying);
-        let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing)).map(|(f, _, id)| (f, id));
+        let unwind_targets = |pairs: &[(_, &Pair)]| -> FxHashSet<_> {
+            pairs.iter().flat_map(|(_, p)| &p.unwind_targets).copied().collect()
+        };
+        let shared = unwind_targets(&staying);
+        let own =
+            unwind_targets(&going).into_iter().filter(|target| !shared.contains(target)).map(|(f, _, id)| (f, id));
         let grouped = |(_, pair): &&(_, &Pair)| pair.group.is_some();
         let mut taken: FxHashSet<u64> =
             staying.iter().filter(grouped).flat_map(|(_, p)| p.minis.iter().map(|(_, id)| *id)).collect();

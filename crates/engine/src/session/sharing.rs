@@ -86,7 +86,7 @@ impl Group {
             variables: instrumentation.variables,
             counters: vec![self.first + self.keys.listing().value(place)],
             minis: self.minis.clone(),
-            landings: Vec::new(),
+            unwind_targets: Vec::new(),
             unlanded: Vec::new(),
             restores: false,
             unwoven: self.unwoven.clone(),

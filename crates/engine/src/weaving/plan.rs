@@ -55,7 +55,7 @@ fn whole_arena(arena: &Arena) -> AvmaRange {
 }
 
 /// Id of the snippet that prunes stale activations. It is at every entry at which a record is opened, before all other snippets.
-pub const SETTLE: u64 = 0;
+pub const PRUNE: u64 = 0;
 
 /// Key of a point, which differs from the keys of all other points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,7 +80,7 @@ pub struct Wanted<'a> {
 
 /// A snippet for a kind of points of a function.
 pub struct NewMini<'a> {
-    /// Id of the snippet, unique in the session except for [`SETTLE`].
+    /// Id of the snippet, unique in the session except for [`PRUNE`].
     pub id: u64,
     /// Index of the pair in the request. All snippets of a pair in one function are woven, or none.
     pub pair: usize,
@@ -306,13 +306,13 @@ impl Woven {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
         costs.reserve(self.points.len());
         for point in self.points.values() {
-            let settling = point.woven.minis.iter().find(|m| m.id == SETTLE).map(|m| m.cost);
+            let pruning = point.woven.minis.iter().find(|m| m.id == PRUNE).map(|m| m.cost);
             for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
                 let Some(meter) = mini.meter else { continue };
                 // stale activations are pruned before a snippet that may open a record
-                let settle = settling.filter(|_| !meter.plain).unwrap_or_default();
+                let prune = pruning.filter(|_| !meter.plain).unwrap_or_default();
                 let sum = costs.entry(meter.counter).or_default();
-                *sum = (sum.0 + point.woven.cost + settle + woven.cost, sum.1.saturating_add(1));
+                *sum = (sum.0 + point.woven.cost + prune + woven.cost, sum.1.saturating_add(1));
             }
         }
         costs
@@ -588,7 +588,7 @@ impl Woven {
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
             let places: Vec<Place> = woven.places_of(function).collect();
-            let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
+            let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == PRUNE || ids.contains(&m.id));
             let staying = staying(&woven.points, &places, idle);
             let offered: FxHashSet<Inner> = staying
                 .iter()
@@ -615,7 +615,7 @@ impl Woven {
                     woven.points.remove(&place);
                     continue;
                 }
-                for id in ids.iter().chain(is_idle.then_some(&SETTLE)) {
+                for id in ids.iter().chain(is_idle.then_some(&PRUNE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
                     let arena = &woven.arenas[point.arena];
                     let before = Arc::clone(point);
@@ -846,7 +846,7 @@ impl Wanted<'_> {
             let mut minis = Vec::with_capacity(self.minis.len());
             minis.extend(self.minis.iter().filter(is_for));
             minis.sort_by_key(|m| m.role);
-            if minis.iter().any(|m| m.id != SETTLE) {
+            if minis.iter().any(|m| m.id != PRUNE) {
                 let place = Place { function: self.function, spot: self.spot, at: site.at };
                 points.push(NewPoint { place, site, minis });
             }
@@ -857,7 +857,7 @@ impl Wanted<'_> {
     /// The pairs that are refused in the function, with the reasons: if a point is missing, a value from the others would not be exact.
     pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
         let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
-            let its = self.minis.iter().filter(|m| m.id != SETTLE && found.is_none_or(|f| f.is_for(m)));
+            let its = self.minis.iter().filter(|m| m.id != PRUNE && found.is_none_or(|f| f.is_for(m)));
             its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
         };
         match sites {
@@ -885,7 +885,7 @@ impl NewMini<'_> {
     /// The owner of the snippet in the journal: the first counter of its pair, which is that of the pair's value.
     fn owner(&self) -> u32 {
         let internal = |stmt: &Stmt| matches!(stmt, Stmt::Await | Stmt::Fork | Stmt::Forked);
-        let serves = self.id == SETTLE || self.snippet.stmts.iter().any(internal);
+        let serves = self.id == PRUNE || self.snippet.stmts.iter().any(internal);
         self.counters.first().copied().unwrap_or(if serves { NOBODY } else { SHARED })
     }
 

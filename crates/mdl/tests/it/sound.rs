@@ -112,7 +112,7 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
-                Stmt::Settle
+                Stmt::Prune
                 | Stmt::Await
                 | Stmt::Fork
                 | Stmt::Forked
@@ -120,7 +120,7 @@ impl Check<'_> {
                 | Stmt::GiveUp(..)
                 | Stmt::CloseHanded(..) => {
                     panic!(
-                        "who puts the code of several requests together settles once, and the engine alone waits and knows of jumps"
+                        "who puts the code of several requests together prunes once, and the engine alone waits and knows of jumps"
                     )
                 }
                 Stmt::Open(record, inner) => {

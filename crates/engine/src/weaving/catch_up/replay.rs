@@ -60,7 +60,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                 restored.truncate(restored.len() - usize::from(restores.is_some()));
                 kept.push(Stmt::Open(record.clone(), body?));
             }
-            Stmt::Settle
+            Stmt::Prune
             | Stmt::Await
             | Stmt::Fork
             | Stmt::Forked
@@ -182,7 +182,7 @@ impl<'a> Shard<'a> {
                         self.set(counters, *timer, NEST, nest - 1);
                     }
                 }
-                Stmt::Settle
+                Stmt::Prune
                 | Stmt::Await
                 | Stmt::Fork
                 | Stmt::Forked
