@@ -202,7 +202,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
         restore: Some(Restore::Timer(timer, Clock::Cpu)),
     };
     let count = Snippet::increment(VariableId(0));
-    let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
+    let open = Snippet { stmts: vec![Stmt::Prune, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
     let read = Expr::Read(Box::new(Expr::Saved(arguments[0])), Scalar::INT);
     let load = Expr::Load(READABLE.start, Scalar::POINTER);
     let add = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
