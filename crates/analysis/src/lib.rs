@@ -2,7 +2,7 @@
 //!
 //! [`Image::parse`] reads an image's tables and decodes its text once, in parallel. Afterwards every query about one function is cheap:
 //! [`Image::entry_site`] describes the place of a springboard at the entry, [`Image::exit_sites`] does so for the exits,
-//! [`Image::call_sites`] lists the calls, and [`Image::analyse`] returns blocks, edges and points.
+//! [`Image::call_sites`] lists the calls, [`Image::cfg`] returns the control-flow graph, and [`Image::analyse`] the points with it.
 //!
 //! The crate is pure: its functions take bytes and return values. A hostile file gives an error or fewer facts, never a panic, and costs
 //! time and memory in proportion to its size.
@@ -27,7 +27,7 @@ pub use file::error::ImageError;
 pub use file::frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
 pub use file::name::{Binding, Name, Version};
 pub use file::symbol::Label;
-pub use flow::code::{Block, Edge, EdgeKind, EdgeTarget, FunctionCode, Point};
+pub use flow::points::{FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;
 pub use image::Image;

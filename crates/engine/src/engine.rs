@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use ingraft_analysis::{EdgeKind, FunctionCode};
+use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library, Metered};
-use ingraft_model::{How, MetricInfo, Pid, PointKind};
+use ingraft_model::{EdgeKind, How, MetricInfo, Pid, PointKind};
 use ingraft_process::{Event, EventError, Identity, Rights, Target};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -720,7 +720,8 @@ fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
 
 /// Number of a function's exits that jump to another function.
 fn tail_exits(code: &FunctionCode) -> u32 {
-    let jumping: BTreeSet<usize> = code.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
+    let jumping: BTreeSet<usize> =
+        code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
     u32::try_from(jumping.len()).unwrap_or(u32::MAX)
 }
 

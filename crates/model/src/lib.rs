@@ -7,6 +7,7 @@
 pub mod activations;
 pub mod addr;
 pub mod call;
+pub mod cfg;
 pub mod dominators;
 pub mod flavor;
 pub mod histogram;
@@ -26,6 +27,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use call::{Call, Called, VectorState};
+pub use cfg::{Block, Cfg, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};

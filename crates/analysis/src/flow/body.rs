@@ -32,6 +32,8 @@ pub(crate) enum Indirect {
     Table(Targets),
     /// To another function.
     Leaves,
+    /// To another function, or to a place inside whose address is taken.
+    Pointer,
     /// It cannot be told.
     Unknown,
 }
@@ -62,6 +64,11 @@ impl<'a> Body<'a> {
         inside.is_some_and(|(_, suspensions)| suspensions.at(at)) && self.index_of(at).is_some()
     }
 
+    /// Whether the language's runtime suspends calls anywhere in the function.
+    pub fn is_suspended_somewhere(&self) -> bool {
+        !self.suspensions.is_empty()
+    }
+
     /// Whether an address lies in the function.
     pub fn contains(&self, at: u64) -> bool {
         self.inside.iter().any(|range| range.contains(&at))
@@ -90,7 +97,8 @@ impl<'a> Body<'a> {
             }
             // Without a label whose address is taken, a pointer can only lead to another function.
             Resolved::Pointer if !self.takes_addresses_of_labels() => Indirect::Leaves,
-            Resolved::Pointer | Resolved::Distances(_) => Indirect::Unknown,
+            Resolved::Pointer => Indirect::Pointer,
+            Resolved::Distances(_) => Indirect::Unknown,
         }
     }
 

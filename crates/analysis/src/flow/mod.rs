@@ -1,9 +1,14 @@
 //! Control flow and live registers of one function of an image. It uses `file`, `text`, `functions` and `image`.
 
+mod blocks;
 pub(crate) mod body;
-pub(crate) mod cfg;
-pub(crate) mod code;
+mod graph;
 pub(crate) mod liveness;
-mod reached;
+pub(crate) mod points;
+mod returns;
+mod walk;
+mod ways_in;
 
-pub(crate) use self::reached::{Flow, follow};
+pub(crate) use self::blocks::cfg;
+pub(crate) use self::graph::Graph;
+pub(crate) use self::returns::never_returns;

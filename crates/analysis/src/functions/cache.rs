@@ -9,13 +9,13 @@ use ingraft_model::Svma;
 use crate::file::elf::Elf;
 use crate::file::name::{Binding, Name, Version};
 use crate::file::symbol::Label;
-use crate::functions::discovered::Discovered;
+use crate::functions::discovered::{Discovered, Door};
 use crate::functions::facts::Facts;
 use crate::functions::function::{Function, FunctionKind};
 use crate::text::bits::TextBits;
 
 /// Magic bytes with the version, which changes with the format and with every change of the pass's results.
-const FORMAT: &[u8; 8] = b"ingrA\0\0\x04";
+const FORMAT: &[u8; 8] = b"ingrA\0\0\x05";
 
 /// The stored results.
 pub(crate) struct Stored {
@@ -51,6 +51,12 @@ pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<
     for &(function, branch) in &found.back_branches {
         w.number(function);
         w.number(branch);
+    }
+    w.number(found.doors.len() as u64);
+    let mut last = 0;
+    for door in &found.doors {
+        w.ascending(door.at, &mut last);
+        w.number(u64::from(door.why));
     }
     w.number(landing_pads.len() as u64);
     let mut last = 0;
@@ -88,6 +94,11 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     })?;
     let back_branches = r.list(|r| Some((in_text(elf, r.number()?, 1)?, in_text(elf, r.number()?, 1)?)))?;
     let mut last = 0;
+    let doors = r.list(|r| {
+        let at = in_text(elf, r.ascending(&mut last)?, 1)?;
+        Some(Door { at, why: u8::try_from(r.number()?).ok()? })
+    })?;
+    let mut last = 0;
     let landing_pads = r.list(|r| r.ascending(&mut last))?;
     let arrivals = TextBits::new(elf);
     let (words, rest) = r.rest.as_chunks();
@@ -95,7 +106,7 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     if !rest.is_empty() || !sorted || !arrivals.load(words.iter().map(|w| u64::from_le_bytes(*w))) {
         return None;
     }
-    let found = Discovered { functions, labels, arrivals, padding, back_branches, uses_gs };
+    let found = Discovered { functions, labels, arrivals, doors, padding, back_branches, uses_gs };
     Some(Stored { found, landing_pads })
 }
 

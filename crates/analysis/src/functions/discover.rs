@@ -14,7 +14,7 @@ use crate::file::name::{Binding, Name};
 use crate::file::relocs::Pointers;
 use crate::file::symbol::{Label, Symbols};
 use crate::file::unwind::Unwind;
-use crate::functions::discovered::Discovered;
+use crate::functions::discovered::{Discovered, Door};
 use crate::functions::explore;
 use crate::functions::facts::Facts;
 use crate::functions::function::{Function, FunctionKind};
@@ -55,11 +55,15 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     let mut uses_gs = symbols.imports_arch_prctl;
     let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
     symbols.labelled.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
-    go.top_frames(image).into_iter().for_each(|at| arrivals.set(at));
+    for at in go.top_frames(image) {
+        arrivals.set(at);
+        addressed.set(at);
+    }
     for (_, target) in &pointers.entries {
         arrivals.set(*target);
         addressed.set(*target);
     }
+    let named = std::mem::take(&mut symbols.labelled);
     let labels = distinct(std::mem::take(&mut symbols.labels));
     let mut drafts = drafts(image, symbols, unwind, pointers);
     name_by_labels(&mut drafts, &labels);
@@ -68,8 +72,8 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     let parts =
         drafts.iter().filter(|(_, d)| d.part != MaybePart::No).map(|(start, d)| (*start, start + d.size.max(1)));
     let parts = parts.collect();
-    let calls = TextBits::new(image);
-    let sweep = Sweep { image, pointers, arrivals, calls, addressed, parts, arch_prctl };
+    let (calls, branched) = (TextBits::new(image), TextBits::new(image));
+    let sweep = Sweep { image, pointers, arrivals, calls, addressed, branched, parts, arch_prctl };
 
     let mut swept = sweep_all(&sweep, &units);
     let found = explore_gaps(&sweep, &units, &drafts);
@@ -85,11 +89,11 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     let mut extents: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
     extents.sort_unstable();
     let gaps = gaps(image, &extents);
-    let gap_sweeps: Vec<bool> = gaps
+    let gap_sweeps: Vec<Swept> = gaps
         .par_iter()
         .map_init(Scratch::new, |scratch, &(from, until)| {
             let from = from + u64::from(padding_at(image, &sweep.arrivals, &extents, from, until));
-            from < until && sweep.gap(from, until, scratch)
+            if from < until { sweep.gap(from, until, scratch) } else { Swept::default() }
         })
         .collect();
     let padding_of = |&(from, until): &(u64, u64)| {
@@ -98,10 +102,54 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     };
     let padding = gaps.iter().filter_map(padding_of).collect();
 
-    uses_gs |= gap_sweeps.contains(&true) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
+    uses_gs |= gap_sweeps.iter().any(|s| s.sets_gs) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
     let (functions, back_branches) = assemble(&sweep, drafts, &units, &swept);
     let labels = labels.into_iter().filter(|label| !names_a_function(&functions, label)).collect();
-    Discovered { functions, labels, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
+    let jumps = swept.iter().chain(&gap_sweeps).flat_map(|s| s.around_parts.iter().chain(&s.others).copied());
+    branches_between_functions(&sweep.branched, &functions, jumps);
+    let doors = doors(&sweep, &functions, named);
+    Discovered { functions, labels, arrivals: sweep.arrivals, doors, padding, back_branches, uses_gs }
+}
+
+/// Adds to `branched` the targets of those jumps that lead from one function to another, and not to a part of its own.
+fn branches_between_functions(branched: &TextBits, functions: &[Function], jumps: impl Iterator<Item = (u64, u64)>) {
+    let numbered = functions.iter().enumerate();
+    let mut parts: Vec<_> = numbered.flat_map(|(n, f)| f.parts.iter().map(move |p| (p.start.0, p.end.0, n))).collect();
+    parts.sort_unstable();
+    let owner = |at: u64| {
+        let part = parts[..parts.partition_point(|p| p.0 <= at)].last().filter(|p| at < p.1).map(|p| p.2);
+        let head = functions.partition_point(|f| f.start <= at).checked_sub(1);
+        part.or(head.filter(|n| functions[*n].range().contains(&Svma(at))))
+    };
+    for (from, target) in jumps {
+        let (a, b) = (owner(from), owner(target));
+        if a.is_none() || a != b {
+            branched.set(target);
+        }
+    }
+}
+
+/// All places at which control may arrive from elsewhere, other than the starts of functions.
+fn doors(sweep: &Sweep<'_>, functions: &[Function], named: Vec<u64>) -> Vec<Door> {
+    let mut doors: Vec<Door> = named.into_iter().map(|at| Door { at, why: Door::NAMED }).collect();
+    let sets = [(&sweep.addressed, Door::ADDRESSED), (&sweep.calls, Door::CALLED), (&sweep.branched, Door::BRANCHED)];
+    for (set, why) in sets {
+        let mut rest = functions.iter().map(|f| f.start).peekable();
+        set.each(|at| {
+            while rest.next_if(|start| *start < at).is_some() {}
+            if rest.peek() != Some(&at) {
+                doors.push(Door { at, why });
+            }
+        });
+    }
+    doors.retain(|door| sweep.image.text_index(door.at).is_some());
+    doors.sort_unstable();
+    doors.dedup_by(|later, first| {
+        let same = later.at == first.at;
+        first.why |= if same { later.why } else { 0 };
+        same
+    });
+    doors
 }
 
 /// Labels by address and name, each once: the dynamic table repeats labels of the other symbol table.
@@ -366,7 +414,11 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
     let mut back_branches: Vec<(u64, u64)> = swept.iter().flat_map(|s| s.back_branches.iter().copied()).collect();
     let mut leaving: FxHashMap<u64, &[(u64, u64)]> = FxHashMap::default();
     leaving.extend(
-        units.iter().zip(swept).filter(|(_, s)| !s.from_part.is_empty()).map(|(u, s)| (u.start, &s.from_part[..])),
+        units
+            .iter()
+            .zip(swept)
+            .filter(|(_, s)| !s.around_parts.is_empty())
+            .map(|(u, s)| (u.start, &s.around_parts[..])),
     );
     for (&part, &owner) in &owners {
         let (range, facts) = (pieces[part].range(), pieces[part].facts);

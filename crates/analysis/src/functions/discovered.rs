@@ -4,6 +4,25 @@ use crate::file::symbol::Label;
 use crate::functions::function::Function;
 use crate::text::bits::TextBits;
 
+/// A place other than the start of a function at which control may arrive from elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Door {
+    pub at: u64,
+    /// The reasons: [`Door::ADDRESSED`] and its like.
+    pub why: u8,
+}
+
+impl Door {
+    /// Data holds the address, or an instruction makes it.
+    pub const ADDRESSED: u8 = 1;
+    /// A call leads there.
+    pub const CALLED: u8 = 2;
+    /// Another function branches or runs on there.
+    pub const BRANCHED: u8 = 4;
+    /// A symbol without a type names the place.
+    pub const NAMED: u8 = 8;
+}
+
 /// The results of the image-wide pass.
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
@@ -11,6 +30,8 @@ pub(crate) struct Discovered {
     /// Symbols without a type that name none of the functions, sorted by address and name.
     pub labels: Vec<Label>,
     pub arrivals: TextBits,
+    /// Places other than starts of functions at which control may arrive from elsewhere, sorted by address.
+    pub doors: Vec<Door>,
     /// Proven padding after functions: (first byte, length), sorted.
     pub padding: Vec<(u64, u32)>,
     /// (function, branch): addresses of functions and of their own branches back to their entry, sorted.

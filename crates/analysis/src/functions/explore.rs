@@ -7,6 +7,7 @@ use crate::file::elf::Elf;
 use crate::file::relocs::Pointers;
 use crate::functions::jump_table::{Resolved, Resolver, constant_address};
 use crate::text::decode::{self, Cursor};
+use crate::text::transfer::Transfer;
 
 /// The code that control can reach from a start.
 #[derive(Debug)]
@@ -48,21 +49,20 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
                 }
                 out.uses_gs |= uses_gs(&i);
                 at = i.next_ip();
-                match i.flow_control() {
-                    FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => work.push(i.near_branch_target()),
-                    FlowControl::UnconditionalBranch => {
-                        work.push(i.near_branch_target());
-                        tails.push(i.near_branch_target());
+                match Transfer::of(&i) {
+                    Transfer::Branch(to) | Transfer::Transaction(to) => work.push(to),
+                    Transfer::Jump(to) => {
+                        work.push(to);
+                        tails.push(to);
                         at = limit;
                     }
-                    FlowControl::Call if i.is_call_near() => out.leads_to.push(i.near_branch_target()),
-                    FlowControl::IndirectBranch => {
+                    Transfer::Call(to) => out.leads_to.push(to),
+                    Transfer::Indirect => {
                         jumps.push(i.ip());
                         at = limit;
                     }
-                    FlowControl::Return | FlowControl::Exception => at = limit,
-                    _ if matches!(i.code(), Code::Int3 | Code::Hlt) => at = limit,
-                    _ => {}
+                    Transfer::Return | Transfer::Stop => at = limit,
+                    Transfer::Next | Transfer::IndirectCall | Transfer::System => {}
                 }
                 code.push(i);
             }

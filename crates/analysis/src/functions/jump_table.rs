@@ -35,6 +35,8 @@ pub(crate) struct Targets {
     pub places: Vec<u64>,
     /// Whether these are all: the index is bounded. Otherwise entries were read while they point into the function.
     pub bounded: bool,
+    /// Whether the table holds addresses, not distances.
+    pub absolute: bool,
 }
 
 /// Looks at the instructions of one function, sorted by address.
@@ -100,7 +102,7 @@ impl Resolver<'_> {
                 }
                 Mnemonic::Lea if constant_address(i).is_some() => {
                     let places = constant_address(i).into_iter().collect();
-                    return Resolved::Table(Targets { places, bounded: true });
+                    return Resolved::Table(Targets { places, bounded: true, absolute: true });
                 }
                 Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 Mnemonic::Pop | Mnemonic::Mov => return Resolved::Pointer,
@@ -214,7 +216,7 @@ impl Resolver<'_> {
         *budget -= targets.len();
         let all = bound == Some(targets.len());
         let plausible = !targets.is_empty() && (all || bound.is_none() || *budget == 0);
-        plausible.then_some(Targets { places: targets, bounded: all })
+        plausible.then_some(Targets { places: targets, bounded: all, absolute: table.base.is_none() })
     }
 
     fn contains(&self, target: u64) -> bool {

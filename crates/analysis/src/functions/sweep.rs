@@ -2,9 +2,7 @@
 //! falling through, and the call targets; and per function, the facts that the choice of scratch registers needs. It decodes every
 //! instruction once; only a branch to the middle of an instruction starts a second decoding there.
 
-use iced_x86::{
-    Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
-};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpAccess, OpKind};
 
 use crate::file::elf::{Elf, ImageKind};
 use crate::file::relocs::Pointers;
@@ -13,6 +11,7 @@ use crate::functions::facts::Facts;
 use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::text::bits::TextBits;
 use crate::text::decode;
+use crate::text::transfer::Transfer;
 
 /// System call number of `arch_prctl`.
 const SYS_ARCH_PRCTL: u32 = 158;
@@ -33,6 +32,8 @@ pub(crate) struct Sweep<'a> {
     pub calls: TextBits,
     /// Addresses that data holds or that an instruction makes.
     pub addressed: TextBits,
+    /// Targets of branches out of a function, except those to and from possible parts.
+    pub branched: TextBits,
     /// Start and end of each piece that may be a part of another function, sorted.
     pub parts: Vec<(u64, u64)>,
     /// Address of `arch_prctl` itself, if the image defines it.
@@ -48,6 +49,14 @@ pub(crate) struct Unit {
     pub functions: Vec<(u64, u64)>,
 }
 
+impl Unit {
+    /// Start of the innermost function that holds an address of the unit.
+    fn innermost(&self, at: u64) -> Option<u64> {
+        let after = self.functions.partition_point(|f| f.0 <= at);
+        self.functions[..after].iter().rev().take(8).find(|f| at < f.1).map(|f| f.0)
+    }
+}
+
 /// Results of the pass for one unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Swept {
@@ -57,8 +66,10 @@ pub(crate) struct Swept {
     pub back_branches: Vec<(u64, u64)>,
     /// Jumps out of the unit into a possible part.
     pub to_parts: Vec<PartJump>,
-    /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
-    pub from_part: Vec<(u64, u64)>,
+    /// (branch, target): jumps out of the unit, if the unit is itself a possible part or the target lies in one.
+    pub around_parts: Vec<(u64, u64)>,
+    /// (instruction, target): cases of tables outside of the unit, and the first byte behind the unit if control runs on there.
+    pub others: Vec<(u64, u64)>,
     /// Whether the code sets the gs base; data does not look like such code by chance.
     pub sets_gs: bool,
     /// Whether the code has a gs prefix or loads the segment register.
@@ -73,11 +84,17 @@ pub(crate) struct PartJump {
     pub conditional: bool,
 }
 
-/// Buffers that one thread reuses from unit to unit.
-pub(crate) struct Scratch {
+/// The instructions of a range of code, and the buffers for decoding them.
+#[derive(Default)]
+struct Decoded {
     code: Vec<Instruction>,
     boundaries: Vec<u64>,
     pending: Vec<u64>,
+}
+
+/// What one thread reuses from unit to unit.
+pub(crate) struct Scratch {
+    decoded: Decoded,
     info: InstructionInfoFactory,
     /// Whether an instruction of each `Code` overwrites its first operand: 0 not known yet, 1 no, 2 yes.
     overwrites: Vec<u8>,
@@ -86,13 +103,7 @@ pub(crate) struct Scratch {
 impl Scratch {
     pub fn new() -> Self {
         let overwrites = vec![0; Code::values().len()];
-        Scratch {
-            code: Vec::new(),
-            boundaries: Vec::new(),
-            pending: Vec::new(),
-            info: InstructionInfoFactory::new(),
-            overwrites,
-        }
+        Scratch { decoded: Decoded::default(), info: InstructionInfoFactory::new(), overwrites }
     }
 
     fn overwrites_first(&mut self, i: &Instruction) -> bool {
@@ -110,8 +121,8 @@ impl Sweep<'_> {
     /// Decodes a unit and returns its results; adds to the sets.
     pub fn unit(&self, unit: &Unit, scratch: &mut Scratch) -> Swept {
         let mut out = Swept { facts: vec![Facts::default(); unit.functions.len()], ..Swept::default() };
-        let invalid = decode_all(self.image, unit.start, unit.end, scratch);
-        let code = std::mem::take(&mut scratch.code);
+        let invalid = decode_all(self.image, unit.start, unit.end, &mut scratch.decoded);
+        let code = std::mem::take(&mut scratch.decoded.code);
         let fixed = self.image.kind() == ImageKind::Executable;
         let is_part = self.part_with(unit.start).is_some();
         let mut indirect: Vec<usize> = Vec::new();
@@ -129,25 +140,25 @@ impl Sweep<'_> {
                     facts.writes |= 1 << register.number();
                 }
             }
-            match i.flow_control() {
-                FlowControl::Next => {
+            let transfer = Transfer::of(i);
+            match transfer {
+                Transfer::Next => {
                     if i.code() == Code::Mov_r32_imm32 && i.immediate32() == SYS_ARCH_PRCTL {
                         arch_prctl_at = Some(index);
                     }
                     self.address(i, fixed, index, &mut set_gs_at, &mut out);
                     self.sum(i, fixed, &code[index.saturating_sub(SUM_DISTANCE)..index]);
                     if i.len() == 1 && i.ip() == unit.functions[function].0 && is_returned_into(self.image, i.ip()) {
-                        self.arrivals.set(i.next_ip());
+                        self.address_taken(i.next_ip());
                     }
                 }
-                FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend => {
-                    self.branch(i, unit, is_part, facts, &mut out.back_branches, &mut out.to_parts, &mut out.from_part);
+                Transfer::Branch(to) | Transfer::Transaction(to) | Transfer::Jump(to) => {
+                    self.branch(i, to, unit, is_part, &mut out, function);
                 }
-                FlowControl::Call => {
+                Transfer::Call(_) | Transfer::System => {
                     self.arrivals.set(i.next_ip());
                     let set_gs = set_gs_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
-                    if i.is_call_near() {
-                        let target = i.near_branch_target();
+                    if let Transfer::Call(target) = transfer {
                         self.arrivals.set(target);
                         self.calls.set(target);
                         facts.calls_out |= self.leaves(target);
@@ -159,23 +170,26 @@ impl Sweep<'_> {
                         out.sets_gs |= set_gs;
                     }
                 }
-                FlowControl::IndirectCall => {
+                Transfer::IndirectCall => {
                     self.arrivals.set(i.next_ip());
                     facts.calls_out = true;
                     set_gs_at = None;
                 }
-                FlowControl::IndirectBranch => {
+                Transfer::Indirect => {
                     if i.op0_kind() == OpKind::Memory && i.is_ip_rel_memory_operand() {
                         facts.calls_out = true;
                     } else {
                         indirect.push(index);
                     }
                 }
-                FlowControl::Return | FlowControl::Interrupt | FlowControl::Exception => {}
+                Transfer::Return | Transfer::Stop => {}
             }
         }
         if let Some(last) = code.last().filter(|last| falls_through(last)) {
             self.arrivals.set(last.next_ip());
+            if Transfer::of(last).runs_on() {
+                out.others.push((last.ip(), last.next_ip()));
+            }
         }
         if !indirect.is_empty() {
             self.indirect_jumps(unit, &code, &indirect, &mut out);
@@ -185,15 +199,15 @@ impl Sweep<'_> {
         if invalid.is_some() {
             out.facts.iter_mut().for_each(|f| f.invalid = invalid);
         }
-        scratch.code = code;
+        scratch.decoded.code = code;
         out
     }
 
-    /// Sweeps code in a gap between functions, or data: the targets of its branches count as reached. Returns whether it sets the gs base.
-    pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> bool {
+    /// Sweeps code in a gap between functions, or data: the targets of its branches count as reached.
+    pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> Swept {
         let unit = Unit { start: from, end: until, functions: vec![(from, until)] };
         // The gs prefix is not considered, because data is full of bytes that look like one.
-        self.unit(&unit, scratch).sets_gs
+        Swept { uses_gs: false, ..self.unit(&unit, scratch) }
     }
 
     fn reaches_gs(&self, unit: &Unit) -> bool {
@@ -207,41 +221,32 @@ impl Sweep<'_> {
         self.image.text_index(target).is_none_or(|index| self.image.text[index].stubs)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the lists are parts of one result, borrowed beside its facts")]
-    fn branch(
-        &self,
-        i: &Instruction,
-        unit: &Unit,
-        is_part: bool,
-        facts: &mut Facts,
-        back_branches: &mut Vec<(u64, u64)>,
-        to_parts: &mut Vec<PartJump>,
-        from_part: &mut Vec<(u64, u64)>,
-    ) {
-        if !matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32 | OpKind::NearBranch16) {
-            return;
-        }
-        let target = i.near_branch_target();
+    fn branch(&self, i: &Instruction, target: u64, unit: &Unit, is_part: bool, out: &mut Swept, function: usize) {
         self.arrivals.set(target);
         if (unit.start..unit.end).contains(&target) {
+            if unit.functions.len() > 1 && unit.innermost(i.ip()) != unit.innermost(target) {
+                self.branched.set(target);
+            }
             // The byte four bytes before the target counts as well, because the function may begin with an endbr64.
             for start in [target, target.wrapping_sub(4)] {
                 if let Ok(at) = unit.functions.binary_search_by_key(&start, |f| f.0)
                     && (start == target || self.image.begins_with_endbr(start))
                     && (start..unit.functions[at].1).contains(&i.ip())
                 {
-                    back_branches.push((start, i.ip()));
+                    out.back_branches.push((start, i.ip()));
                 }
             }
             return;
         }
-        facts.calls_out |= self.leaves(target);
+        out.facts[function].calls_out |= self.leaves(target);
         if let Some(part) = self.part_with(target) {
             let conditional = i.flow_control() == FlowControl::ConditionalBranch;
-            to_parts.push(PartJump { part, from: i.ip(), conditional });
-        }
-        if is_part {
-            from_part.push((i.ip(), target));
+            out.to_parts.push(PartJump { part, from: i.ip(), conditional });
+            out.around_parts.push((i.ip(), target));
+        } else if is_part {
+            out.around_parts.push((i.ip(), target));
+        } else {
+            self.branched.set(target);
         }
     }
 
@@ -287,7 +292,7 @@ impl Sweep<'_> {
             Some((made, Code::Mov_rm64_imm32)) if fixed => Some(made.immediate(1)),
             _ => None,
         };
-        address.into_iter().for_each(|at| self.arrivals.set(at.wrapping_add(number)));
+        address.into_iter().for_each(|at| self.address_taken(at.wrapping_add(number)));
     }
 
     fn address_taken(&self, svma: u64) {
@@ -307,8 +312,12 @@ impl Sweep<'_> {
             match resolver.resolve(jump, &mut budget) {
                 Resolved::Table(Targets { places: targets, .. }) => {
                     targets.iter().for_each(|t| self.arrivals.set(*t));
-                    let cases = targets.iter().filter(|t| !whole.contains(*t)).filter_map(|t| self.part_with(*t));
-                    out.to_parts.extend(cases.map(|part| PartJump { part, from: code[jump].ip(), conditional: true }));
+                    let from = code[jump].ip();
+                    for &target in targets.iter().filter(|t| !whole.contains(*t)) {
+                        let part = self.part_with(target);
+                        out.to_parts.extend(part.map(|part| PartJump { part, from, conditional: true }));
+                        out.others.push((from, target));
+                    }
                 }
                 Resolved::Pointer => calls_out = true,
                 Resolved::Distances(tables) => {
@@ -340,20 +349,14 @@ pub(crate) fn is_returned_into(image: &Elf, start: u64) -> bool {
 
 /// Whether control can continue after an instruction. It can after a call, whose return address the pass has noted already.
 fn falls_through(i: &Instruction) -> bool {
-    !matches!(
-        i.flow_control(),
-        FlowControl::UnconditionalBranch
-            | FlowControl::IndirectBranch
-            | FlowControl::Return
-            | FlowControl::Interrupt
-            | FlowControl::Exception
-    ) && i.mnemonic() != Mnemonic::Hlt
+    let transfer = Transfer::of(i);
+    transfer.runs_on() || transfer.comes_back()
 }
 
 /// Decodes from start to end, then again from every branch target of the unit that is no instruction boundary so far. Leaves the
 /// instructions sorted; returns the address of the first bytes that are no instruction.
-fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Option<u64> {
-    let Scratch { code, boundaries, pending, .. } = scratch;
+fn decode_all(image: &Elf, start: u64, end: u64, decoded: &mut Decoded) -> Option<u64> {
+    let Decoded { code, boundaries, pending } = decoded;
     code.clear();
     pending.clear();
     boundaries.clear();
@@ -407,7 +410,7 @@ fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Optio
 
 /// The instructions of a range of code, sorted, as the pass decodes them.
 pub(crate) fn instructions(image: &Elf, start: u64, end: u64) -> Vec<Instruction> {
-    let mut scratch = Scratch::new();
-    decode_all(image, start, end, &mut scratch);
-    scratch.code
+    let mut decoded = Decoded::default();
+    decode_all(image, start, end, &mut decoded);
+    decoded.code
 }

@@ -10,7 +10,7 @@ use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
 use crate::file::relocs::Pointers;
 use crate::file::symbol::Label;
-use crate::functions::discovered::Discovered;
+use crate::functions::discovered::{Discovered, Door};
 use crate::functions::function::Function;
 use crate::image::memo::Memo;
 use crate::text::bits::TextBits;
@@ -35,6 +35,8 @@ pub struct Image {
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.
     pub(crate) exits: Memo<Exits>,
+    /// Whether control comes back from a function, for each about which somebody has asked.
+    pub(crate) returns: Memo<bool>,
 }
 
 /// The exits of a function: for each, its site or the reason why it cannot be woven. An error if it is not certain that these are all.
@@ -115,6 +117,12 @@ impl Image {
 
     pub(crate) fn pointers(&self) -> &Pointers {
         &self.pointers
+    }
+
+    /// Places in a range, other than starts of functions, at which control may arrive from elsewhere.
+    pub(crate) fn doors_in(&self, range: &Range<u64>) -> &[Door] {
+        let index = |at| self.found.doors.partition_point(|door| door.at < at);
+        &self.found.doors[index(range.start)..index(range.end)]
     }
 
     pub(crate) fn arrivals(&self) -> &TextBits {

@@ -29,14 +29,16 @@ impl Image {
         self.elf.text[region].stubs || starts(at) || behind_endbr
     }
 
+    /// Starts of the functions that begin in a range.
+    pub(crate) fn starts_in(&self, range: &Range<u64>) -> impl Iterator<Item = u64> {
+        let index = |at| self.functions().partition_point(|f| f.start < at);
+        self.functions()[index(range.start)..index(range.end)].iter().map(|f| f.start)
+    }
+
     /// The landing pads of exceptions in a range.
     pub(crate) fn landing_pads_in(&self, range: &Range<u64>) -> &[u64] {
         let index = |at| self.landing_pads.partition_point(|pad| *pad < at);
         &self.landing_pads[index(range.start)..index(range.end)]
-    }
-
-    pub(crate) fn is_landing_pad(&self, at: u64) -> bool {
-        self.landing_pads.binary_search(&at).is_ok()
     }
 
     /// Whether bytes belong to a restartable sequence, or to the signature that the kernel demands before its abort handler.

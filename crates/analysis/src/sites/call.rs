@@ -6,8 +6,8 @@
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
 
-use crate::flow;
 use crate::flow::body::Body;
+use crate::flow::{Graph, never_returns};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::entry;
@@ -22,33 +22,10 @@ const JUMPS_MAX: usize = 64;
 /// Length in bytes of the displacement, which ends a direct call.
 const DISPLACEMENT: u64 = 4;
 
-/// Functions of system libraries that never return to their caller, by the names under which they are imported.
-const NEVER_RETURN: [&str; 19] = [
-    "_Exit",
-    "_Unwind_Resume",
-    "__assert_fail",
-    "__chk_fail",
-    "__cxa_bad_cast",
-    "__cxa_call_unexpected",
-    "__cxa_pure_virtual",
-    "__cxa_rethrow",
-    "__cxa_throw",
-    "__fortify_fail",
-    "__longjmp_chk",
-    "__stack_chk_fail",
-    "_exit",
-    "_longjmp",
-    "abort",
-    "exit",
-    "longjmp",
-    "pthread_exit",
-    "siglongjmp",
-];
-
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
     entry::check_kind(function)?;
     let body = Body::new(image, function);
-    let flow = flow::follow(&body)?;
+    let flow = Graph::complete(&body)?;
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
 }
 
@@ -62,7 +39,7 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
     let body = Body::new(image, function);
-    let flow = flow::follow(&body)?;
+    let flow = Graph::complete(&body)?;
     let stretches = Stretches::new(&body, &flow);
     let point = |index| {
         let call = call_site(&body.code[index]);
@@ -70,7 +47,7 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
             false => before(&stretches, index).map(Some),
             // if no control returns from the call, there is nothing to weave
             true => behind(&stretches, index)
-                .or_else(|refusal| if never_returns(image, &call) { Ok(None) } else { Err(refusal) }),
+                .or_else(|refusal| if never_returns(image, call.callee) { Ok(None) } else { Err(refusal) }),
         };
         CallPoint { call, site }
     };
@@ -101,8 +78,8 @@ fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
 }
 
-fn calls<'a>(body: &'a Body<'_>, flow: &'a flow::Flow) -> impl Iterator<Item = usize> + 'a {
-    let reached = |&index: &usize| flow.reached[index] && body.code[index].mnemonic() == Mnemonic::Call;
+fn calls<'a>(body: &'a Body<'_>, flow: &'a Graph) -> impl Iterator<Item = usize> + 'a {
+    let reached = |&index: &usize| flow.reaches(index) && body.code[index].mnemonic() == Mnemonic::Call;
     (0..body.code.len()).filter(reached)
 }
 
@@ -118,21 +95,6 @@ fn callee(i: &Instruction) -> Callee {
     } else {
         Callee::Computed
     }
-}
-
-/// Whether the file alone makes it certain that a call does not return.
-fn never_returns(image: &Image, call: &CallSite) -> bool {
-    let slot = match call.callee {
-        Callee::Direct(at) => match image.stub_slot(at) {
-            None => {
-                return image.function_at(at).is_some_and(|f| image.exit_sites(f).is_ok_and(|exits| exits.is_empty()));
-            }
-            slot => slot,
-        },
-        Callee::Slot(slot) => Some(slot),
-        Callee::Computed => None,
-    };
-    slot.and_then(|slot| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
 }
 
 /// Whether the target of a call depends on the stack pointer, which differs once the return address is pushed.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction};
 use ingraft_model::{Clearing, Svma};
 
-use crate::flow::Flow;
+use crate::flow::Graph;
 use crate::flow::body::{Body, is_direct_branch};
 use crate::functions::function::Function;
 use crate::image::Image;
@@ -29,11 +29,11 @@ pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
 
 impl Clearings {
     /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; they are left alone.
-    pub fn new(body: &Body<'_>, flow: &Flow, needed: &[Range<u64>]) -> Self {
+    pub fn new(body: &Body<'_>, flow: &Graph, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {
             let range = i.ip()..i.next_ip();
-            let free = flow.reached.get(index) == Some(&true)
+            let free = flow.reaches(index)
                 && (runs_on(i) || ends(i, body))
                 && !flow.leaves(index)
                 && !(range.start + 1..range.end).any(|at| flow.lands(body, at))

@@ -9,8 +9,8 @@ use std::ops::Range;
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
 use ingraft_model::{Callee, Clearing, Refusal, Site, SiteKind, Svma};
 
+use crate::flow::Graph;
 use crate::flow::body::Body;
-use crate::flow::{self, Flow};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::clearing::{self, Clearings};
@@ -91,7 +91,7 @@ pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
 /// The exits of a function, with its code and control flow.
 pub(crate) struct Known<'a> {
     body: Body<'a>,
-    flow: Flow,
+    flow: Graph,
     sites: Vec<Result<Site, Refusal>>,
 }
 
@@ -105,10 +105,11 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
     let body = Body::new(image, function);
-    let flow = flow::follow(&body)?;
+    let flow = Graph::complete(&body)?;
     let mut stretches = Stretches::new(&body, &flow);
-    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
-    for &behind in &flow.runs_on {
+    let mut sites: Vec<Result<Site, Refusal>> =
+        flow.found.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
+    for &behind in &flow.found.runs_on {
         let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
         sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
     }

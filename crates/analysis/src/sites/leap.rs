@@ -2,7 +2,7 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
-use crate::flow;
+use crate::flow::Graph;
 use crate::flow::body::Body;
 use crate::functions::function::Function;
 use crate::image::Image;
@@ -29,9 +29,9 @@ fn may_leap(image: &Image, function: &Function) -> bool {
 /// Whether every exit of a function is such a jump.
 pub(crate) fn leaps(image: &Image, function: &Function) -> bool {
     let body = Body::new(image, function);
-    let Ok(flow) = flow::follow(&body) else { return false };
+    let Ok(flow) = Graph::complete(&body) else { return false };
     let leap = |&exit: &usize| body.code[exit].flow_control() == FlowControl::IndirectBranch && lands(&body, exit);
-    !flow.exits.is_empty() && flow.runs_on.is_empty() && flow.exits.iter().all(leap)
+    !flow.found.exits.is_empty() && flow.found.runs_on.is_empty() && flow.found.exits.iter().all(leap)
 }
 
 /// Whether the stack pointer at a jump was loaded from another frame.

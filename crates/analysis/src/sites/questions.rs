@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{CallPoint, CallSite, Callee, PointKind, Refusal, Site};
+use ingraft_model::{CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
 
-use crate::flow::cfg;
-use crate::flow::code::FunctionCode;
+use crate::flow::body::Body;
+use crate::flow::points::{self, FunctionCode};
+use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::{call, entry, exit, leap, refused};
@@ -60,9 +61,15 @@ impl Image {
         found.iter().filter_map(|number| self.functions().get(*number))
     }
 
-    /// The control flow of a function: blocks, edges and points.
+    /// The control-flow graph of a function.
+    pub fn cfg(&self, function: &Function) -> Cfg {
+        let body = Body::new(self, function);
+        flow::cfg(&body, Graph::new(&body))
+    }
+
+    /// The control flow of a function, and its points.
     pub fn analyse(&self, function: &Function) -> FunctionCode {
-        let mut code = cfg::analyse(self, function);
+        let mut code = points::analyse(self, function);
         refused::add(self, function, &mut code);
         code
     }

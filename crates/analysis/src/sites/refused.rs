@@ -2,7 +2,7 @@
 
 use ingraft_model::{PointKind, Svma};
 
-use crate::flow::code::FunctionCode;
+use crate::flow::points::FunctionCode;
 use crate::functions::function::Function;
 use crate::image::Image;
 

@@ -5,7 +5,7 @@
 
 use ingraft_model::Refusal;
 
-use crate::flow::Flow;
+use crate::flow::Graph;
 use crate::flow::body::Body;
 use crate::sites::entry;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
@@ -16,7 +16,7 @@ const INSTRUCTION_MAX: usize = 15;
 /// The displaceable ranges of one function.
 pub(crate) struct Stretches<'a> {
     pub body: &'a Body<'a>,
-    pub flow: &'a Flow,
+    pub flow: &'a Graph,
     /// Address of the first byte of the entry's springboard.
     entry: u64,
     /// Address of the first instruction that the entry's springboard leaves in place.
@@ -26,7 +26,7 @@ pub(crate) struct Stretches<'a> {
 }
 
 impl<'a> Stretches<'a> {
-    pub fn new(body: &'a Body<'a>, flow: &'a Flow) -> Self {
+    pub fn new(body: &'a Body<'a>, flow: &'a Graph) -> Self {
         let entry = entry::first_byte(body.image, body.function);
         let home = entry::displaced_until(body.image, body.function);
         Stretches { body, flow, entry, home, floor: 0 }
@@ -47,7 +47,7 @@ impl<'a> Stretches<'a> {
             let runs_into = |before: &usize| {
                 let i = &code[*before];
                 i.next_ip() == code[index].ip()
-                    && self.flow.reached[*before]
+                    && self.flow.reaches(*before)
                     && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
                     && !self.lands_within(i.ip(), i.next_ip())
             };

@@ -74,6 +74,19 @@ impl TextBits {
         None
     }
 
+    /// Calls `found` with each address of the set, in order within a region.
+    pub fn each(&self, mut found: impl FnMut(u64)) {
+        for region in &self.regions {
+            for (index, word) in region.words.iter().enumerate() {
+                let mut word = word.load(Relaxed);
+                while word != 0 {
+                    found(region.svma + 64 * index as u64 + u64::from(word.trailing_zeros()));
+                    word &= word - 1;
+                }
+            }
+        }
+    }
+
     /// All words, in the form that is stored.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.regions.iter().flat_map(|r| r.words.iter().map(|w| w.load(Relaxed)))

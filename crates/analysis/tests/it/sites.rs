@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
-use ingraft_analysis::{EdgeKind, FunctionKind};
-use ingraft_model::{Gpr, Offset, PointKind, Refusal, Site, Svma};
+use ingraft_analysis::FunctionKind;
+use ingraft_model::{EdgeKind, Gpr, Offset, PointKind, Refusal, Site, Svma};
 
 const RAX: Gpr = Gpr(0);
 const RCX: Gpr = Gpr(1);
@@ -271,10 +271,10 @@ fn jump_tables_are_followed() {
         let elf = cases(RODATA, absolute).rodata(&table);
         let image = elf.image();
         let code = image.analyse(find(&image, "f"));
-        assert_eq!(code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count(), 3, "{code:#x?}");
-        assert!(code.unresolved.is_empty());
+        assert_eq!(code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count(), 3, "{code:#x?}");
+        assert!(code.cfg.unresolved.is_empty());
         // The word after an absolute table holds an address of code, so control may arrive there.
-        assert_eq!(code.blocks.len(), 6 + usize::from(absolute), "{code:#x?}");
+        assert_eq!(code.cfg.blocks.len(), 6 + usize::from(absolute), "{code:#x?}");
         assert_eq!(code.points_of(PointKind::Exit).count(), 4);
         let site = site(&elf, "f").unwrap();
         assert!(site.landings.contains(&Svma(first + 6)), "{site:x?}");
@@ -347,8 +347,8 @@ fn cold_parts_belong_to_their_function() {
     assert_eq!(site.back_branches().len(), 1);
     assert_eq!(site.scratch(), [] as [Gpr; 0]);
     let code = image.analyse(f);
-    assert_eq!(code.blocks.len(), 3);
-    assert!(code.edges.iter().all(|e| e.kind != EdgeKind::TailJump));
+    assert_eq!(code.cfg.blocks.len(), 3);
+    assert!(code.cfg.edges.iter().all(|e| e.kind != EdgeKind::TailJump));
 }
 
 #[test]

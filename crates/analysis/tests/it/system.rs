@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
-use ingraft_analysis::{EdgeKind, Elf, Function, FunctionKind, Image, ImageError, ImageKind};
-use ingraft_model::{Callee, Offset, PointKind, Refusal, Svma};
+use ingraft_analysis::{Elf, Function, FunctionKind, Image, ImageError, ImageKind};
+use ingraft_model::{Callee, EdgeKind, Offset, PointKind, Refusal, Svma, WayInReason};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const PYTHON: &str = "/usr/bin/python3.11";
@@ -102,7 +102,7 @@ fn python_has_a_computed_goto_and_an_entry() {
     let site = image.entry_site(interpreter).unwrap();
     assert!(site.landings.first().is_none_or(|l| l.0 >= site.at.0 + 5), "{site:?}");
     let code = image.analyse(interpreter);
-    let targets = code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count();
+    let targets = code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count();
     assert!(targets > 100, "{targets}");
     assert!(share_of_sites(&image) > 0.99);
 }
@@ -182,7 +182,7 @@ fn stretches_of_exits_are_straight_and_apart() {
         let image = Image::parse(bytes).unwrap();
         for f in image.functions() {
             let Ok(sites) = image.exit_sites(f) else { continue };
-            let starts: BTreeSet<u64> = image.analyse(f).blocks.iter().map(|b| b.range.start.0).collect();
+            let starts: BTreeSet<u64> = image.cfg(f).blocks.iter().map(|b| b.range.start.0).collect();
             let mut stretches: Vec<_> = sites.iter().flatten().collect();
             stretches.sort_by_key(|site| site.at);
             let mut last = 0;
@@ -275,8 +275,11 @@ fn compiled_switches_are_resolved() {
         let image = Image::parse(read(&program).unwrap()).unwrap();
         let pick = find(&image, "pick");
         let code = image.analyse(pick);
-        assert!(code.unresolved.is_empty(), "{arguments:?}");
-        assert!(code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count() >= 6, "{arguments:?} {code:#?}");
+        assert!(code.cfg.unresolved.is_empty(), "{arguments:?}");
+        assert!(
+            code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count() >= 6,
+            "{arguments:?} {code:#?}"
+        );
         assert!(code.points_of(PointKind::CallBefore).count() >= 1 && code.points_of(PointKind::Exit).count() >= 1);
         assert!(image.entry_site(pick).is_ok() && image.entry_site(find(&image, "threaded")).is_ok());
         assert!(!image.uses_gs(), "{arguments:?}");
@@ -298,7 +301,7 @@ fn exceptions_land_in_blocks() {
     let Some((_dir, program)) = compile(source, "g++", &["-O1"]) else { return };
     let image = Image::parse(read(&program).unwrap()).unwrap();
     let code = image.analyse(find(&image, "main"));
-    assert!(code.blocks.iter().filter(|b| b.landing_pad).count() >= 1, "{code:#?}");
+    assert!(code.cfg.ways_in.iter().filter(|way| way.reason == WayInReason::LandingPad).count() >= 1, "{code:#?}");
     let thrower = find(&image, "outer::thrower");
     assert_eq!(thrower.display_name(), "outer::thrower(int, long)");
     assert!(image.entry_site(thrower).is_ok());

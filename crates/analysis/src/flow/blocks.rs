@@ -1,0 +1,174 @@
+//! Basic blocks and edges from reachability.
+
+use iced_x86::Instruction;
+use ingraft_model::{Block, Callee, Cfg, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+
+use crate::flow::body::Body;
+use crate::flow::graph::Graph;
+use crate::flow::never_returns;
+use crate::flow::walk::{LEADER, REACHED};
+use crate::text::decode;
+use crate::text::transfer::Transfer;
+
+/// Index of no block.
+const NONE: u32 = u32::MAX;
+
+/// The control-flow graph of a function.
+pub(crate) fn cfg(body: &Body<'_>, graph: Graph) -> Cfg {
+    let mut builder = Builder {
+        body,
+        graph: &graph,
+        block_of: vec![NONE; body.code.len()],
+        last: Vec::new(),
+        blocks: Vec::new(),
+        edges: Vec::new(),
+        ways_in: Vec::new(),
+    };
+    builder.blocks();
+    builder.ways_in.extend(&graph.doors);
+    builder.ways_in.retain(|way| way.at != body.function.start() || way.reason == WayInReason::Entry);
+    for found in [&graph.found, &graph.others] {
+        let targets = found.tables.iter().flat_map(|(_, targets)| targets);
+        builder.ways_in.extend(targets.map(|at| WayIn { at: Svma(*at), reason: WayInReason::JumpTable }));
+    }
+    (0..builder.blocks.len()).for_each(|block| builder.edges_of(block));
+    builder.without_returns();
+    let Builder { blocks, mut edges, mut ways_in, .. } = builder;
+    edges.sort_unstable();
+    edges.dedup();
+    ways_in.sort_unstable();
+    ways_in.dedup();
+    let unresolved = [&graph.found, &graph.others].into_iter().flat_map(|found| &found.unresolved);
+    let unresolved = unresolved.map(|index| Svma(body.code[*index].ip())).collect();
+    let entry = blocks.binary_search_by_key(&body.function.start(), |b| b.range.start).ok();
+    let proven = |doubt: Option<_>| doubt.map_or(Ok(()), Err);
+    let (ways_in_proven, ways_out_proven) = (proven(graph.doubts.ways_in), proven(graph.doubts.ways_out));
+    Cfg { blocks, edges, entry, ways_in, unresolved, ways_in_proven, ways_out_proven }
+}
+
+struct Builder<'a> {
+    body: &'a Body<'a>,
+    graph: &'a Graph,
+    /// For each instruction, the index of the block that it begins.
+    block_of: Vec<u32>,
+    /// For each block, the index of its last instruction.
+    last: Vec<usize>,
+    blocks: Vec<Block>,
+    edges: Vec<Edge>,
+    ways_in: Vec<WayIn>,
+}
+
+impl Builder<'_> {
+    /// Every instruction that begins a block, with those behind it up to a transfer or the next block.
+    fn blocks(&mut self) {
+        let marks = &self.graph.marks;
+        for first in 0..marks.len() {
+            if marks[first] & (LEADER | REACHED) != LEADER | REACHED {
+                continue;
+            }
+            let (mut last, mut instructions) = (first, 1);
+            while Transfer::of(&self.body.code[last]) == Transfer::Next
+                && let Some(next) = self.index_behind(last)
+                && marks[next] & LEADER == 0
+            {
+                (last, instructions) = (next, instructions + 1);
+            }
+            self.block_of[first] = self.blocks.len() as u32;
+            let range = Svma(self.body.code[first].ip())..Svma(self.body.code[last].next_ip());
+            self.blocks.push(Block { range, instructions });
+            self.last.push(last);
+        }
+    }
+
+    /// Index of the instruction at which another one ends.
+    fn index_behind(&self, index: usize) -> Option<usize> {
+        let at = self.body.code[index].next_ip();
+        let follows = self.body.code.get(index + 1).is_some_and(|i| i.ip() == at);
+        if follows { Some(index + 1) } else { self.body.index_of(at) }
+    }
+
+    fn edges_of(&mut self, from: usize) {
+        let last = self.last[from];
+        let i = &self.body.code[last];
+        let transfer = Transfer::of(i);
+        match transfer {
+            Transfer::Branch(to) | Transfer::Transaction(to) | Transfer::Jump(to) => {
+                let to = self.inside(to);
+                let kind = if matches!(to, EdgeTarget::Block(_)) { EdgeKind::Taken } else { EdgeKind::TailJump };
+                self.edges.push(Edge { from, to, kind });
+            }
+            Transfer::Return => self.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::Return }),
+            Transfer::Indirect => self.indirect(from, last),
+            Transfer::Next | Transfer::Stop | Transfer::Call(_) | Transfer::IndirectCall | Transfer::System => {}
+        }
+        let behind = self.index_behind(last).filter(|next| self.block_of[*next] != NONE);
+        match behind.map(|next| EdgeTarget::Block(self.block_of[next] as usize)) {
+            Some(to) if transfer.runs_on() => self.edges.push(Edge { from, to, kind: EdgeKind::FallThrough }),
+            Some(to) if transfer.comes_back() => {
+                let system = transfer == Transfer::System;
+                let reason = if system { WayInReason::SyscallReturn } else { WayInReason::CallReturn };
+                self.ways_in.push(WayIn { at: Svma(i.next_ip()), reason });
+                self.edges.push(Edge { from, to, kind: EdgeKind::CallReturn });
+            }
+            None if transfer.runs_on() && !decode::crashes(i) && !self.body.contains(i.next_ip()) => {
+                let to = EdgeTarget::Outside(Svma(i.next_ip()));
+                self.edges.push(Edge { from, to, kind: EdgeKind::FallThrough });
+            }
+            _ => {}
+        }
+    }
+
+    fn inside(&self, to: u64) -> EdgeTarget {
+        let block = self.body.index_of(to).map(|index| self.block_of[index]).filter(|block| *block != NONE);
+        block.map_or(EdgeTarget::Outside(Svma(to)), |block| EdgeTarget::Block(block as usize))
+    }
+
+    fn indirect(&mut self, from: usize, jump: usize) {
+        let found = [&self.graph.found, &self.graph.others];
+        let table = |found: &&crate::flow::walk::Found| {
+            let at = found.tables.binary_search_by_key(&jump, |table| table.0).ok()?;
+            Some(found.tables[at].1.clone())
+        };
+        if let Some(targets) = found.iter().find_map(table) {
+            for to in targets {
+                self.edges.push(Edge { from, to: self.inside(to), kind: EdgeKind::JumpTable });
+            }
+        } else if found.iter().any(|found| found.exits.binary_search(&jump).is_ok()) {
+            self.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::TailJump });
+        }
+    }
+
+    /// Takes away the return edges of calls that never return. Compilers put nothing behind such a call that control reaches by it alone, so
+    /// only calls are looked at behind which another edge leads, another way in lies, or filling.
+    fn without_returns(&mut self) {
+        let mut others = vec![0u32; self.blocks.len()];
+        for edge in &self.edges {
+            if let EdgeTarget::Block(to) = edge.to {
+                others[to] += 1;
+            }
+        }
+        let doors = &self.graph.doors;
+        let (body, last, blocks) = (self.body, &self.last, &self.blocks);
+        self.edges.retain(|edge| {
+            let EdgeTarget::Block(to) = edge.to else { return true };
+            if edge.kind != EdgeKind::CallReturn {
+                return true;
+            }
+            let call = &body.code[last[edge.from]];
+            let next = &body.code[body.index_of(blocks[to].range.start.0).unwrap_or_default()];
+            let entered = || doors.binary_search_by_key(&next.ip(), |way| way.at.0).is_ok();
+            let suspect = others[to] > 1 || decode::is_nop(next) || Transfer::of(next) == Transfer::Stop || entered();
+            !suspect || !callee(call).is_some_and(|callee| never_returns(body.image, callee))
+        });
+    }
+}
+
+/// The callee of a call; `None` at a system call.
+fn callee(i: &Instruction) -> Option<Callee> {
+    match Transfer::of(i) {
+        Transfer::Call(to) => Some(Callee::Direct(Svma(to))),
+        Transfer::IndirectCall if i.is_ip_rel_memory_operand() => Some(Callee::Slot(Svma(i.ip_rel_memory_address()))),
+        Transfer::IndirectCall => Some(Callee::Computed),
+        _ => None,
+    }
+}

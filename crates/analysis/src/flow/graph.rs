@@ -1,0 +1,106 @@
+//! Reachability in one function: the instructions that control reaches, the transfers between them, and the ways in and out.
+
+use iced_x86::{Code, FlowControl, Instruction};
+use ingraft_model::{Refusal, Svma};
+
+use crate::flow::body::Body;
+use crate::flow::walk::{Doubts, Found, REACHED, Walk};
+use crate::flow::ways_in;
+use crate::text::decode;
+
+/// Control flow of a function, first from the entry and the landing pads alone, then from all ways in.
+pub(crate) struct Graph {
+    /// For each instruction of the body, whether control reaches it from the entry or a landing pad.
+    reached: Vec<u8>,
+    /// The same from any way in, with the instructions that begin blocks.
+    pub marks: Vec<u8>,
+    /// Transfers that are reached from the entry or a landing pad.
+    pub found: Found,
+    /// Transfers that only other ways in lead to.
+    pub others: Found,
+    /// The ways in from outside at which instructions are reached, without returns and tables.
+    pub doors: Vec<ingraft_model::WayIn>,
+    /// Reasons why the ways in and out are not proven.
+    pub doubts: Doubts,
+}
+
+impl Graph {
+    /// Follows control from the entry, the landing pads and then every other way in, on behind calls as if all returned.
+    pub fn new(body: &Body<'_>) -> Graph {
+        let mut walk = Walk::new(body);
+        walk.work.push(body.function.start);
+        for range in &body.inside {
+            walk.work.extend(body.image.landing_pads_in(range));
+        }
+        walk.found.unstated.clone_from(&walk.work);
+        walk.run();
+        let unexplained = is_entered_otherwise(body, &walk.marks);
+        let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { left_behind(body, &walk) };
+        walk.doubts.ways_out = walk.doubts.ways_out.take().or(doubt);
+        let reached = if unexplained { walk.marks.clone() } else { Vec::new() };
+        let mut found = std::mem::take(&mut walk.found);
+        found.sort();
+        let doors = ways_in::enter(&mut walk);
+        walk.found.sort();
+        let Walk { marks, found: others, doubts, .. } = walk;
+        Graph { reached, marks, found, others, doors, doubts }
+    }
+
+    /// The control flow of a function all of whose ways out are known, else the first reason why they are not.
+    pub fn complete(body: &Body<'_>) -> Result<Graph, Refusal> {
+        let graph = Graph::new(body);
+        match &graph.doubts.ways_out {
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(graph),
+        }
+    }
+
+    /// Whether control reaches the instruction of that index from the entry or a landing pad.
+    pub fn reaches(&self, index: usize) -> bool {
+        let marks = if self.reached.is_empty() { &self.marks } else { &self.reached };
+        marks.get(index).is_some_and(|mark| mark & REACHED != 0)
+    }
+
+    /// Whether the instruction of that index leaves the function.
+    pub fn leaves(&self, index: usize) -> bool {
+        self.found.exits.binary_search(&index).is_ok()
+    }
+
+    /// The jumps to an address, if these are all ways by which control arrives there other than by running on or returning.
+    pub fn jumps_to(&self, at: u64) -> Option<impl Iterator<Item = u64> + '_> {
+        let branches = &self.found.branches;
+        let first = branches.partition_point(|b| b.0 < at);
+        let jumps = branches[first..].iter().take_while(move |b| b.0 == at).map(|b| b.1);
+        self.found.unstated.binary_search(&at).is_err().then_some(jumps)
+    }
+
+    /// Whether control can arrive at an address other than by running on.
+    pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
+        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.is_resumed(at)
+    }
+}
+
+/// Whether control may arrive at an instruction that is not reached. Where control arrives by a way that is not known, it may leave by one
+/// that is not known either. The table of functions alone makes the first byte of a part such a place.
+fn is_entered_otherwise(body: &Body<'_>, marks: &[u8]) -> bool {
+    let elsewhere =
+        |at| body.image.function_containing(Svma(at)).is_some_and(|other| other.start != body.function.start);
+    let starts_part = |at| body.inside.iter().any(|range| range.start == at);
+    let unexplained = |(i, mark): (&Instruction, &u8)| {
+        let at = i.ip();
+        mark & REACHED == 0 && body.image.arrivals().get(at) && !starts_part(at) && !elsewhere(at)
+    };
+    body.code.iter().zip(marks).any(unexplained)
+}
+
+/// The first jump through a register that is taken to leave, if code is left inside of the function that it could lead to.
+fn left_behind(body: &Body<'_>, walk: &Walk<'_>) -> Option<Refusal> {
+    let through_register = |index: &&usize| {
+        let i = &body.code[**index];
+        i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
+    };
+    let jump = walk.found.exits.iter().filter(through_register).min()?;
+    let left = |(i, mark): (&Instruction, &u8)| mark & REACHED == 0 && !decode::is_nop(i) && i.code() != Code::Int3;
+    let offset = body.function.offset_of(body.code[*jump].ip());
+    body.code.iter().zip(&walk.marks).any(left).then_some(Refusal::UnresolvedJump { offset })
+}

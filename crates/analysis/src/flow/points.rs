@@ -1,0 +1,53 @@
+//! The points of one function: its entry, exits and calls.
+
+use ingraft_model::{Cfg, PointKind, Refusal, Svma};
+
+use crate::flow::body::Body;
+use crate::flow::graph::Graph;
+use crate::flow::{blocks, walk};
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::text::transfer::Transfer;
+
+/// A place of a function where snippets could be woven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Kind of the place.
+    pub kind: PointKind,
+    /// Address of its instruction.
+    pub at: Svma,
+    /// Reason why it cannot be woven; `None` if it can.
+    pub refusal: Option<Refusal>,
+}
+
+/// The control flow of one function, and its points.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionCode {
+    /// Control-flow graph.
+    pub cfg: Cfg,
+    /// Entry, exits and calls, sorted by address.
+    pub points: Vec<Point>,
+}
+
+impl FunctionCode {
+    /// The points of one kind.
+    pub fn points_of(&self, kind: PointKind) -> impl Iterator<Item = &Point> {
+        self.points.iter().filter(move |p| p.kind == kind)
+    }
+}
+
+/// The control flow of a function and its points, none with a refusal yet.
+pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
+    let body = Body::new(image, function);
+    let graph = Graph::new(&body);
+    let point = |kind, at| Point { kind, at: Svma(at), refusal: None };
+    let mut points = vec![point(PointKind::Entry, function.start)];
+    let reached = body.code.iter().zip(&graph.marks).filter(|(_, mark)| *mark & walk::REACHED != 0).map(|(i, _)| i);
+    let calls = reached.filter(|i| matches!(Transfer::of(i), Transfer::Call(_) | Transfer::IndirectCall));
+    points.extend(calls.map(|i| point(PointKind::CallBefore, i.ip())));
+    let exits = graph.found.exits.iter().chain(&graph.others.exits);
+    points.extend(exits.map(|exit| point(PointKind::Exit, body.code[*exit].ip())));
+    points.sort_by_key(|p| (p.at, p.kind));
+    points.dedup_by_key(|p| (p.at, p.kind));
+    FunctionCode { cfg: blocks::cfg(&body, graph), points }
+}

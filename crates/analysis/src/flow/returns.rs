@@ -1,0 +1,60 @@
+//! Callees that never return to their caller.
+
+use ingraft_model::{Callee, Svma};
+
+use crate::flow::body::Body;
+use crate::flow::graph::Graph;
+use crate::functions::function::{Function, FunctionKind};
+use crate::image::Image;
+
+/// Functions of system libraries that never return to their caller, by the names under which they are imported. Sorted.
+const NEVER_RETURN: [&str; 24] = [
+    "_Exit",
+    "_Unwind_Resume",
+    "_ZSt20__throw_length_errorPKc",
+    "_ZSt17__throw_bad_allocv",
+    "_ZSt19__throw_logic_errorPKc",
+    "_ZSt24__throw_out_of_range_fmtPKcz",
+    "_ZSt9terminatev",
+    "__assert_fail",
+    "__chk_fail",
+    "__cxa_bad_cast",
+    "__cxa_call_unexpected",
+    "__cxa_pure_virtual",
+    "__cxa_rethrow",
+    "__cxa_throw",
+    "__fortify_fail",
+    "__longjmp_chk",
+    "__stack_chk_fail",
+    "_exit",
+    "_longjmp",
+    "abort",
+    "exit",
+    "longjmp",
+    "pthread_exit",
+    "siglongjmp",
+];
+
+/// Whether the file alone makes it certain that a call does not return.
+pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
+    let slot = match callee {
+        Callee::Direct(at) => match image.stub_slot(at) {
+            None => return image.function_at(at).is_some_and(|f| !may_return(image, f)),
+            slot => slot,
+        },
+        Callee::Slot(slot) => Some(slot),
+        Callee::Computed => None,
+    };
+    slot.and_then(|slot: Svma| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
+}
+
+/// Whether control may come back from a function: it has an exit, or it is not certain that it has none. All of its calls count as such that
+/// return.
+fn may_return(image: &Image, function: &Function) -> bool {
+    let unknown = function.kind != FunctionKind::Normal || image.elf().is_go() || function.facts.unresolved.is_some();
+    unknown
+        || image.returns.get(function.start, || {
+            let graph = Graph::complete(&Body::new(image, function));
+            graph.map_or(true, |graph| !graph.found.exits.is_empty() || !graph.found.runs_on.is_empty())
+        })
+}

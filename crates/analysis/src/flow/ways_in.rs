@@ -1,0 +1,76 @@
+//! Ways into a function from outside: what else than its entry and its landing pads control may arrive at.
+
+use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
+
+use crate::flow::walk::{REACHED, Walk};
+use crate::functions::discovered::Door;
+
+/// Follows control from every way in from outside. Returns these ways in.
+pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
+    let body = walk.body;
+    let mut ways = vec![WayIn { at: body.function.start(), reason: WayInReason::Entry }];
+    let mut missed = None;
+    for range in &body.inside {
+        ways.extend(body.image.landing_pads_in(range).iter().map(|at| way(*at, WayInReason::LandingPad)));
+        for door in body.image.doors_in(range) {
+            // An address that no instruction begins at is chance, unless control reaches it.
+            if body.index_of(door.at).is_none() {
+                missed = missed.or(Some(door.at).filter(|_| door.why & !Door::ADDRESSED != 0));
+                continue;
+            }
+            ways.extend(reasons(walk, door));
+            walk.work.push(door.at);
+        }
+        // A function that begins inside of this one is entered there, if its code is this one's too.
+        for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
+            if body.index_of(start).is_some_and(|index| walk.marks[index] & REACHED != 0) {
+                ways.push(way(start, WayInReason::Called));
+                walk.work.push(start);
+            }
+        }
+    }
+    walk.run();
+    let offset = |at| body.function.offset_of(at);
+    if let Some(at) = missed {
+        walk.doubts.ways_in.get_or_insert(Refusal::UnknownInstruction { offset: offset(at) });
+    }
+    if body.inside.iter().any(|range| body.image.in_restartable_sequence(range.start, range.end - range.start)) {
+        walk.doubts.ways_in.get_or_insert(Refusal::RestartableSequence);
+    }
+    resumed(walk, &mut ways);
+    ways.sort_unstable();
+    ways
+}
+
+fn way(at: u64, reason: WayInReason) -> WayIn {
+    WayIn { at: Svma(at), reason }
+}
+
+/// The reasons why control may arrive at a door.
+fn reasons(walk: &Walk<'_>, door: &Door) -> impl Iterator<Item = WayIn> {
+    let (body, at) = (walk.body, door.at);
+    let behind_endbr = at == body.function.start + 4 && body.image.elf().begins_with_endbr(body.function.start);
+    let plain = if behind_endbr { WayInReason::BehindEndbr } else { WayInReason::BranchFromElsewhere };
+    let why = door.why;
+    [
+        (Door::NAMED, WayInReason::Named),
+        (Door::ADDRESSED, WayInReason::AddressTaken),
+        (Door::CALLED, if behind_endbr { plain } else { WayInReason::Called }),
+        (Door::BRANCHED, plain),
+    ]
+    .into_iter()
+    .filter(move |(bit, _)| why & bit != 0)
+    .map(move |(_, reason)| way(at, reason))
+}
+
+/// The instructions at which the language's runtime may continue a suspended call.
+fn resumed(walk: &Walk<'_>, ways: &mut Vec<WayIn>) {
+    if !walk.body.is_suspended_somewhere() {
+        return;
+    }
+    let code = walk.body.code.iter().zip(&walk.marks);
+    let reached = code.filter(|(_, mark)| **mark & REACHED != 0);
+    ways.extend(
+        reached.map(|(i, _)| i.ip()).filter(|at| walk.body.is_resumed(*at)).map(|at| way(at, WayInReason::Resumed)),
+    );
+}
