@@ -247,7 +247,7 @@ pub struct Arrival {
     pub least: u8,
 }
 
-/// Registers and flags that snippets may overwrite at an entry.
+/// Registers and flags that snippets may overwrite at an entry or at a block.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Free {
     /// Registers that are dead and that the function itself overwrites. (A register that is merely dead may hold a value of a caller compiled
@@ -279,6 +279,12 @@ pub enum SiteKind {
     CallAfter {
         /// Branches to the return address, and an exit that goes with it.
         arrival: Arrival,
+    },
+    /// The beginning of a basic block. However control arrives there, snippets run. The 128 bytes below the stack pointer (the red zone of the
+    /// System V convention) may hold values of the function.
+    Block {
+        /// Registers and flags that are free.
+        free: Free,
     },
 }
 
@@ -322,14 +328,15 @@ impl Site {
             SiteKind::Exit { .. } => PointKind::Exit,
             SiteKind::CallBefore => PointKind::CallBefore,
             SiteKind::CallAfter { .. } => PointKind::CallAfter,
+            SiteKind::Block { .. } => PointKind::Block,
         }
     }
 
-    /// Facts about the way in that begins at `at`; `None` at exits and in front of calls.
+    /// Facts about the way in that begins at `at`; `None` at exits, in front of calls and at blocks.
     pub fn arrival(&self) -> Option<&Arrival> {
         match &self.kind {
             SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => Some(arrival),
-            SiteKind::Exit { .. } | SiteKind::CallBefore => None,
+            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } => None,
         }
     }
 
@@ -341,14 +348,14 @@ impl Site {
     /// Registers that snippets may overwrite.
     pub fn scratch(&self) -> &[Gpr] {
         match &self.kind {
-            SiteKind::Entry { free, .. } => &free.scratch,
+            SiteKind::Entry { free, .. } | SiteKind::Block { free } => &free.scratch,
             SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => &[],
         }
     }
 
     /// Whether snippets may overwrite the arithmetic flags.
     pub fn are_flags_free(&self) -> bool {
-        matches!(&self.kind, SiteKind::Entry { free, .. } if free.flags)
+        matches!(&self.kind, SiteKind::Entry { free, .. } | SiteKind::Block { free } if free.flags)
     }
 
     /// Whether this is an exit that only the entry's copy of it can hold.

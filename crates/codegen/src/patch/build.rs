@@ -23,6 +23,9 @@ use crate::snippet::template::Templates;
 /// function and yet be read by a snippet.
 const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
+/// Number of words in the red zone, the 128 bytes below the stack pointer that signal handlers leave alone.
+pub(crate) const RED_ZONE_WORDS: u8 = 16;
+
 /// Length in bytes of a `jmp rel32`.
 const SPRINGBOARD: u64 = 5;
 
@@ -96,13 +99,28 @@ struct Save {
     /// rax and the flags, at a point where rax is the function's result. The code uses lahf and seto, which take a fifth of the time of
     /// pushf and popf.
     result: bool,
+    /// The red zone, below which the other words are pushed.
+    red_zone: bool,
 }
 
 impl Save {
     fn words(self) -> u8 {
-        u8::from(self.scratch) + u8::from(self.flags) + 2 * u8::from(self.result)
+        let red_zone = if self.red_zone { RED_ZONE_WORDS } else { 0 };
+        u8::from(self.scratch) + u8::from(self.flags) + 2 * u8::from(self.result) + red_zone
+    }
+
+    /// The registers and flags to save at a site, where the check of the shard uses `r`.
+    fn at(site: &Site, r: Option<Gpr>) -> Save {
+        let none = Save { scratch: false, flags: false, result: false, red_zone: false };
+        let (taken, flags) = (r.is_some_and(|r| !site.scratch().contains(&r)), !site.are_flags_free());
+        match site.kind {
+            SiteKind::Entry { .. } => Save { scratch: taken, flags, ..none },
+            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => Save { result: true, ..none },
+            SiteKind::Block { .. } => Save { scratch: taken && !flags, result: flags, red_zone: true, ..none },
+        }
     }
 }
+
 impl<'a> Builder<'a> {
     pub fn new(env: &'a Environment, arena: &'a mut Arena, align: bool) -> Self {
         let (block, plan, templates) = (Block::default(), PatchPlan::default(), Templates::default());
@@ -129,16 +147,7 @@ impl<'a> Builder<'a> {
     ) -> Result<WovenPoint, EmitError> {
         let site = request.site;
         let r = self.register(site);
-        let save = match site.point_kind() {
-            PointKind::Entry => Save {
-                scratch: r.is_some_and(|r| !site.scratch().contains(&r)),
-                flags: !site.are_flags_free(),
-                result: false,
-            },
-            PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter | PointKind::Block | PointKind::Edge => {
-                Save { scratch: false, flags: false, result: true }
-            }
-        };
+        let save = Save::at(site, r);
         let slow = r.map(|r| self.slow(r)).transpose()?;
         let (home, stack) = match (site.point_kind(), head.displaced.last()) {
             (PointKind::CallBefore, Some(call)) if head.is_called() => {
@@ -529,6 +538,10 @@ fn emit_save(block: &mut Block, d: &Design<'_>) -> Result<(), EmitError> {
     if let Some((condition, _)) = d.head.leaves_if(d.kind) {
         block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
     }
+    if d.save.red_zone {
+        // lea rsp, [rsp - 128], which changes no flags
+        block.put(&[0x48, 0x8d, 0x64, 0x24, 0x80], std::mem::replace(&mut first, back));
+    }
     if d.save.flags {
         block.put(&[0x9c], std::mem::replace(&mut first, back));
     }
@@ -586,6 +599,10 @@ fn emit_restore(block: &mut Block, d: &Design<'_>) {
     }
     if d.save.flags {
         block.put(&[0x9d], back);
+    }
+    if d.save.red_zone {
+        // lea rsp, [rsp + 128]
+        block.put(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0], back);
     }
 }
 

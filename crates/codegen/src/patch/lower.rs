@@ -58,8 +58,13 @@ pub fn generic_site(kind: PointKind) -> Site {
             let kind = SiteKind::CallAfter { arrival: Arrival::default() };
             (kind, 0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0])
         }
+        // mov rax, [rbp - 8]; add rax, 1
+        PointKind::Block => {
+            let free = Free { scratch: vec![Gpr(0)], flags: true };
+            (SiteKind::Block { free }, 0x1030, 0, &[0x48, 0x8b, 0x45, 0xf8, 0x48, 0x83, 0xc0, 0x01])
+        }
         // add rsp, 0x20; pop rbp; ret
-        PointKind::Exit | PointKind::Block | PointKind::Edge => {
+        PointKind::Exit | PointKind::Edge => {
             (SiteKind::Exit { within: false }, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3])
         }
     };

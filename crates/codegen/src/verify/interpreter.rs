@@ -9,7 +9,7 @@ use iced_x86::{
     Register,
 };
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, PointKind, Site, ThreadIdentity, WallClock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::birth;
@@ -20,7 +20,7 @@ use super::memory::Memory;
 use super::proof_cache::{Executed, Known, Part};
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::slow;
-use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, State};
+use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, RED_ZONE, RED_ZONE_WORDS, Stack, State};
 use super::system_call::{self, SystemCall};
 use super::time;
 use super::{Flaw, VerifyError, fail};
@@ -169,6 +169,8 @@ pub(super) struct Walk<'a> {
     asides: Vec<(AvmaRange, AvmaRange)>,
     /// Number of words on the stack that must stay there: the words that the base trampoline has pushed before an added snippet.
     pushed: usize,
+    /// Whether the words below the stack pointer at the point may be in use, so that nothing may be pushed over them.
+    red_zone: bool,
     /// Parts of this point's code, and its shape: the key by which equivalent code is found.
     parts: Vec<Part>,
     shape: Vec<u64>,
@@ -199,6 +201,7 @@ impl<'a> Walk<'a> {
             chain: Vec::new(),
             asides: Vec::new(),
             pushed: 0,
+            red_zone: false,
             parts: Vec::new(),
             shape: Vec::new(),
             alike: None,
@@ -257,6 +260,7 @@ impl<'a> Walk<'a> {
         self.slot = point.slot.0;
         self.leave = point.leave.0;
         self.pushed = 0;
+        self.red_zone = point.kind == PointKind::Block;
         self.base = point.base.0;
         self.slow = point.removal.code.start.0;
         let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
@@ -345,7 +349,7 @@ impl<'a> Walk<'a> {
         let chain = self.chain.iter().flat_map(|(link, start)| [*link, *start]);
         let asides = self.asides.iter().flat_map(|(_, place)| [place.start.0, place.end.0]);
         let lengths = self.parts.iter().map(|(from, until)| until.wrapping_sub(*from));
-        let registers = u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
+        let registers = u64::from(self.red_zone) << 32 | u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
         let scratch = point.scratch.map_or(u64::MAX, |r| u64::from(r.0));
         self.shape.clear();
         self.shape.extend([registers, scratch, self.chain.len() as u64, self.asides.len() as u64]);
@@ -450,6 +454,7 @@ impl<'a> Walk<'a> {
         self.tail = next;
         self.slot = point.slot.0;
         self.pushed = usize::from(point.pushed);
+        self.red_zone = point.kind == PointKind::Block;
         self.base = self.slot;
         self.chain.clear();
         self.chain.push((mini.link.0, next));
@@ -683,6 +688,7 @@ impl<'a> Walk<'a> {
     /// change. After a routine for activation records, rcx is the top of the records.
     fn past_routine(&mut self, at: u64, state: &mut State, routine: Routine) -> Result<u64, VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
+        self.past_red_zone(at, state)?;
         state.flags_kept = false;
         if state.parent == Parent::Compared {
             state.parent = Parent::Unknown;
@@ -762,10 +768,32 @@ impl<'a> Walk<'a> {
                 Mode::Point | Mode::Routine(_) => (routine.range.start.0, self.slot),
             };
             if at == entry {
+                self.past_red_zone(at, state)?;
                 return if state.pointer == Some((*r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
             }
         }
         Ok(false)
+    }
+
+    /// Applies a `lea` that brings the stack pointer below the red zone or back.
+    fn crosses_red_zone(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let moves = |by: u64| i.memory_displacement64() == by;
+        let plain = i.memory_base() == Register::RSP && i.memory_index() == Register::None;
+        let may = plain && self.red_zone && mode == Mode::Point && self.pushed == 0;
+        if may && moves(RED_ZONE.wrapping_neg()) && state.stack.len() == 0 {
+            return (0..RED_ZONE_WORDS).try_for_each(|_| state.stack.push(i.ip(), OTHER));
+        }
+        if may && moves(RED_ZONE) && state.stack.len() == usize::from(RED_ZONE_WORDS) {
+            state.stack = Stack::default();
+            return Ok(());
+        }
+        fail(i.ip(), Flaw::Stack)
+    }
+
+    /// Checks that the stack pointer is below the red zone, if the point has one.
+    fn past_red_zone(&self, at: u64, state: &State) -> Result<(), VerifyError> {
+        let right = !self.red_zone || state.stack.len() >= usize::from(RED_ZONE_WORDS);
+        if right { Ok(()) } else { fail(at, Flaw::Stack) }
     }
 
     /// Checks the end of a routine: a jump to rax, with all registers unchanged except the answer.
@@ -820,6 +848,11 @@ impl<'a> Walk<'a> {
     fn saves_or_restores(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<bool, VerifyError> {
         let at = i.ip();
         match i.code() {
+            Code::Lea_r64_m if i.op0_register() == Register::RSP => self.crosses_red_zone(i, state, mode)?,
+            Code::Push_r64 | Code::Pushfq if self.past_red_zone(at, state).is_err() => return fail(at, Flaw::Stack),
+            Code::Pop_r64 | Code::Popfq if self.red_zone && state.stack.len() <= usize::from(RED_ZONE_WORDS) => {
+                return fail(at, Flaw::Stack);
+            }
             Code::Push_r64 => {
                 let r = number_of(i.op0_register()).filter(|r| *r != 4);
                 // An address in the arena must stay in a register.

@@ -17,8 +17,13 @@ pub(super) const CALLEE: u8 = 19;
 /// Placeholder for the resume address with which a shared routine is entered in rax. The placeholder is not the address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
 
-/// Maximum number of words that generated code may push: the nesting of a snippet, and saved registers.
-const STACK_MAX: usize = 80;
+/// Length in bytes of the red zone: below the stack pointer, the convention of System V leaves so many bytes to the function that runs.
+pub(super) const RED_ZONE: u64 = 128;
+/// Length of the red zone in words.
+pub(super) const RED_ZONE_WORDS: u8 = 16;
+
+/// Maximum number of words that generated code may push: the red zone, the nesting of a snippet, and saved registers.
+const STACK_MAX: usize = 96;
 
 /// Words that generated code has pushed. The array is fixed because each instruction has a stack, and heap allocations would cost too
 /// much.

@@ -72,6 +72,11 @@ pub fn call_site(after: bool, function: u64, at: u64, point: usize, bytes: &[u8]
     site_of(kind, function, at, point, bytes, padding)
 }
 
+/// Site of a block of a function that begins at `function`. No register and no flag is free.
+pub fn block_site(function: u64, at: u64, bytes: &[u8], padding: &[u8]) -> Site {
+    site_of(SiteKind::Block { free: Free::default() }, function, at, 0, bytes, padding)
+}
+
 fn site_of(kind: SiteKind, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
     let (point, own, all) = (point as u8, bytes.len() as u8, [bytes, padding].concat());
     Site { point, own, ..Site::new(kind, Svma(function), Svma(at), all) }
@@ -89,7 +94,9 @@ pub trait WithFacts {
 
 impl WithFacts for Site {
     fn free(mut self, scratch: &[Gpr], flags: bool) -> Site {
-        let SiteKind::Entry { free, .. } = &mut self.kind else { panic!("only entries have free registers") };
+        let (SiteKind::Entry { free, .. } | SiteKind::Block { free }) = &mut self.kind else {
+            panic!("only entries and blocks have free registers")
+        };
         *free = Free { scratch: scratch.to_vec(), flags };
         self
     }
@@ -108,7 +115,9 @@ impl WithFacts for Site {
 fn arrival(site: &mut Site) -> &mut Arrival {
     match &mut site.kind {
         SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => arrival,
-        SiteKind::Exit { .. } | SiteKind::CallBefore => panic!("only entries and places behind calls are ways in"),
+        SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } => {
+            panic!("only entries and places behind calls are ways in")
+        }
     }
 }
 
