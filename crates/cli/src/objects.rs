@@ -410,6 +410,9 @@ pub(crate) struct FunctionId {
     pub(crate) module: String,
     pub(crate) function: String,
     pub(crate) offset: String,
+    /// Offset of the block in the function, if the record is about a block alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) block: Option<String>,
 }
 
 /// Facts about a pair that are told with every value of it: a new one needs a field here, and a line where the engine's answer is read

@@ -1,6 +1,6 @@
 //! Facts about a program that the request stage needs. The engine implements the trait; tests use a table.
 
-use ingraft_model::{Avma, FunctionRef, ModuleRef, Pid, Scalar};
+use ingraft_model::{Avma, FunctionRef, ModuleRef, Offset, Pid, Scalar};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -105,6 +105,10 @@ pub trait Program {
     }
     /// The functions that a function calls; why not if that is not known of all its calls before they are made.
     fn callees(&self, _function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// Checks that a basic block of a function begins at an offset.
+    fn block(&self, _function: FunctionRef, _offset: Offset) -> Result<(), Unresolved> {
         Err(Unresolved::unknown())
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.

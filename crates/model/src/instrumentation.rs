@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::addr::Tid;
 use crate::metric::MetricInfo;
-use crate::point::PointKind;
+use crate::point::{Offset, PointKind};
 #[cfg(doc)]
 use crate::snippet::VariableId;
 use crate::snippet::{Shape, Snippet};
@@ -130,6 +130,8 @@ pub struct Insertion {
     pub function: FunctionRef,
     /// Kind of its points.
     pub point: PointKind,
+    /// The one block that the code is for, by its offset in the function; `None` for all points of the kind.
+    pub block: Option<Offset>,
     /// Position among the code of its role.
     pub order: Order,
     /// Turn among the code of the point.

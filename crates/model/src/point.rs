@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::addr::{Svma, SvmaRange};
+use crate::cfg::Block;
 
 /// The kinds of point that ingraft knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -403,6 +404,15 @@ pub struct CallPoint {
     pub call: CallSite,
     /// Site of the point, or the reason why it cannot be woven; `None` behind a call that is known never to return.
     pub site: Result<Option<Site>, Refusal>,
+}
+
+/// The beginning of a basic block as a point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockPoint {
+    /// The block.
+    pub block: Block,
+    /// Site of its first instruction, or the reason why it cannot be woven.
+    pub site: Result<Site, Refusal>,
 }
 
 /// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.

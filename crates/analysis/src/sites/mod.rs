@@ -1,6 +1,7 @@
 //! Sites of points: entries, exits and calls, and room for islands near them. It uses `text`, `functions`,
 //! `image` and `flow`.
 
+mod block;
 mod call;
 mod clearing;
 mod entry;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
+use ingraft_model::{BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
 
 use crate::flow::body::Body;
 use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::{call, entry, exit, leap, refused};
+use crate::sites::{block, call, entry, exit, leap, refused};
 
 impl Image {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
@@ -48,6 +48,11 @@ impl Image {
     /// why that place cannot be woven. An error if it is not certain that these are all.
     pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
         call::points(self, function, after)
+    }
+
+    /// The beginnings of a function's basic blocks, in order of address. An error if it is not certain where control arrives in the function.
+    pub fn block_points(&self, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
+        block::points(self, function)
     }
 
     /// Whether every exit of a function is the last step of longjmp: a jump to another frame.

@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use ingraft_model::Focus;
+
 use crate::args::{self, Follow};
 use crate::conn::{Request, Target, Value};
 use crate::exit::Stop;
@@ -201,7 +203,8 @@ impl<P: Presentation> RowsView<P> {
             ["PARENT", "TITLE"].iter().chain(self.presentation.optional()).copied().collect();
         let mut table = titles.fold(calls, |table, title| table.right(title)).optional(&optional);
         for row in rows {
-            let FunctionId { host, pid, module, function, .. } = row.id();
+            let FunctionId { host, pid, module, mut function, block, .. } = row.id();
+            function.extend(block.iter().flat_map(|block| ["#", block]));
             let pid = if several { pid.to_string() } else { String::new() };
             let (parent, title) = if several { row.site.kinship() } else { Default::default() };
             let mut cells = vec![host.unwrap_or_default().into(), pid.into(), parent.into(), Cell::styled(title, DIM)];
@@ -244,6 +247,13 @@ impl<'a> Row<'a> {
             module: function.map(|f| f.module.clone()).unwrap_or_default(),
             function: function.map_or_else(|| info.focus.clone(), |f| f.function.clone()),
             offset: hex(function.map_or(0, |f| f.offset)),
+            block: block_of(&info.focus),
         }
     }
+}
+
+/// The offset of the block that a focus names, as the focus states it: the part behind `#` of `/Code/MODULE/FUNCTION/#0x1a`.
+fn block_of(focus: &str) -> Option<String> {
+    let focus = Focus::parse(focus).ok()?;
+    focus.part("Code")?.names.get(2)?.strip_prefix('#').map(str::to_owned)
 }

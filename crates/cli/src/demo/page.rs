@@ -144,7 +144,7 @@ impl<'a> Page<'a> {
             .collect();
         threads.sort_by_key(|t| t.tid);
         let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
-        let id = FunctionId { host: None, pid: self.pid, module, function, offset };
+        let id = FunctionId { host: None, pid: self.pid, module, function, offset, block: None };
         self.out.object(&Object::Count(crate::objects::Count {
             id,
             calls,

@@ -216,18 +216,30 @@ fn evaluate_request(
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
     let helpers: Arc<str> = library.helpers().into();
-    let functions = resolve_patterns(modules, &request.functions, missing)?;
-    let named = functions.into_iter().filter_map(|f| {
+    let (blocks, whole): (Vec<String>, Vec<String>) =
+        request.functions.iter().cloned().partition(|text| Pattern::split_block(text).1.is_some());
+    let named = |f: FunctionRef, block: Option<&str>| {
         let (module, name) = modules.focus_name(f)?;
-        let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
-        Some((Arc::new(MetricFocus { metric: request.function_metric.clone(), focus }), Some(f)))
-    });
+        let path = [module, name].into_iter().chain(block.map(str::to_owned));
+        let focus = Focus::new([ResourcePath::new("Code", path)]).ok()?;
+        let metric = match (block, request.function_metric.as_str()) {
+            (Some(_), CALLS) => EXECUTIONS,
+            (_, metric) => metric,
+        };
+        Some((Arc::new(MetricFocus { metric: metric.to_owned(), focus }), Some(f)))
+    };
+    let mut chosen: Vec<_> =
+        resolve_patterns(modules, &whole, missing)?.into_iter().filter_map(|f| named(f, None)).collect();
+    for text in &blocks {
+        let functions = resolve_patterns(modules, std::slice::from_ref(text), missing)?;
+        chosen.extend(functions.into_iter().filter_map(|f| named(f, Pattern::split_block(text).1)));
+    }
     let mut pairs = Vec::with_capacity(request.pairs.len());
     for pair in &request.pairs {
         pairs.extend(foci::expand(modules, Arc::clone(pair), missing)?);
     }
     let nothing_asked = request.pairs.is_empty() && request.functions.is_empty();
-    pairs.extend(named);
+    pairs.extend(chosen);
     if nothing_asked {
         return Err(Error::new(
             ErrorKind::Usage,
@@ -281,6 +293,10 @@ fn may_come(modules: &Modules, focus: &Focus, missing: Missing) -> bool {
         Missing::ModulesMayCome => Pattern::of_module(focus).is_some_and(|module| !is_mapped(modules, &module)),
     }
 }
+
+/// The metric of functions that are counted, and the one of blocks that takes its place.
+const CALLS: &str = "calls";
+const EXECUTIONS: &str = "executions";
 
 /// Number of different snippets with which each snippet is compared; a metric has only a few.
 const ALIKE: usize = 16;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, AvmaRange, Bias, FunctionRef, ModuleRef, Pid, Svma, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Bias, FunctionRef, ModuleRef, Offset, Pid, Svma, ThreadIdentity};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
@@ -688,6 +688,12 @@ fn base_name(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
+/// The name of a block in a focus: its offset in the function.
+fn block_name(offset: Offset) -> String {
+    let sign = if offset.0 < 0 { "-" } else { "" };
+    format!("#{sign}{:#x}", offset.0.unsigned_abs())
+}
+
 impl Program for Modules {
     fn machine(&self) -> &str {
         &self.machine
@@ -742,6 +748,25 @@ impl Program for Modules {
             found.extend(m.named(name).iter().filter(|&&i| fits(i)).map(|&function| FunctionRef { module, function }));
         }
         found
+    }
+
+    fn block(&self, function: FunctionRef, offset: Offset) -> Result<(), Unresolved> {
+        let Some((_, module, f)) = self.resolve(function) else { return Ok(()) };
+        let cfg = module.image.cfg(f);
+        let at = f.start().0.wrapping_add_signed(offset.0);
+        if cfg.block_at(Svma(at)).is_some() {
+            return Ok(());
+        }
+        let mut near: Vec<u64> = cfg.blocks.iter().map(|block| block.range.start.0).collect();
+        near.sort_by_key(|start| start.abs_diff(at));
+        near.truncate(5);
+        near.sort_unstable();
+        let names: Vec<String> =
+            near.into_iter().map(|start| block_name(Offset::between(f.start().0, start))).collect();
+        Err(Unresolved::NotFound {
+            what: format!("no block begins at {}", block_name(offset)),
+            help: Some(format!("blocks begin at {}", names.join(", "))),
+        })
     }
 
     fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {

@@ -1,5 +1,5 @@
 //! Patterns, by which a text selects functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of `::`
-//! separates module and function.
+//! separates module and function. `#0xOFFSET` at the end selects the basic block that begins at this offset in each of the functions.
 
 use ingraft_model::{Focus, Svma};
 
@@ -23,8 +23,18 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Parses a text; every text is a pattern.
+    /// Splits a text into the text that selects functions, and the name of a block in them: `#` and an offset in hexadecimal.
+    pub fn split_block(text: &str) -> (&str, Option<&str>) {
+        let Some(at) = text.rfind('#').filter(|at| *at > 0) else { return (text, None) };
+        let (functions, block) = text.split_at(at);
+        let digits = block.trim_start_matches('#').trim_start_matches('-').strip_prefix("0x").unwrap_or_default();
+        let is_block = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        if is_block { (functions, Some(block)) } else { (text, None) }
+    }
+
+    /// Parses a text; every text is a pattern. The name of a block is left out.
     pub fn parse(text: &str) -> Pattern {
+        let (text, _) = Pattern::split_block(text);
         if let Some((module, offset)) = text.rsplit_once("+0x")
             && !module.is_empty()
             && let Ok(offset) = u64::from_str_radix(offset, 16)

@@ -117,7 +117,7 @@ impl Session {
         let mut mini = |snippet| {
             let id = control.next_mini;
             control.next_mini += 1;
-            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[], exits: Exits::All }
+            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[], block: None, exits: Exits::All }
         };
         let mut wanted = Vec::new();
         for function in functions {

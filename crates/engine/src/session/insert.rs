@@ -331,7 +331,16 @@ impl Session {
             }
             control.next_mini += 1;
             brought.insert((function, spot), pair);
-            let mini = NewMini { id, pair, role: None, snippet: prune, counters: &[], except: &[], exits: Exits::All };
+            let mini = NewMini {
+                id,
+                pair,
+                role: None,
+                snippet: prune,
+                counters: &[],
+                except: &[],
+                block: None,
+                exits: Exits::All,
+            };
             match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                 Some(known) => known.minis.insert(0, mini),
                 None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
@@ -619,7 +628,8 @@ fn wanted_points<'w>(
             let id = control.next_mini;
             control.next_mini += 1;
             let (snippet, except) = (&insertion.snippet, &insertion.except);
-            let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except, exits: Exits::All };
+            let (role, block) = (Some(insertion.role), insertion.block);
+            let mini = NewMini { id, pair, role, snippet, counters, except, block, exits: Exits::All };
             placed.push(Placed::new(insertion, n as i64, mini));
             own.push((insertion.function, id));
         }
@@ -640,8 +650,16 @@ fn wanted_points<'w>(
     }
     for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
         if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
-            let first =
-                NewMini { id: PRUNE, pair, role: None, snippet: prune, counters: &[], except: &[], exits: Exits::All };
+            let first = NewMini {
+                id: PRUNE,
+                pair,
+                role: None,
+                snippet: prune,
+                counters: &[],
+                except: &[],
+                block: None,
+                exits: Exits::All,
+            };
             w.minis.insert(0, first);
         }
     }
@@ -686,8 +704,16 @@ fn add_tail_calls<'w>(
         brought.insert((function, PointKind::Entry), pair);
         let place = at(function, PointKind::Entry, wanted);
         let all = &mut wanted[place].minis;
-        let mini =
-            |id, snippet| NewMini { id, pair, role: None, snippet, counters: &[], except: &[], exits: Exits::All };
+        let mini = |id, snippet| NewMini {
+            id,
+            pair,
+            role: None,
+            snippet,
+            counters: &[],
+            except: &[],
+            block: None,
+            exits: Exits::All,
+        };
         if all.first().is_none_or(|first| first.id != PRUNE) {
             all.insert(0, mini(PRUNE, prune));
         }
@@ -700,7 +726,16 @@ fn add_tail_calls<'w>(
         minis[pair].points.push((derived.function, id));
         let place = at(derived.function, derived.spot, wanted);
         let counters = &*bound[pair].2;
-        wanted[place].minis.push(NewMini { id, pair, role, snippet: &derived.snippet, counters, except: &[], exits });
+        wanted[place].minis.push(NewMini {
+            id,
+            pair,
+            role,
+            snippet: &derived.snippet,
+            counters,
+            except: &[],
+            block: None,
+            exits,
+        });
     }
 }
 

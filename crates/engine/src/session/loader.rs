@@ -52,8 +52,16 @@ impl Session {
         };
         let id = control.next_mini;
         control.next_mini += 1;
-        let mini =
-            NewMini { id, pair: 0, role: None, snippet: &snippet, counters: &counters, except: &[], exits: Exits::All };
+        let mini = NewMini {
+            id,
+            pair: 0,
+            role: None,
+            snippet: &snippet,
+            counters: &counters,
+            except: &[],
+            block: None,
+            exits: Exits::All,
+        };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[]) {
             Ok((refused, _)) => {

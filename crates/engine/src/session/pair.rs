@@ -114,7 +114,7 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
             let pair = control.pairs.get(key)?;
             let functions = pair.functions();
             // If the focus is written with one function, that function is shown as if the focus came from a pattern.
-            let code = key.pair.focus.part("Code").filter(|code| code.names.len() == 2);
+            let code = key.pair.focus.part("Code").filter(|code| code.names.len() >= 2);
             let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
             let function = function.or(only.filter(|_| code.is_some()));
             Some(PairInfo {

@@ -11,8 +11,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, Svma,
-    TextWrite,
+    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, Offset, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt,
+    Svma, TextWrite,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -92,6 +92,8 @@ pub struct NewMini<'a> {
     pub counters: &'a [u32],
     /// Functions whose calls do not get the snippet.
     pub except: &'a [FunctionRef],
+    /// The one block that the snippet is for; `None` for all points of the kind.
+    pub block: Option<Offset>,
     /// The exits that the snippet is for.
     pub exits: Exits,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
-use ingraft_model::{Avma, Clearing, FunctionRef, Offset, PointKind, Refusal, Site};
+use ingraft_model::{Avma, BlockPoint, Clearing, FunctionRef, Offset, PointKind, Refusal, Site};
 use ingraft_process::Target;
 
 use ingraft_codegen::RemovalRecord;
@@ -21,12 +21,15 @@ pub struct Found {
     pub site: Result<Arc<Site>, Refusal>,
     /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
     callees: Vec<FunctionRef>,
+    /// Offset of the block in its function; `None` at other kinds of points.
+    block: Option<Offset>,
 }
 
 impl Found {
-    /// Whether a snippet is for this point. It is not if it excludes calls of all callees.
+    /// Whether a snippet is for this point. It is not if it is for another block, or if it excludes calls of all callees.
     pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
-        self.callees.is_empty() || !self.callees.iter().all(|callee| mini.except.contains(callee))
+        let excluded = !self.callees.is_empty() && self.callees.iter().all(|callee| mini.except.contains(callee));
+        !excluded && (mini.block.is_none() || mini.block == self.block)
     }
 }
 
@@ -76,7 +79,7 @@ pub fn sites(
     function: FunctionRef,
     kind: PointKind,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callees: Vec::new() };
+    let found = |site| Found { site, callees: Vec::new(), block: None };
     match kind {
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
@@ -86,7 +89,16 @@ pub fn sites(
         }
         PointKind::CallBefore => calls(text, modules, function, false),
         PointKind::CallAfter => calls(text, modules, function, true),
-        PointKind::Block => Err(Refusal::NotYet { kind: "block" }),
+        PointKind::Block => {
+            let (module, f) = body(modules, function)?;
+            let points = module.image.block_points(f)?.into_iter();
+            let found = |point: BlockPoint| Found {
+                block: Some(Offset::between(f.start().0, point.block.range.start.0)),
+                site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
+                callees: Vec::new(),
+            };
+            Ok(points.map(found).collect())
+        }
         PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
     }
 }
@@ -116,7 +128,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callees });
+        out.push(Found { site, callees, block: None });
     }
     Ok(out)
 }

@@ -77,7 +77,7 @@ impl Evaluation<'_> {
             return drafts;
         }
         let mut frames: HashMap<(FunctionRef, Frame), Ends> = HashMap::new();
-        for draft in &drafts {
+        for draft in drafts.iter().filter(|draft| draft.place != PointKind::Block) {
             let frame = Frame::of(draft.place);
             frames.entry((draft.function, frame)).or_default().add(draft, frame);
         }
@@ -92,7 +92,8 @@ impl Evaluation<'_> {
                 joined.insert(key);
                 out.extend(pair);
             }
-            if !joined.contains(&key) {
+            // A block is neither end of a call.
+            if draft.place == PointKind::Block || !joined.contains(&key) {
                 out.push(draft);
             }
         }
@@ -131,9 +132,10 @@ impl Evaluation<'_> {
             end.push(Stmt::Close(record, Vec::new()));
         }
         let (function, span) = (last.function, last.span);
-        let begin = Draft { function, place: frame.opening(), order, role, snippet: self.shared(begin), span };
+        let begin =
+            Draft { function, place: frame.opening(), block: None, order, role, snippet: self.shared(begin), span };
         let (order, role) = (order.mirrored(), role.mirrored());
-        let end = Draft { function, place: frame.closing(), order, role, snippet: self.shared(end), span };
+        let end = Draft { function, place: frame.closing(), block: None, order, role, snippet: self.shared(end), span };
         Some([begin, end])
     }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Expr as Out, FunctionRef, Insertion, Order, PointKind, Role, Snippet, Stmt, UnaryOp, VariableId};
+use ingraft_model::{
+    Expr as Out, FunctionRef, Insertion, Offset, Order, PointKind, Role, Snippet, Stmt, UnaryOp, VariableId,
+};
 
 use super::meta::{Evaluation, FlagWord, Value};
 use super::walk::each_stmt;
@@ -14,6 +16,8 @@ use crate::source::Span;
 pub(super) struct Draft {
     pub(super) function: FunctionRef,
     pub(super) place: PointKind,
+    /// The one block that the code is for; `None` for all points of the kind.
+    pub(super) block: Option<Offset>,
     pub(super) order: Order,
     pub(super) role: Role,
     pub(super) snippet: Arc<Snippet>,
@@ -23,10 +27,15 @@ pub(super) struct Draft {
 
 impl<'a> Evaluation<'a> {
     pub(super) fn insert(&mut self, insert: &'a Insert) {
+        let mut block = None;
         let target = match self.expr(&insert.points) {
             // The code behind an entry's instruction comes last at the entry: what the instruction does changes none of its values.
             Value::Points(PointKind::CallBefore, functions) if insert.after => Some((PointKind::CallAfter, functions)),
             Value::Points(point, functions) => Some((point, functions)),
+            Value::Block(functions, offset) => {
+                block = Some(offset);
+                Some((PointKind::Block, functions))
+            }
             Value::Refused => None,
             _ => {
                 self.wrong(&insert.points, "points");
@@ -47,6 +56,7 @@ impl<'a> Evaluation<'a> {
         let order = if insert.prepend && !last { Order::Prepend } else { Order::Append };
         let before = self.drafts.len();
         self.draft(&functions, place, order, stmts, insert.code_span);
+        self.drafts[before..].iter_mut().for_each(|draft| draft.block = block);
         if last {
             self.late.extend(self.drafts.drain(before..));
         }
@@ -61,7 +71,7 @@ impl<'a> Evaluation<'a> {
         let snippet = self.shared(stmts);
         let drafts = functions.iter().map(|&function| {
             let snippet = Arc::clone(&snippet);
-            Draft { function, place, order, role, snippet, span }
+            Draft { function, place, block: None, order, role, snippet, span }
         });
         self.drafts.extend(drafts);
     }
@@ -114,6 +124,7 @@ impl<'a> Evaluation<'a> {
         self.insertions.extend(drafts.into_iter().map(|draft| Insertion {
             function: draft.function,
             point: draft.place,
+            block: draft.block,
             order: draft.order,
             role: draft.role,
             snippet: draft.snippet,

@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, Flavor, Focus, FunctionRef, IndexNames, Insertion, ModuleRef, PointKind, Resolution, ResourcePath, Shape,
-    Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Clock, Flavor, Focus, FunctionRef, IndexNames, Insertion, ModuleRef, Offset, PointKind, Resolution, ResourcePath,
+    Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use super::events::{EventTimer, Metered};
@@ -42,6 +42,8 @@ pub(super) enum Value<'a> {
     List(&'a List),
     /// The points of a kind of these functions.
     Points(PointKind, Vec<FunctionRef>),
+    /// The block at an offset of these functions, and the point at its beginning.
+    Block(Vec<FunctionRef>, Offset),
     /// A value that was reported as an error or as not woven yet. A use of it is not reported again.
     Refused,
 }
@@ -406,7 +408,7 @@ impl<'a> Evaluation<'a> {
                 items.map(|(position, value)| Binding::Item(value, list, position)).collect()
             }
             // every call site gets the same code
-            Value::Points(..) | Value::Refused => vec![Binding::Value(list)],
+            Value::Points(..) | Value::Block(..) | Value::Refused => vec![Binding::Value(list)],
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
@@ -590,7 +592,9 @@ impl<'a> Evaluation<'a> {
                 let tagged = functions.iter().any(|f| self.is_library(self.beyond().function_name(*f)));
                 Value::Int(tagged.into())
             }
-            (Value::Functions(_), "blocks" | "edges" | "loops") => {
+            (Value::Functions(functions), "blocks") => Value::Points(PointKind::Block, functions),
+            (Value::Block(functions, offset), "enter") => Value::Block(functions, offset),
+            (Value::Functions(_), "edges" | "loops") => {
                 self.not_woven(expr.span, format!("`.{field}` points are not woven yet"));
                 Value::Refused
             }

@@ -1,6 +1,6 @@
 //! Constraints of a metric that a focus calls for, and the process and thread that it means.
 
-use ingraft_model::{Focus, FunctionRef, ResourcePath, Tid};
+use ingraft_model::{Focus, FunctionRef, Offset, ResourcePath, Tid};
 
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
@@ -42,6 +42,14 @@ fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
         | ConstraintBody::Exclusive
         | ConstraintBody::Replace(..) => true,
     }
+}
+
+/// The offset of a block in its function that a name states: `#0x1a`, or `#-0x1a` for a part before the function's first byte.
+fn block_offset(name: &str) -> Option<Offset> {
+    let text = name.strip_prefix('#')?;
+    let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
+    let offset = i64::from_str_radix(text.strip_prefix("0x")?, 16).ok()?;
+    Some(Offset(if negative { -offset } else { offset }))
 }
 
 impl<'a> Evaluation<'a> {
@@ -121,6 +129,7 @@ impl<'a> Evaluation<'a> {
         let levels = match (root, part.names.len()) {
             ("Code", 1) => "a module",
             ("Code", 2) => "a function",
+            ("Code", _) if part.names.last().is_some_and(|name| block_offset(name).is_some()) => "a block",
             ("Code", _) => "a loop",
             (_, 1) => "this kind",
             _ => "this synchronisation object",
@@ -145,9 +154,17 @@ impl<'a> Evaluation<'a> {
             ("Code", [module, function]) => {
                 vec![self.focus_functions(part, module, function), self.focus_module(part, module)]
             }
-            ("Code", [module, function, _]) => {
-                self.not_woven(span, "loops are not woven yet".to_owned());
-                vec![Value::Refused, self.focus_functions(part, module, function), self.focus_module(part, module)]
+            ("Code", [module, function, part_of]) => {
+                let functions = self.focus_functions(part, module, function);
+                let inner = match (block_offset(part_of), &functions) {
+                    (Some(offset), Value::Functions(all)) => self.focus_block(part, all.clone(), offset),
+                    (Some(_), _) => Value::Refused,
+                    (None, _) => {
+                        self.not_woven(span, "loops are not woven yet".to_owned());
+                        Value::Refused
+                    }
+                };
+                vec![inner, functions, self.focus_module(part, module)]
             }
             (_, names) => {
                 let text = |name: &String| Value::Text(name.clone().into());
@@ -240,6 +257,20 @@ impl<'a> Evaluation<'a> {
             return Value::Refused;
         }
         Value::Functions(functions)
+    }
+
+    fn focus_block(&mut self, part: &ResourcePath, functions: Vec<FunctionRef>, offset: Offset) -> Value<'a> {
+        for function in &functions {
+            if let Err(why) = self.program.block(*function, offset) {
+                let mut diagnostic = Diagnostic::request(codes::NOT_FOUND, format!("`{part}`: {why}"));
+                if let Unresolved::NotFound { help: Some(help), .. } = why {
+                    diagnostic = diagnostic.help(help);
+                }
+                self.diagnostics.push(diagnostic);
+                return Value::Refused;
+            }
+        }
+        Value::Block(functions, offset)
     }
 
     /// Checks the parts of the focus that say which machine, process and thread; returns the thread.

@@ -1,0 +1,86 @@
+//! The beginnings of a function's basic blocks as sites for springboards.
+
+use ingraft_model::{Block, BlockPoint, Free, Refusal, Site, SiteKind, Svma};
+
+use crate::flow::body::Body;
+use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
+use crate::flow::{self, Graph};
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::{clearing, entry};
+use crate::text::transfer::Transfer;
+
+/// The sites of all blocks of a function, in order of address, each with the reason if the block cannot be woven. An error if it is not
+/// certain where control can arrive in the function: a block that begins at an unknown place would be missing.
+pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
+    entry::check_kind(function)?;
+    let body = Body::new(image, function);
+    let cfg = flow::cfg(&body, Graph::new(&body));
+    cfg.ways_in_proven?;
+    let sites = Sites { graph: &Graph::new(&body), body: &body };
+    Ok(cfg.blocks.into_iter().map(|block| sites.point(block)).collect())
+}
+
+struct Sites<'a> {
+    body: &'a Body<'a>,
+    graph: &'a Graph,
+}
+
+impl Sites<'_> {
+    fn point(&self, block: Block) -> BlockPoint {
+        BlockPoint { site: self.site(block.range.start.0), block }
+    }
+
+    /// The site at the first byte of a block.
+    fn site(&self, start: u64) -> Result<Site, Refusal> {
+        let (image, function) = (self.body.image, self.body.function);
+        let offset = function.offset_of(start);
+        let at = match start == function.start {
+            // Indirect branches must land on an `endbr64`.
+            true => entry::first_byte(image, function),
+            false => start + if image.elf().begins_with_endbr(start) { 4 } else { 0 },
+        };
+        let too_short =
+            |room: u64| Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" };
+        let end = self.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end).ok_or_else(|| too_short(0))?;
+        let mut until = at;
+        let mut ended = false;
+        while until < (at + SITE_MAX).min(end) && !ended {
+            let Some(index) = self.body.index_of(until) else { break };
+            let i = &self.body.code[index];
+            if i.next_ip() > at + SITE_MAX {
+                break;
+            }
+            until = i.next_ip();
+            ended = !matches!(Transfer::of(i), Transfer::Next | Transfer::Branch(_));
+        }
+        let own = until - at;
+        if own == 0 {
+            return Err(Refusal::UnknownInstruction { offset });
+        }
+        let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
+        let len = (own + padding).min(SITE_MAX);
+        let lands = |at: &u64| self.graph.lands(self.body, *at);
+        let landings: Vec<Svma> = (at + 1..at + len).filter(lands).map(Svma).collect();
+        let room = landings.first().map_or(at + len, |l| l.0) - at;
+        if room < SHORT {
+            return Err(too_short(room));
+        }
+        if !on_one_page(at, SHORT) {
+            return Err(Refusal::StraddlesPages);
+        }
+        if image.in_restartable_sequence(at, len) {
+            return Err(Refusal::RestartableSequence);
+        }
+        let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
+        let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
+        let inside = |target| function.contains(Svma(target));
+        let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
+        let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+        let kind = SiteKind::Block { free: Free { scratch, flags: dead.flags } };
+        let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
+        let clearings = if short { clearing::around(image, at, None) } else { Vec::new() };
+        Ok(Site { own: own as u8, landings, clearings, ..Site::new(kind, function.start(), Svma(at), bytes) })
+    }
+}
