@@ -286,7 +286,7 @@ pub struct Enabled {
     pub pairs: Arc<Vec<PairInfo>>,
     /// Matches of `functions` that are not measured.
     pub refused: Vec<RefusedFunction>,
-    /// Outcome for the calls that were in progress.
+    /// Outcome for the calls that were in progress at the insertion.
     pub caught_up: CaughtUp,
     /// Warnings, one line each.
     pub warnings: Vec<String>,
@@ -361,7 +361,7 @@ pub struct Details {
     pub distribution: Option<Box<Distribution>>,
     /// Values by key, for a vector.
     pub keys: Option<Keys>,
-    /// State of the object that the focus names, from a list of objects that is measured too.
+    /// State of the object that the focus names; `None` unless a list of objects that contains it is measured in the target.
     pub object: Option<ObjectState>,
     /// Numbers of calls whose values are missing.
     pub activations: Activations,
@@ -411,7 +411,7 @@ pub struct KeyValue {
     pub name: Option<String>,
     /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.
     pub value: i64,
-    /// State of the object at this address, from a list of objects that is measured too.
+    /// State of the object at this address; `None` unless a list of objects that contains it is measured in the target.
     pub object: Option<ObjectState>,
 }
 
@@ -443,7 +443,7 @@ impl From<&Table> for Keys {
     }
 }
 
-/// Time for which an event was counted that shares the processor's counters with others.
+/// Time for which an event was counted. Events that share the processor's counters are counted in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// Time in nanoseconds in which threads ran while the event was to be counted.
@@ -543,7 +543,7 @@ pub struct LoweredMetric {
     pub focus: Focus,
     /// Snippets of the metric, each once, in the order of the text.
     pub pieces: Vec<LoweredPiece>,
-    /// Reason why the metric cannot be used there; `None` if it can.
+    /// Reason why the metric cannot be measured at the focus; `None` if it can.
     pub problem: Option<String>,
     /// Whether the metric measures something in the program: at the focus or, if it has code for a part of the program only, at one of the
     /// program's functions.
@@ -613,9 +613,9 @@ pub struct Reading {
 /// End of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Exit status, if the target exited and is a child of the engine, which alone learns the status.
+    /// Exit status; `None` if a signal killed the target, or if the target is not a child of the engine. Only a parent learns the status.
     pub status: Option<i32>,
-    /// The signal that killed the target.
+    /// Number of the signal that killed the target; `None` if none did, or if the target is not a child of the engine.
     pub signal: Option<i32>,
     /// Whether the process continued as another program (exec); the measured program is gone.
     pub exec: bool,
@@ -632,12 +632,12 @@ pub struct Removed {
     pub text_restored: bool,
     /// Fork children that could not be restored.
     pub children_left: Vec<Pid>,
-    /// Whether arenas and data area are still mapped although nothing leads there: a thread may return to them, or keeps a gs base. The
-    /// holder unmaps them as soon as that is over; otherwise the next holder does.
+    /// Whether arenas and data area are still mapped after the removal, because a thread may return to them or still has a gs base of the
+    /// engine. The holder unmaps them once no thread does; if it ends before, the next holder does.
     pub memory_left: bool,
     /// The threads that delay the unmapping because they sleep in the kernel.
     pub asleep: Vec<Tid>,
-    /// Numbers of activations in progress at insertion and at removal that corrections account for (0 for plain counts).
+    /// Numbers of calls in progress at the insertion and at the removal, for which the values are corrected; 0 for plain counts.
     pub corrections: (u64, u64),
     /// Pairs of the measurement if they differ from those of the insertion, because libraries were loaded since.
     pub grown: Option<Arc<Vec<PairInfo>>>,
@@ -646,7 +646,7 @@ pub struct Removed {
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,
-    /// Patterns and foci for which no function was ever loaded.
+    /// Patterns and foci that matched no function of any module that was loaded.
     pub awaited: Vec<String>,
 }
 
@@ -669,7 +669,7 @@ pub struct Inserted {
     pub identity: String,
     /// Costs of the code; `None` if they are not known, because another engine wove the code.
     pub costs: Option<Costs>,
-    /// Measurements of this engine there.
+    /// Measurements of this engine in the target.
     pub measurements: Vec<MeasurementId>,
     /// Measurements of this engine that stay without a client.
     pub kept_measurements: Vec<MeasurementId>,

@@ -38,7 +38,7 @@ pub enum UnitsType {
     Sampled,
 }
 
-/// A metric as it is listed.
+/// A metric as lists of metrics show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricInfo {
     /// Public name of the metric.

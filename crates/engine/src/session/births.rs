@@ -1,7 +1,7 @@
 //! Fork children that are measured with their parent begin with the state of the thread that forked: flags are up, timers run, and calls
 //! are open as they were in the parent. Counts begin with 0, and time before the birth belongs to the parent alone.
 //!
-//! Once a pair has a state, the engine weaves the C library's fork at its entry and exits for that; `layout::birth` describes that code.
+//! Once a pair has a state, the engine weaves snippets at the entry and the exits of the C library's fork. `layout::birth` describes them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use super::control::Control;
 use super::driver::Session;
 use super::insert::Bound;
 
-/// Names of the function that makes the system call and gives the child's thread its id: in glibc since 2.34 and in musl, and in earlier
-/// glibc.
+/// Names of the function that makes the fork system call and sets the id of the child's thread. The first list is for glibc since 2.34 and
+/// for musl, the second for earlier versions of glibc.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
 /// Libraries that have this function, unless the program is static.
 const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
@@ -57,12 +57,12 @@ impl Births {
 }
 
 impl Session {
-    /// Prepares for forks of threads that have a state. `bound` are the pairs, with their counters, whose code is woven next.
+    /// Prepares for forks of threads that have a state. `bound` lists the pairs whose code is woven next, with their counters.
     pub(super) fn prepare_births(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family) else { return Ok(()) };
         let area = Arc::clone(&attached.area);
         if area.layout().stride > DEFAULT_STRIDE {
-            // each fork would copy tens of megabytes
+            // With such large shards, each fork would copy tens of megabytes.
             if bound.iter().any(|(_, i, _)| has_state(i)) {
                 control.births = Births::Unknown("so much is measured that a fork would take long".to_owned());
             }
@@ -134,7 +134,7 @@ impl Session {
         }
     }
 
-    /// The functions that fork, as far as their library is mapped.
+    /// Returns the functions of [`FORKS`] in the C library or, if none is mapped, in any module.
     fn forks(&self, modules: &Modules) -> Vec<MdlFunction> {
         let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
@@ -149,7 +149,7 @@ impl Session {
         found.unwrap_or_default().into_iter().collect()
     }
 
-    /// The warning at the end about children that began without the state of their parents.
+    /// Returns the warning about children that began without the state of their parents, for the end of a measurement.
     pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
         if control.births == Births::Absent {
             return control.births.warning();
@@ -172,7 +172,7 @@ fn has_state(instrumentation: &Instrumentation) -> bool {
     !instrumentation.variables.iter().all(alone)
 }
 
-/// The rule by which a child begins, for each counter.
+/// Returns, for each counter of a pair, the rule of [`birth`] that says with which value of the counter a fork child begins.
 fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u64)> {
     let mut records = Vec::new();
     instrumentation.insertions.iter().for_each(|i| collect(&i.snippet.stmts, &mut records));
@@ -181,14 +181,14 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
         let restores =
             |(r, _): &&(&CallRecord, bool)| matches!(r.restore, Some(Restore::Value(v) | Restore::Flag(v)) if v.0 == n);
         let first_rule = match variable.shape {
-            // the number of an event is no counter
+            // The variable of an event holds the event's number, which is no count.
             Shape::Event => continue,
             Shape::Timer(_) => birth::KEEP,
             Shape::Counter => {
                 let restored = records.iter().find(restores);
                 let is_time = restored.is_some_and(|(_, is_time)| *is_time);
                 let stays = match variable.kind {
-                    // a level
+                    // A counter that a record restores holds a level, not a count.
                     VariableKind::Counter => restored.is_some(),
                     VariableKind::Scratch
                     | VariableKind::Flag
@@ -220,7 +220,7 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
     rules
 }
 
-/// Bits for the times in a record that a child adjusts.
+/// Returns one bit for each time in a record that a fork child adjusts (see [`birth`]).
 fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     let bit = |(n, kept): (u32, &Kept)| match kept {
         Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
@@ -231,8 +231,8 @@ fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     kept | (u64::from(restores_time) << birth::SAVED_TIME)
 }
 
-/// The records that code opens, each with whether the restored value is a time since the beginning of a call: the sum over callees, which
-/// begins with 0.
+/// Collects the records that statements open. The flag says whether the value that the record restores is a time since the beginning of
+/// the call: the sum over callees, which is set to 0 at the entry.
 fn collect<'a>(stmts: &'a [Stmt], records: &mut Vec<(&'a CallRecord, bool)>) {
     for stmt in stmts {
         match stmt {

@@ -16,10 +16,10 @@ use super::driver::Session;
 
 /// Name of the hook in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
-/// Time between two looks at the counter of hook calls, which nothing announces.
+/// Time between two reads of the counter of hook calls, for threads that count their calls without announcing them.
 const EVERY: Duration = Duration::from_millis(5);
-/// Divisor of the time that looks at the mappings and weaving may take if no thread waits for it, so that a program that does nothing but
-/// load and unload still makes progress.
+/// Least pause before the next scan of the mappings, as a multiple of the time that the last scan and its weaving took. The pause applies
+/// if no thread waits for the engine. With it, a program that only loads and unloads libraries still makes progress.
 const SHARE: u32 = 10;
 /// Time between two checks whether system calls are filtered.
 const FILTERS_EVERY: Duration = Duration::from_secs(1);
@@ -29,15 +29,16 @@ const FILTERS_MAX: usize = 64;
 /// Kind of the code at the hook.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
-    /// Threads announce their calls and wait for the engine. `seen` is the last announcement that the engine has handled. `filtered` is
-    /// whether system calls of the threads were filtered at the latest check, and the time of that check.
+    /// Threads announce their calls and wait for the engine. `seen` is the last announcement that the engine has handled. `filtered` holds
+    /// the time of the latest check for filters of system calls (seccomp), and whether a filter was active then.
     Waits { seen: u32, filtered: Option<(Instant, bool)> },
     /// Threads count their calls, and do not wait. `seen` is the latest count. Used for loaders that do not announce their state.
     Counts { counter: u32, seen: i64, not_before: Instant },
 }
 
 impl Session {
-    /// Weaves the hook. Without the hook (a static program, a debugger's breakpoint there) libraries are noticed later.
+    /// Weaves the hook. If the program has no hook (a static program) or the hook cannot be woven (a debugger's breakpoint is there), the
+    /// engine notices libraries later.
     pub(super) fn hook_loader(&self, control: &mut Control) {
         let Some(attached) = control.attached.as_mut() else { return };
         let Some(function) = control.modules.loader_function(&self.target, &self.context.images, HOOK) else { return };
@@ -80,8 +81,8 @@ impl Session {
         }
     }
 
-    /// Waits up to `at_most` for work of the loader, and measures the modules that it has loaded. Must run on a thread of its own, because
-    /// threads of the target wait for this one.
+    /// Waits up to `at_most` for a call of the hook, and measures the modules that the loader has mapped. Must run on a thread of its own,
+    /// because threads of the target wait for the answer.
     pub fn follow_loader(&self, at_most: Duration) {
         let (hook, area) = {
             let shared = self.shared();
@@ -89,7 +90,7 @@ impl Session {
         };
         match (hook, area) {
             (Some(Hook::Waits { seen, filtered }), Some(area)) => {
-                // the modules that were loaded while a program was started are woven already
+                // The modules that were loaded while the engine started the program are woven already.
                 let hook_is_new = filtered.is_none();
                 let known = filtered.filter(|(then, _)| then.elapsed() < FILTERS_EVERY);
                 let (then, filtered) = known.unwrap_or_else(|| (Instant::now(), self.is_filtered()));
@@ -115,10 +116,10 @@ impl Session {
         }
     }
 
-    /// Waits for the loader and answers it. Returns the number of the last announcement that was handled.
+    /// Waits for an announcement of the loader, handles it and answers it. Returns the number of the last announcement that was handled.
     fn answer_loader(&self, area: &SharedArea, seen: u32, filtered: bool, at_most: Duration, hook_is_new: bool) -> u32 {
-        // A program's filter may forbid the system calls by which its threads wait. Then they only count, and the engine looks
-        // periodically.
+        // A program's filter may forbid the system calls by which its threads wait. Then the threads only count, and the engine reads the
+        // counter periodically.
         let step = if filtered { EVERY.min(at_most) } else { at_most };
         let loads = self.listen(area, !filtered).and_then(|begun| {
             // Threads did not wait while the engine was not listening; from now on they do.
@@ -134,7 +135,7 @@ impl Session {
             }
         };
         self.notice(&|| !begun && area.is_listening());
-        // a thread has waited in vain, perhaps during the look, so that later threads did not wait
+        // A thread has waited longer than the bound, perhaps during the scan, so threads that came later did not wait.
         if loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening()) {
             self.note_missed();
         }
@@ -144,7 +145,8 @@ impl Session {
         loads
     }
 
-    /// Begins or ends to listen, unless everything is being taken out or left behind. Returns whether listening began with this call.
+    /// Sets or clears the flag by which threads wait for the engine, unless all code is being removed or left behind. Returns whether this
+    /// call has set the flag.
     fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::Error> {
         let control = self.control();
         let wanted = wanted && !control.closed && control.attached.is_some();
@@ -172,7 +174,7 @@ impl Session {
         }
     }
 
-    /// Whether the loader is in the middle of its work, or waits for the engine, so that no code of the mapped modules runs yet.
+    /// Whether the loader is still mapping libraries, or waits for the engine, so that no code of the newly mapped modules has run yet.
     pub(super) fn loader_works(&self, control: &Control) -> bool {
         let Some(attached) = control.attached.as_ref() else { return false };
         let mut word = [0; 4];

@@ -27,8 +27,8 @@ pub(super) struct PairKey {
     pub(super) hash: u64,
 }
 
-/// A snippet that pairs share, where control arrives after exceptions, longjmp and tail jumps: its function, the kind of its points, its
-/// id.
+/// A snippet at a place where control arrives after an exception, a longjmp or a tail jump: its function, the kind of its points, its id.
+/// Pairs share such snippets.
 pub(super) type UnwindTarget = (MdlFunction, PointKind, u64);
 
 /// A metric-focus pair that is woven.
@@ -38,9 +38,9 @@ pub(super) struct Pair {
     pub(super) variables: Arc<[Variable]>,
     /// The first counter of each variable; the first variable holds the value.
     pub(super) counters: Vec<u32>,
-    /// Ids of the snippets, each with the function at whose points it stands.
+    /// Ids of the snippets, each with the function at whose points the snippet is woven.
     pub(super) minis: Vec<(MdlFunction, u64)>,
-    /// Snippets where exceptions and longjmp land, and at entries to which other functions jump. Other pairs may share them.
+    /// Snippets at unwind targets and at entries to which other functions jump. Other pairs may share them.
     pub(super) unwind_targets: Vec<UnwindTarget>,
     /// Functions at whose unwind targets nothing could be woven.
     pub(super) unlanded: Vec<MdlFunction>,
@@ -48,7 +48,7 @@ pub(super) struct Pair {
     pub(super) restores: bool,
     /// Functions that could not be woven, with the reasons.
     pub(super) unwoven: Vec<(MdlFunction, RefusedFunction)>,
-    /// Whether one of the pair's definitions is woven nowhere, so that the value means nothing.
+    /// Whether one of the pair's definitions is woven at no point, so that the value means nothing.
     pub(super) unmeasured: bool,
     /// The only thread that counts; `None` for all threads.
     pub(super) thread: Option<Tid>,
@@ -57,7 +57,7 @@ pub(super) struct Pair {
     pub(super) index_names: Option<IndexNames>,
     /// Counters of the hits of the pair's snippets.
     pub(super) meters: Meters,
-    /// Orders of the pair's variables, that of the first evaluation included; empty as long as there is only one.
+    /// Orders in which evaluations have numbered the pair's variables, the first one included. Empty as long as all orders are equal.
     pub(super) numberings: Vec<Numbering>,
     /// The group whose code the pair shares, and the place of the pair's key there.
     pub(super) group: Option<(GroupId, u32)>,
@@ -73,9 +73,9 @@ impl Pair {
         functions
     }
 
-    /// The warning that a pair cannot be measured although other pairs are.
+    /// Returns the warning that this pair cannot be measured although other pairs are; `None` if the pair is measured.
     pub(super) fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
-        // a function that is named is reported as refused instead
+        // If the focus names one function, that function is reported as refused instead.
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
         if !self.unmeasured || by_name {
             return None;
@@ -113,7 +113,7 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
         .filter_map(|(key, function)| {
             let pair = control.pairs.get(key)?;
             let functions = pair.functions();
-            // If the focus is written with one function, that function is shown as if the focus came from a pattern.
+            // A focus from a pattern comes with its function. A focus that names a function gets it if the pair is woven in that one alone.
             let code = key.pair.focus.part("Code").filter(|code| code.names.len() >= 2);
             let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
             let function = function.or(only.filter(|_| code.is_some()));
