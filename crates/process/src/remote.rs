@@ -1,8 +1,9 @@
-//! System calls that a thread of the target makes for us, and from which it finds home by itself if we die.
+//! System calls that a borrowed thread of the target makes for the engine. If the engine dies, the thread returns by itself to where it
+//! was.
 //!
-//! The borrowed thread gets, in one request, a stack pointer at a signal frame that restores all of its registers, and a
-//! program counter at `syscall; ret`; the `ret` leads into rt_sigreturn (`gadgets.rs`). Killed at any moment, we leave a thread that makes at
-//! most one more system call and then goes on where it was.
+//! One PTRACE_SETREGS points the stack pointer at a signal frame that restores all registers, and the program counter at `syscall; ret`.
+//! The `ret` leads to rt_sigreturn(2) (`gadgets.rs`). If the engine is killed, at any moment, the thread makes at most one more system call
+//! and then continues where it was.
 
 use std::io;
 use std::ops::Range;
@@ -18,21 +19,21 @@ use crate::sys::{self, Regs, Status};
 use crate::target::Target;
 use crate::tracer::{LOOKS, State, Tracer, is_held, pause};
 
-/// Free bytes that a thread's stack must have below its stack pointer.
+/// Minimum number of free bytes below a thread's stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
 /// Bytes below the frame for data that system calls read (names).
 const SCRATCH: u64 = 1024;
-/// Longest wait for a system call of ours: it takes microseconds, but a target that swaps or is frozen may need longer.
+/// Longest wait for a system call of the borrowed thread. It takes microseconds, but a target that swaps or is frozen may need longer.
 const CALL_WAIT: Duration = Duration::from_secs(2);
-/// Number of threads that are examined before giving up.
+/// Largest number of threads that are examined as candidates.
 const CANDIDATES: usize = 1024;
-/// Patience with the only thread that is left, see [`Tracer::be_patient`].
+/// Patience with each thread that is tried as a last resort, see [`Tracer::be_patient`].
 const PATIENCE: u32 = 10;
-/// Time for which borrowing a thread is tried again when all sleep: pages that come from a disk may take a while, a vfork child too.
+/// Time for which borrowing is tried again if all threads sleep uninterruptibly. They may wait for pages from a disk or for a vfork child.
 const CARRIER_WAIT: Duration = Duration::from_secs(1);
-/// Least number of such tries, in case the machine had no time for us.
+/// Least number of such tries, in case the engine got no processor during [`CARRIER_WAIT`].
 const CARRIER_TRIES: u32 = 20;
-/// Time between two tries, in which the target goes on.
+/// Time between two such tries, in which the target runs.
 const CARRIER_PAUSE: Duration = Duration::from_millis(5);
 
 /// A borrowed thread that makes system calls.
@@ -43,7 +44,7 @@ pub struct Remote<'a> {
     tid: Tid,
     home: Home,
     syscall_at: u64,
-    /// Stack pointer of the borrowed thread: at the first word of its way back.
+    /// Stack pointer for the system calls: the address of the first word of the return chain, which ends in the signal frame.
     sp: u64,
     scratch_used: u64,
 }
@@ -54,19 +55,19 @@ struct Home {
     regs: Regs,
     xstate: Vec<u8>,
     sigmask: u64,
-    /// State in which it was stopped: a thread in a group-stop stays in it.
+    /// State in which the thread was stopped. A thread in a group-stop stays in it.
     state: State,
 }
 
 impl Target {
-    /// Runs `work` with a borrowed thread that makes system calls for us. Afterwards the thread goes on as before, even in a system call in
-    /// which it waited.
+    /// Runs `work` with a borrowed thread, which makes system calls. Afterwards the thread continues as before, even a system call in which
+    /// it waited.
     pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
         let gadgets = self.gadgets()?;
         let way = match gadgets.way_back() {
             Ok(way) => way,
             Err(missing) => {
-                // a program that another one is about to replace has nothing, too
+                // Nothing is found either while an execve replaces the program. The check returns that error instead.
                 self.check(self.acting())?;
                 return Err(Error::NoGadget(missing));
             }
@@ -75,7 +76,7 @@ impl Target {
             return Err(Error::ShadowStack);
         }
         let mut work = Some(work);
-        // most that sleep uninterruptibly do so for a moment; threads that we hold do not wake
+        // Most threads that sleep uninterruptibly do so for a moment. Threads of a target that is held do not wake.
         let (begin, may_wake) = (Instant::now(), !is_held(self.pid()));
         let mut tries = 0;
         loop {
@@ -104,7 +105,7 @@ impl Target {
 }
 
 impl<'a> Remote<'a> {
-    /// The process whose thread it is.
+    /// Returns the process of the borrowed thread.
     pub fn target(&self) -> &'a Target {
         self.target
     }
@@ -120,10 +121,11 @@ impl<'a> Remote<'a> {
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
         let mut home_of_main = None;
-        // no processor may be free for any of them for a while; with many threads not for each of them in turn
+        // No processor may be free for a while. So that this costs the time once and not once for each thread, every failure lowers
+        // patience.
         let mut patience = PATIENCE;
         let Candidates { in_order, running } = candidates(target, &maps)?;
-        // They would take the processors from the borrowed thread at each of its steps: held, all is over in a fraction of the time.
+        // Hold the running threads. Otherwise they compete with the borrowed thread for processors at each of its steps.
         for tid in running {
             tracer.seize(tid, filtered(tid))?;
         }
@@ -138,7 +140,7 @@ impl<'a> Remote<'a> {
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, way),
                 Ok(Err(why)) => {
-                    // Either state may pass.
+                    // A later try may succeed: the thread may wake, or the thread that does not stop yet may stop.
                     *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
                     refused = format!("thread {tid} {why}");
                 }
@@ -158,7 +160,7 @@ impl<'a> Remote<'a> {
         Err(Error::NoCarrier(refused))
     }
 
-    /// Stops a candidate and finds room for the frame. The inner error says why this thread does not do.
+    /// Stops a candidate and finds room for the signal frame. The inner error says why this thread cannot be borrowed.
     fn stack_top(
         target: &Target,
         tracer: &mut Tracer,
@@ -176,7 +178,7 @@ impl<'a> Remote<'a> {
         if tid.0 == target.pid().0 && tracer.has_loose_threads() {
             return Ok(Err("may be replaced: another thread does not stop, and may start another program"));
         }
-        // Of a stopped thread the answer holds: its system calls are made in the address space that was opened.
+        // A stopped thread cannot execute another program, so it will make its system calls in the address space that is verified here.
         target.verify_thread(tid, target.acting())?;
         if !last_resort && regs.rax as i64 == frame::ERESTART_RESTARTBLOCK {
             return Ok(Err("sleeps with a time-out"));
@@ -193,7 +195,7 @@ impl<'a> Remote<'a> {
         if !last_resort {
             return Ok(Err("has too little stack"));
         }
-        // The deep end of the main stack, which no code uses; its owner is held meanwhile.
+        // Use the low end of the main stack, which no code has reached. The main thread is held meanwhile.
         let main = Tid(target.pid().0);
         let Some(stack) = maps.iter().find(|m| m.path.as_os_str() == "[stack]").map(|m| m.range.start.0..m.range.end.0)
         else {
@@ -221,7 +223,7 @@ impl<'a> Remote<'a> {
         top: u64,
         (gadgets, way): (&Gadgets, &WayBack),
     ) -> Result<Self, Error> {
-        // libraries may have been unloaded since it was found
+        // The library with this code may have been unloaded since the code was found.
         if !gadgets.still_there(target) {
             return Err(Error::NoCarrier("the code that it would go through has changed".into()));
         }
@@ -247,7 +249,7 @@ impl<'a> Remote<'a> {
             sp: frame.at,
             scratch_used: 0,
         };
-        // A harmless first call, should we die before the real one.
+        // Begin with a harmless system call, in case the engine dies before it sets the real one.
         remote.aim(libc::SYS_getpid, [0; 6])?;
         remote.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, u64::MAX))?;
         Ok(remote)
@@ -279,7 +281,7 @@ impl<'a> Remote<'a> {
             self.tracer.check("SYSCALL", self.tid, sys::cont_to_syscall(self.tid, signal))?;
             match self.wait()? {
                 Status::Syscall => return Ok(()),
-                // SIGSTOP cannot be blocked: the process stops, and our thread goes on until it is given back
+                // SIGSTOP cannot be blocked. The process stops, and the borrowed thread continues until it is given back.
                 Status::Signal(s) => signal = s as usize,
                 Status::Event(_) => return Err(self.replaced()),
                 Status::EventStop(_) => signal = 0,
@@ -287,7 +289,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Error for the case that another thread has started another program, and has the borrowed thread's id there. Lets that thread go.
+    /// Returns the error for an execve of another thread, which then has the borrowed thread's id. Releases that thread.
     fn replaced(&mut self) -> Error {
         match self.tracer.index_of(self.tid) {
             Some(i) => self.tracer.leave_to_exec(i),
@@ -298,7 +300,7 @@ impl<'a> Remote<'a> {
     fn wait(&self) -> Result<Status, Error> {
         let begin = Instant::now();
         for tries in 0.. {
-            let waited = begin.elapsed(); // up to the look, which may be much later
+            let waited = begin.elapsed(); // before the look, which may come much later
             match sys::try_wait(self.tid) {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if waited > CALL_WAIT && tries > LOOKS => {
@@ -317,7 +319,7 @@ impl<'a> Remote<'a> {
         Err(Error::Gone(self.target.pid())) // not reached: the time runs out first
     }
 
-    /// Makes one system call. `name` is for the error.
+    /// Makes one system call and returns its result. `name` is for the error.
     pub fn syscall(&mut self, name: &'static str, nr: i64, args: [u64; 6]) -> Result<u64, Error> {
         self.target.verify_thread(self.tid, self.target.acting())?;
         self.aim(nr, args)?;
@@ -335,20 +337,20 @@ impl<'a> Remote<'a> {
         self.tracer.stop_all()
     }
 
-    /// Puts bytes where the target can read them, on the borrowed thread's stack; good until the thread is given back.
+    /// Writes bytes to the borrowed thread's stack, for system calls that read them. They stay until the thread is given back.
     pub fn scratch(&mut self, bytes: &[u8]) -> Result<Avma, Error> {
         let used = self.scratch_used + bytes.len() as u64;
         if used > SCRATCH {
             return Err(Error::NoRoom { len: bytes.len() as u64, place: "on the borrowed stack" });
         }
-        // below the red zone of the borrowed thread, so that no signal handler writes there
+        // Leave the red zone free, so that the frame of a signal handler lies below the bytes.
         let at = Avma((self.sp - frame::RED_ZONE - used) & !7);
         self.scratch_used = self.sp - frame::RED_ZONE - at.0;
         self.target.write(at, bytes)?;
         Ok(at)
     }
 
-    /// Moves the thread back to where it was: in the very stop in which the kernel decides about repeating its system call.
+    /// Restores the thread's registers, in the stop in which the kernel decides whether to restart the interrupted system call.
     fn give_back(mut self) -> Result<(), Error> {
         let (tid, mut signal) = (self.tid, 0);
         loop {
@@ -376,9 +378,9 @@ impl<'a> Remote<'a> {
 }
 
 struct Candidates {
-    /// Candidates in the order in which they are tried, each with whether it is a last resort.
+    /// Candidates in the order of the tries; `true` if this try of the thread is a last resort.
     in_order: Vec<(Tid, bool)>,
-    /// Threads that want a processor now.
+    /// Threads that run, or are ready to run.
     running: Vec<Tid>,
 }
 
@@ -405,14 +407,14 @@ fn candidates(target: &Target, maps: &[Mapping]) -> Result<Candidates, Error> {
     Ok(Candidates { in_order, running })
 }
 
-/// Whether a system call is one that the kernel may have to repeat from a record that it keeps of the call.
+/// Whether the kernel restarts this system call from saved state (ERESTART_RESTARTBLOCK) when it is interrupted.
 fn has_timeout(nr: i64) -> bool {
     [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex, libc::SYS_restart_syscall]
         .contains(&nr)
 }
 
-/// The stack that holds `sp`, if it is the main one or has a guard below: other stacks (a goroutine's, a coroutine's) may have other data
-/// right below them.
+/// Returns the stack that contains `sp`, if it is the main stack or has a guard below. Other stacks (of goroutines, of coroutines) may have
+/// other data right below them.
 fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
     let i = maps.iter().position(|m| m.range.contains(&Avma(sp)) && m.write && !m.shared)?;
     let m = &maps[i];
@@ -424,10 +426,12 @@ fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
     (m.path.as_os_str() == "[stack]" || (!m.is_file() && guard())).then_some(m.range.start.0..m.range.end.0)
 }
 
-/// Whether a mapping is one stack, that of the thread: for the first thread the main stack, for others one at whose upper end a libc keeps
-/// the thread's control block, which begins with its own address (System V ABI for x86-64, variant II of thread-local storage). Memory with a
-/// guard below it may also be a heap in which many small stacks lie side by side, as Go's: a frame would overwrite the neighbours of the
-/// stack. The control block of the first thread is no evidence, as it may lie right above such memory.
+/// Whether a mapping is the stack of this thread, and nothing else. Memory with a guard below may also be a heap with many small stacks
+/// side by side, as Go's, where a frame would overwrite the neighbours.
+///
+/// The main stack qualifies. So does a mapping that has a thread's control block at its upper end, where a libc puts it. The block begins
+/// with its own address (System V ABI for x86-64, variant II of thread-local storage). The first thread's block proves nothing, because it
+/// may lie right above a heap of stacks.
 fn is_own_stack(target: &Target, tid: Tid, maps: &[Mapping], stack: &Range<u64>, regs: &Regs) -> bool {
     let is_main = |m: &Mapping| m.path.as_os_str() == "[stack]" && m.range.start.0 == stack.start;
     let has_block = || {
@@ -438,7 +442,7 @@ fn is_own_stack(target: &Target, tid: Tid, maps: &[Mapping], stack: &Range<u64>,
     maps.iter().any(is_main) || has_block()
 }
 
-/// Whether a thread is in a restartable sequence: the kernel would forget it while the thread is elsewhere.
+/// Whether a thread is in a restartable sequence (rseq(2)). The kernel would drop the sequence when the borrowed thread runs elsewhere.
 fn in_critical_section(target: &Target, tid: Tid, regs: &Regs) -> bool {
     let Ok((area @ 1.., _)) = sys::rseq_area(tid) else { return false };
     let section = target.read_u64(Avma(area + 8)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Memory of ours in the target: the data area and the code arenas, made and unmade by remote system calls.
+//! Memory of the engine in the target: the data area and the code arenas. Remote system calls of the target map and unmap them.
 
 use std::fs;
 use std::ops::Range;
@@ -89,7 +89,7 @@ impl Target {
         let mut attempt = 1;
         loop {
             match self.create_area_once(request) {
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for a thread
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // a thread got no processor
                 other => return other,
             }
         }
@@ -102,7 +102,8 @@ impl Target {
         let own_id = Pid(self.status()?.own_id);
         self.remote(|remote| {
             if !self.stray_files()?.is_empty() {
-                // The killed engine's own `close` may be under way: with all threads held it is over, and no number is used again.
+                // A `close` that a killed engine began may still be running in the target. Once all threads are held, it has ended, and
+                // no thread reuses the number of a descriptor.
                 remote.hold_all()?;
                 for fd in self.stray_files()? {
                     remote.close(fd)?;
@@ -146,7 +147,7 @@ impl Target {
         let stride = request.stride;
         let journal_bytes = request.journal_bytes.next_multiple_of(PAGE);
         let len = stride * u64::from(shards) + journal_bytes;
-        // Place the area as high as possible: a program at a fixed address has its heap below, and it grows upwards.
+        // Place the area as high as possible: a program at a fixed address has its heap below the area, and the heap grows upwards.
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
         let maps = self.maps()?;
         self.refuse_with_many_mappings(&maps)?;
@@ -156,7 +157,7 @@ impl Target {
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
 
         let name = remote.scratch_name()?;
-        // NOEXEC_SEAL is an error before Linux 6.3, and without it some settings (vm.memfd_noexec) refuse.
+        // Before Linux 6.3, memfd_create rejects MFD_NOEXEC_SEAL. Later kernels may require it (sysctl vm.memfd_noexec).
         let plain = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         let create = |remote: &mut Remote<'_>, flags| {
             remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, flags, 0, 0, 0, 0])
@@ -188,16 +189,17 @@ impl Target {
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
             pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
-        // The descriptor's number was the target's to fill: the descriptor fetched may be any file.
+        // Another thread of the target may have put any file at this number, so check that the descriptor is the new memfd.
         seal::expect_fresh(&memfd)?;
-        // Lock the file before it can be seen in the target's mappings: so no engine takes a half-made area for a dead engine's.
+        // Lock the file before /proc/PID/maps shows it. Otherwise another engine could take the unfinished area for a dead engine's.
         let lock = reopen(&memfd).ok().filter(lock_file);
         // The engine grows the file, not the target: the target's RLIMIT_FSIZE would kill it.
         rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
-        // Without the seal, any process that shares the file could cut it down, and we would fault where it ends.
+        // Without the seal, any process that shares the file could truncate it, and the engine would get SIGBUS behind the new end.
         seal::seal(&memfd, layout.len())?;
         let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
-        // Under mlockall a writable mapping is filled at once: make it writable after unlocking.
+        // Under mlockall(2) the kernel populates a writable mapping at once. So map it without access, unlock it, and then make it
+        // writable.
         let first = if locked { libc::PROT_NONE as u64 } else { PROT_RW };
         let at = remote.syscall("mmap of the data area", libc::SYS_mmap, [base, len, first, MAP_AREA, fd, 0])?;
         let rest = |remote: &mut Remote<'_>| {
@@ -224,7 +226,7 @@ impl Target {
         })
     }
 
-    /// Ranges of the data areas in the target, whichever engine made them: each from its first to its last mapping.
+    /// Returns the ranges of the data areas in the target, of any engine. A range reaches from the first to the last mapping of its area.
     pub fn find_areas(&self) -> Result<Vec<AvmaRange>, Error> {
         Ok(areas_in(&self.maps()?))
     }
@@ -239,8 +241,8 @@ impl Target {
             self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
         match fs::File::options().read(true).write(true).open(link) {
-            // The name says nothing about the file, and the mapping may be another one by now. A file that another process can cut down, or
-            // that is not an engine's, is not mapped here.
+            // Any file can have this name, and the mapping may have been replaced meanwhile. Do not map a file that another process can
+            // truncate, or that no engine has made.
             Ok(file) if seal::is_sealed(&file, layout.len()) => {
                 let file = file.into();
                 SharedArea::map(layout, &file, reopen(&file).ok())
@@ -249,7 +251,7 @@ impl Target {
         }
     }
 
-    /// Finds a place for an arena of code that reaches all of `near` and is reached from it. Whole pages.
+    /// Finds free pages for an arena of code such that a 32-bit displacement leads from each of its bytes to all of `near`, and back.
     pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         let len = bytes.next_multiple_of(PAGE);
         self.refuse_without_room(MemoryNeed { charged: 0, address_space: len })?;
@@ -278,8 +280,8 @@ impl Target {
         }
     }
 
-    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. A caller that has to record the place
-    /// does so before. `false`: another mapping was made there first.
+    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. A caller that records the place in
+    /// the journal does so before this call. Returns `false` if the target has mapped something else there meanwhile.
     pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, Error> {
         let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
@@ -293,7 +295,7 @@ impl Target {
         })
     }
 
-    /// Unmaps ranges of ours. The caller knows that no thread uses them any more.
+    /// Unmaps memory of the engine. The caller knows that no thread uses it any more.
     pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), Error> {
         if ranges.is_empty() {
             return Ok(());
@@ -301,7 +303,8 @@ impl Target {
         self.remote(|remote| ranges.iter().try_for_each(|r| remote.munmap(r)))
     }
 
-    /// Takes the counters of an event of the processor away from all threads. The caller knows that no thread is in code that reads them.
+    /// Closes the counters of an event of the processor in all threads, by mapping an empty page over each counter's page. The caller knows
+    /// that no thread is in code that reads them.
     pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), Error> {
         let layout = area.layout();
         let first = u64::from(layout::EVENT_PAGES + layout::event::PAGE * number);
@@ -313,7 +316,7 @@ impl Target {
         };
         let pages: Vec<u64> = self.maps()?.iter().filter(|m| is_page(m)).map(|m| m.range.start.0).collect();
         if !pages.is_empty() {
-            // Map an empty page there: no other mapping finds room in its place, and a thread that reads it finds no counter.
+            // An empty page keeps other mappings out, and a thread that reads it finds no counter.
             let page = |at: u64| [at, layout::event::PAGE.into(), libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
             self.remote(|remote| {
                 pages.iter().try_for_each(|at| {
@@ -324,7 +327,7 @@ impl Target {
         area.forget_event(number)
     }
 
-    /// Files of ours that a killed engine left open in the target.
+    /// Returns the descriptors of data areas that a killed engine left open in the target.
     fn stray_files(&self) -> Result<Vec<u64>, Error> {
         let path = PathBuf::from(format!("/proc/{}/fd", self.pid()));
         let entries = fs::read_dir(&path).map_err(|e| crate::procfs::file_error(self.pid(), path, e))?;
@@ -360,11 +363,11 @@ fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
     for m in maps {
         let ours = m.shared && m.path.as_os_str() == MAPS_NAME;
         match areas.last_mut() {
-            // After the private shard the file goes on.
+            // The mapping of the same file continues after the private shard.
             Some((inode, range)) if ours && *inode == m.inode && m.offset == m.range.start.0 - range.start.0 => {
                 range.end = m.range.end
             }
-            // An engine maps areas too, wherever there is room.
+            // An engine that is itself a target also maps the areas of its own targets, where the kernel finds room: above 2 GiB.
             _ if ours && m.offset == 0 && m.range.start.0 < TWO_GIB => areas.push((m.inode, m.range.clone())),
             _ => {}
         }

@@ -1,5 +1,5 @@
-//! Processes that are no threads of a target and run in its memory all the same (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). They
-//! execute the same text, so that a stop that leaves them running changes code under their feet.
+//! Processes that are not threads of a target but share its memory (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). They execute the
+//! same text. A stop that does not hold them would change code while they execute it.
 
 use std::collections::BTreeSet;
 
@@ -8,23 +8,26 @@ use ingraft_model::{Pid, Tid};
 use crate::procfs;
 use crate::sys;
 
-/// Number of new ids above which the finder lists all processes.
+/// Largest number of ids given out since the last search that the finder examines one by one. If there are more, it lists all processes.
 const NEW_MAX: i32 = 256;
 
-/// Finder of these processes, for repeated use, at little cost when no process was made in between.
+/// Finder of the processes that share a target's memory. If no process was created since the last search, a search costs one small read.
 #[derive(Debug, Default)]
 pub(crate) struct Sharers {
-    /// The last id that the kernel had given away when the processes were looked through.
+    /// Last process or thread id that the kernel had given out before the last search; `None` if no search was made or /proc/loadavg is
+    /// unreadable.
     last: Option<i32>,
-    /// A living thread of the target: one that has ended has no memory, like all others that have ended, and the kernel's threads.
+    /// Living thread of the target, for kcmp(2). A thread that has ended has no memory, so kcmp finds it equal to every ended thread and
+    /// every kernel thread.
     thread: Option<Tid>,
     found: BTreeSet<Tid>,
 }
 
 impl Sharers {
-    /// The tasks of all processes that share the memory of `pid`, those included that still wait for their own program (vfork).
+    /// Searches, and returns the threads of all processes that share the memory of `pid`. A vfork child is one of them until it executes
+    /// another program.
     pub(crate) fn look(&mut self, pid: Pid) -> Vec<Tid> {
-        // Read this before the list: an id that is given away meanwhile is examined next time.
+        // Read the last id before the processes: the next search examines ids that are given out in between.
         let last = procfs::last_id();
         let candidates = match (self.last, last) {
             (Some(before), Some(now)) if before == now => Vec::new(),
@@ -39,14 +42,14 @@ impl Sharers {
         self.thread = main.or_else(|| procfs::threads(pid).unwrap_or_default().into_iter().find(lives));
         let thread = self.thread;
         let shares = |tid: &Tid| share(thread, *tid) && !procfs::is_thread_of(pid, *tid);
-        // A process that has ended, or runs a program of its own by now, shares the memory no longer.
+        // A process that has ended or has executed another program no longer shares the memory.
         self.found.retain(shares);
         self.found.extend(candidates.into_iter().filter(shares));
-        // These processes may have more threads by now.
+        // Processes that were found earlier may have created threads since.
         self.found.iter().flat_map(|tid| procfs::threads(Pid(tid.0)).unwrap_or_default()).collect()
     }
 
-    /// Whether a thread runs in the target's memory.
+    /// Whether a thread shares the target's memory.
     pub(crate) fn has(&self, tid: Tid) -> bool {
         share(self.thread, tid)
     }

@@ -12,14 +12,14 @@ use ingraft_model::layout::{EVENT_PAGES, event, header};
 use ingraft_model::{Pid, Tid};
 use ingraft_process::{CountedEvents, DataAreaRequest, Event, EventReading, Target};
 
-/// `events.c`.
+/// A running `events.c`, which causes known numbers of events on command and prints its own getrusage(2).
 struct Program {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-/// Values of getrusage so far.
+/// Usage of a thread or process so far, as it reports it by getrusage(2).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Usage {
     minor: u64,
@@ -40,12 +40,12 @@ impl Program {
         assert_eq!(line, "ready\n");
         let target = Target::open(Pid(child.id() as i32)).expect("target");
         let mut program = Program { child, input, output };
-        // The costs that only the first answer has are not in the account that it gives: ask once before the test.
+        // The first answer costs more than later ones, and no answer contains its own costs. So ask once before the test.
         let (_, _) = program.ask("say");
         (program, target)
     }
 
-    /// Sends a command; returns the usage of each thread that waits, and of all threads together, after it.
+    /// Sends a command. Returns the usage after it: of each thread that waits, and of all threads together.
     fn ask(&mut self, command: &str) -> (BTreeMap<Tid, Usage>, Usage) {
         writeln!(self.input, "{command}").expect("a command");
         let (mut threads, mut process) = (BTreeMap::new(), Usage::default());
@@ -101,7 +101,7 @@ fn page_faults_and_switches_of_each_thread_are_those_of_getrusage() {
         for (tid, now) in &after {
             let then = &before[tid];
             assert_eq!(row(&faults, Some(*tid)), now.minor - then.minor, "{tid} {faults:?}");
-            // The machine decides how often the thread is switched out between its account of itself and its rest.
+            // The kernel may switch the thread out between the thread's getrusage(2) and its wait, any number of times.
             let seen = row(&switches, Some(*tid));
             assert!(
                 seen.abs_diff(now.switches - then.switches) <= 10 && seen >= 50,
@@ -123,7 +123,7 @@ fn threads_that_come_and_go_are_counted() {
         let reading = faults.read();
         adds_up(&reading);
         assert_eq!(reading.events, after.minor - before.minor, "{reading:?}");
-        // The test did not look while these threads lived.
+        // These threads began and ended between two reads, so their events belong to no thread id.
         assert!(row(&reading, None) >= 2000, "{reading:?}");
         let (_, _) = program.ask("grow 2");
         faults.follow(&target);
@@ -135,7 +135,7 @@ fn threads_that_come_and_go_are_counted() {
         assert_eq!(threads.len(), 4);
         assert!(threads.keys().all(|tid| row(&reading, Some(*tid)) >= 300), "{reading:?}");
         assert_eq!(row(&reading, None), row(&begun, None), "{reading:?}");
-        // The end of the program takes nothing away.
+        // The counts stay readable after the program has ended.
         drop(program);
         faults.follow(&target);
         let last = faults.read();
@@ -187,7 +187,8 @@ fn the_clock_of_the_tasks_is_the_processor_time() {
         let reading = clock.read();
         let whole = begin.elapsed().as_nanos() as u64;
         adds_up(&reading);
-        // Time that the host takes from the thread is in the event and not in its processor time: without it both are the same within 2 %.
+        // The event includes time that the host takes from the thread; the thread's processor time does not. Without that time, both are
+        // equal within 2 %.
         let truth = after.cpu_ns - before.cpu_ns;
         assert!(reading.events >= 98_000_000 && reading.events >= truth / 50 * 49, "{reading:?} {truth}");
         assert!(reading.events <= whole / 50 * 51, "{reading:?} {whole}");
