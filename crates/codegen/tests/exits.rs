@@ -24,7 +24,7 @@ fn snippet(stmts: Vec<Stmt>) -> Snippet {
     Snippet { stmts }
 }
 
-/// Code of a function, offset of the bytes with its exit, distance from there to the exit, and length of the padding.
+/// A function with one exit: its code, the offset of the site's bytes, the distance from there to the exit, and the length of the padding.
 struct End {
     text: Vec<u8>,
     from: usize,
@@ -32,7 +32,7 @@ struct End {
     padding: usize,
 }
 
-/// Ends of functions: instructions before the exit, `ret` in all forms, and tail jumps: near, through memory, and conditional.
+/// Returns functions with different exits: `ret` in all forms, and tail jumps that are near, through memory and conditional.
 fn shapes() -> Vec<End> {
     let jump = |opcode: &[u8], at: u64| {
         let end = TEXT + at + opcode.len() as u64 + 4;
@@ -136,8 +136,8 @@ fn image_rax() -> i64 {
     image::initial(0).cast_signed()
 }
 
-/// Three functions: `outer` calls `middle`, which calls `inner`. If rbx is not 0, `inner` leaves both calls and resumes in `outer`;
-/// otherwise it returns.
+/// Three functions: `outer` calls `middle`, which calls `inner`. If rbx is not 0, `inner` leaves both calls and returns from `outer`;
+/// otherwise it returns to `middle`.
 struct Nest {
     text: Vec<u8>,
     outer: u64,
@@ -159,14 +159,14 @@ fn nest_where(jumps: bool) -> Nest {
             let now = a.assemble(TEXT)?.len();
             a.db(&vec![0x90; offset - now])
         };
-        // outer
+        // `outer` keeps its stack pointer in rbp and calls `middle`.
         a.push(rbp)?;
         a.mov(rbp, rsp)?;
         a.call(TEXT + 0x40)?;
         a.pop(rbp)?;
         a.ret()?;
         at(&mut a, 0x40)?;
-        // middle
+        // `middle` calls `inner` or jumps to it.
         a.nop_1(dword_ptr(rax))?;
         a.sub(rsp, 24)?;
         if jumps {
@@ -178,7 +178,7 @@ fn nest_where(jumps: bool) -> Nest {
             a.ret()?;
         }
         at(&mut a, 0x80)?;
-        // inner
+        // `inner` returns to the caller of `outer` if rbx is not 0, otherwise to its own caller.
         let mut stays = a.create_label();
         a.test(rbx, rbx)?;
         a.nop_1(dword_ptr(rax))?;
@@ -236,7 +236,7 @@ impl Nest {
             .iter()
             .zip(&minis)
             .map(|(site, minis)| {
-                // The search for calls that have ended without an exit is done at entries.
+                // Only entries search for calls that have ended without an exit.
                 let minis = if site.point_kind() == PointKind::Entry { &minis[..] } else { &minis[1..] };
                 PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
             })
@@ -258,7 +258,7 @@ fn record(activations: u32) -> Record {
     Record { activations: v(activations), kept: vec![], restore: None }
 }
 
-/// Clocks for the wall time.
+/// Clocks of wall time.
 const WALLS: [WallClock; 3] = [WallClock::Tsc, WallClock::SystemCall, WallClock::Vdso(Avma(image::TELL_TIME))];
 
 #[test]
@@ -334,9 +334,9 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     for left in [0, 0x1234_5678] {
         assert_eq!(run(rseq, before(Step::Slot(left))).0[RENEWALS], 50);
     }
-    // The pointer leads to the descriptor as if there were an offset, but this thread has none yet.
+    // The pointer already leads to the descriptor, although this thread has not computed its offset yet.
     assert_eq!(run(rseq, [vec![Step::Slot(descriptor)], calls()].concat()).0[RENEWALS], 1);
-    // The area is not registered, or there is none: the code writes nothing there.
+    // The rseq area is not registered, or the code uses system calls: then it writes no pointer.
     let (cpu, slot) = run(rseq, [vec![Step::Processor(-1)], calls()].concat());
     assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], cpu[AT], slot), (200, 0, 0, 0));
     let (cpu, slot) = run(CpuClock::SystemCall, calls());
@@ -407,7 +407,7 @@ fn values_by_index_fall_into_their_granules() {
     let nest = nest();
     let numbers = [-11, -10, -1, 0, 9, 10, 14, 15, 16, 63, 64, 1 << 40, i64::MIN, i64::MAX];
     let returned = |n: i64| {
-        // A zero that the compiler does not know: the result of a function minus itself.
+        // The compiler cannot fold this zero: the result of a function minus itself.
         let zero = Expr::Binary(BinaryOp::Subtract, Box::new(Expr::Return), Box::new(Expr::Return));
         Expr::Binary(BinaryOp::Add, Box::new(zero), Box::new(Expr::Const(n)))
     };
@@ -618,7 +618,7 @@ fn what_was_handed_over_is_told_from_what_was_left() {
     let hand = snippet(vec![Stmt::HandOver(record(0), Whose::Own, vec![])]);
     let both = snippet(vec![Stmt::Open(record(1), vec![])]);
     let ends = |n: u32| vec![Stmt::Add(v(n), Expr::Const(1))];
-    // The records close in the wrong order: the record of `inner` lies above.
+    // Close the record of `middle` first, although the record of `inner` was opened later and lies above it.
     let close = snippet(vec![Stmt::CloseHanded(record(0), ends(2)), Stmt::Close(record(1), ends(3))]);
     let out = nest.run(GLIBC, [&open, &hand], [&both, &close], &[0, 1, 1, 0, 0]);
     let own = &out.shards[2];
@@ -636,7 +636,7 @@ fn a_call_that_jumps_where_nobody_looks_is_given_up() {
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&up, &give_up], [&nothing, &earlier], &[0, 0, 0]);
     assert_eq!((&out.shards[2][4..8], out.shards[2][20]), (&[0, 0, 0, 3][..], 0));
-    // Without a record, a jump of the function itself counts as unseen, and an earlier function's does not.
+    // If no record is open, a jump of a call of `middle` counts as unseen. A jump at which an earlier function's call would go on does not.
     let out = nest.run(GLIBC, [&nothing, &give_up], [&nothing, &earlier], &[0, 0]);
     assert_eq!(&out.shards[2][4..8], &[0, 2, 0, 0]);
 }
@@ -660,7 +660,7 @@ fn records_of_one_call_may_close_in_any_order() {
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&open, &close], [&nothing, &nothing], &[0, 1, 0, 0]);
     let own = &out.shards[2];
-    // The second call leaves both records behind; their removal restores the values from before.
+    // The second call passes no exit, so both of its records stay. Their removal restores the values from before that call.
     assert_eq!((&own[4..7], &own[8..11]), (&[1, 0, 0][..], &[1, 0, 0][..]));
     assert_eq!((own[12], own[20]), (30, 60));
 }

@@ -1,5 +1,5 @@
-//! A function's own branches to its entry or to a return address. These branches must reach the tail, because neither a loop nor a jump
-//! past a call is a call.
+//! Back branches: branches of a function to its own entry or to one of its return addresses. Such a branch makes no call: it is a loop, or
+//! a jump past a call. So it must not run the snippets, and is redirected to the relocated code behind them.
 
 use ingraft_model::point::BackBranch;
 use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};
@@ -13,13 +13,13 @@ use crate::patch::springboard::{Head, Place};
 use crate::patch::text_space::{Island, TextSpace};
 use crate::patch::weave::PointRequest;
 
-/// Change that makes one branch miss the springboard.
+/// Change that redirects one back branch past the springboard.
 #[derive(Clone, Debug)]
 pub(crate) enum Detour {
     /// Rewrites the branch's 32-bit displacement, which lies at `field`.
     Retarget { field: u64, old: [u8; 4] },
-    /// Displaces a range of instructions, with a springboard of five bytes at the first of them. The range ends with the branch, or it
-    /// only makes room for an island (`clears`).
+    /// Displaces a range of instructions and writes a springboard of five bytes at its beginning. The range ends with the branch unless
+    /// `clears` is set: then it only makes room for an island.
     Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
     /// Rewrites the branch's 8-bit displacement, which lies at `field`, to lead to an island.
     Hop { field: u64, old: u8, island: Island },
@@ -52,8 +52,8 @@ impl Detour {
     }
 }
 
-/// Finds a change for every branch back that the springboard does not displace anyway. The point's code will be in `arena`; the copy of a
-/// branch may be in another arena.
+/// Finds a change for every back branch, except those that the springboard displaces itself. Refuses the point if one branch can neither be
+/// rewritten nor displaced. The code of the point will be in `arena`; the copy of a branch may be in another arena.
 pub(crate) fn detours(
     env: &Environment,
     text: &mut TextSpace,
@@ -89,7 +89,7 @@ pub(crate) fn detours(
     Ok(out)
 }
 
-/// Refusal of a point because of the branch at an address, which leads to the point.
+/// Returns the refusal of a point that the back branch at the address `branch` leads to.
 pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
     let offset = Offset::between(head.function, branch);
     match request.site.point_kind() {

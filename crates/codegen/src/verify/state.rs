@@ -5,13 +5,13 @@ use iced_x86::Instruction;
 use super::rules::number_of;
 use super::{Flaw, VerifyError, fail};
 
-/// Kinds of words on the stack. A number below 16 stands for the original value of that register; `FLAGS` for the original flags; `OTHER`
-/// for anything else.
+/// Kind of a word that generated code has pushed: the original flags. A number below 16 is the kind of the original value of that register,
+/// and `OTHER` the kind of any other word.
 pub(super) const FLAGS: u8 = 16;
 pub(super) const OTHER: u8 = 17;
-/// The original flags, in the form of [`Image::Whole`].
+/// Kind of a pushed word: the original flags, in the form of [`Image::Whole`].
 pub(super) const IMAGE: u8 = 18;
-/// Address of a function that may be called.
+/// Kind of a pushed word: the address of a function that the code may call ([`Bound::Callee`]).
 pub(super) const CALLEE: u8 = 19;
 
 /// Placeholder for the resume address with which a shared routine is entered in rax. The placeholder is not the address of an instruction.
@@ -69,7 +69,7 @@ impl Stack {
     }
 }
 
-/// Progress of saving the point's flags to ax, or of restoring them from there.
+/// Progress of saving the original flags to ax, or of restoring them from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Image {
     None,
@@ -81,11 +81,11 @@ pub(super) enum Image {
     Overflow,
 }
 
-/// Knowledge whether the code runs in the target itself, not in a fork child.
+/// Knowledge whether the code runs in the target itself or in a fork child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
     Unknown,
-    /// The last comparison has set the flags: zero in a child.
+    /// The code has compared the word that is 0 in a fork child, so the zero flag is set in a child.
     Compared,
     Yes,
 }
@@ -93,15 +93,15 @@ pub(super) enum Parent {
 /// Knowledge about the value of one register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// Nothing is known.
+    /// Nothing is known about any register.
     None,
-    /// The register is the top of this thread's activation records.
+    /// The register holds the top of this thread's activation records.
     Top(u8),
-    /// The register is at most this number.
+    /// The register holds at most this number.
     Most(u8, u32),
-    /// The register is the address of a function that may be called.
+    /// The register holds the address of a function that the code may call.
     Callee(u8),
-    /// The register is the address of the loader's state word.
+    /// The register holds the address of the loader's state word.
     Loader(u8),
 }
 
@@ -120,9 +120,9 @@ pub(super) struct State {
     /// Registers that hold their original values, one bit each.
     pub kept: u16,
     pub flags_kept: bool,
-    /// A register with this address of the arena.
+    /// Register that holds an address of the arena, and that address; `None` if no register does.
     pub pointer: Option<(u8, u64)>,
-    /// Bound or meaning of one register.
+    /// Bound or meaning of the value of one register, as far as it is known.
     pub bound: Bound,
     pub image: Image,
     pub parent: Parent,
@@ -130,7 +130,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// State at the point, before any instruction.
+    /// Returns the state at the point, before any generated instruction.
     pub fn entry() -> Self {
         State {
             kept: u16::MAX,

@@ -18,13 +18,13 @@ use ingraft_model::{
     ThreadIdentity, VariableId, WallClock,
 };
 
-/// Configuration with few cases; `PROPTEST_CASES` sets another number.
+/// Returns a configuration with 40 cases for each property, or with as many as `PROPTEST_CASES` says.
 pub fn property_config() -> proptest::test_runner::Config {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     proptest::test_runner::Config { cases, failure_persistence: None, ..Default::default() }
 }
 
-/// The reference environment: glibc's thread id, a data area at 256 MiB.
+/// Returns the reference environment: a data area at 256 MiB, the time stamp counter as the wall clock, no clock of processor time.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     Environment {
@@ -42,30 +42,30 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
-/// Scratch memory of programs that tests run, and a process that does not exist.
+/// Scratch memory of the programs that tests run; reads of other memory name a process that does not exist.
 pub const READABLE: Readable =
     Readable { start: Avma(image::SCRATCH), end: Avma(image::SCRATCH + 0x8000), process: Some(0x7fff_ffff) };
 
 /// Scale from ticks of 3 GHz to nanoseconds.
 pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
-/// Entry at 0x401000 whose bytes are all the function's own, with rax and the flags free.
+/// Returns the site of an entry at 0x401000. All `bytes` belong to the function; rax and the flags are free.
 pub fn site(bytes: &[u8]) -> Site {
     let kind = SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true } };
     Site::new(kind, Svma(0x401000), Svma(0x401000), bytes.to_vec())
 }
 
-/// Entry at an address, with nothing free.
+/// Returns the site of an entry at an address, with no register free and the flags live.
 pub fn entry_at(at: u64, bytes: &[u8]) -> Site {
     Site { function: Svma(at), at: Svma(at), ..site(bytes) }.free(&[], false)
 }
 
-/// Exit site: `bytes` at `at`, whose last instruction, at offset `point`, is the exit; then padding.
+/// Returns the site of an exit. `bytes` lie at `at`; their last instruction, at offset `point`, is the exit; padding follows.
 pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
     site_of(SiteKind::Exit { within: false }, function, at, point, bytes, padding)
 }
 
-/// Site before or after a call, with the layout of an exit site.
+/// Returns the site before or after a call, with the layout of an exit site.
 pub fn call_site(after: bool, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
     let arrival = Arrival { least: bytes.len() as u8, back_branches: Vec::new() };
     let kind = if after { SiteKind::CallAfter { arrival } } else { SiteKind::CallBefore };
@@ -86,9 +86,9 @@ fn site_of(kind: SiteKind, function: u64, at: u64, point: usize, bytes: &[u8], p
 pub trait WithFacts {
     /// Sets the free registers, and whether the flags are free.
     fn free(self, scratch: &[Gpr], flags: bool) -> Site;
-    /// Sets the branches back to the site.
+    /// Sets the back branches to the site.
     fn back(self, branches: Vec<BackBranch>) -> Site;
-    /// Sets the number of bytes that are better displaced.
+    /// Sets the length in bytes that is better displaced than not.
     fn least(self, least: u8) -> Site;
 }
 
@@ -180,7 +180,7 @@ pub fn refusal(site: Site, paddings: &[Padding]) -> String {
     }
 }
 
-/// Plan as text: writes with their meaning, code with the names of its parts, moves.
+/// Formats a plan: refused points, writes with their instructions, code with the names of its parts, and moves of program counters.
 pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
     let mut out = String::new();
     for refusal in woven.iter().filter_map(|w| w.as_ref().err()) {
@@ -227,7 +227,7 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
     out
 }
 
-/// Part of a plan's code as text.
+/// Formats the part of a plan's code that lies in a range.
 pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range: &AvmaRange) -> String {
     let inside = |line: &&str| {
         let address = line.split("0x").nth(1).and_then(|l| u64::from_str_radix(l.get(..6)?, 16).ok());
@@ -236,7 +236,7 @@ pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range
     list(plan, woven).lines().filter(inside).map(|l| l.to_owned() + "\n").collect()
 }
 
-/// Removal as text.
+/// Formats the plan of a removal.
 pub fn list_removal(plan: &PatchPlan) -> String {
     let mut out = String::new();
     for w in &plan.text {
@@ -260,7 +260,7 @@ fn instructions(at: u64, bytes: &[u8]) -> String {
     if i.is_invalid() { String::new() } else { text_of(&i) }
 }
 
-/// Instruction as text, without bits of the encoding that have no effect.
+/// Formats an instruction, without bits of the encoding that have no effect.
 pub fn text_of(i: &iced_x86::Instruction) -> String {
     let mut formatter = IntelFormatter::new();
     formatter.options_mut().set_hex_prefix("0x");
