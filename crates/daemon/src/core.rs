@@ -20,21 +20,21 @@ pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// Readings that wait for a slow reader before the oldest is dropped.
 pub const BACKLOG: usize = 16;
 
-/// Time that calls of the engine in progress have to finish when the engine ends.
+/// Time that calls of the engine that are in progress have to finish when [`Core::close`] begins.
 const CALLS_GRACE: Duration = Duration::from_secs(10);
-/// Time that the engine has afterwards to remove what is inserted.
+/// Time that the engine has, after the calls in progress, to remove all measurements that are not kept.
 const REMOVAL_GRACE: Duration = Duration::from_secs(20);
 
-/// Time beyond [`REMOVAL_GRACE`] after which the engine's end is given up.
+/// Time beyond [`REMOVAL_GRACE`] after which [`Core::close`] no longer waits for the engine.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Most calls of one user that make long lists and run at a time.
+/// Largest number of calls of one user that make long lists at the same time.
 const LISTS: u32 = 4;
 
 /// The program that serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The command line, which serves itself.
+    /// The command line, whose engine serves one user.
     CommandLine,
     /// The daemon, which serves others.
     Daemon,
@@ -62,16 +62,16 @@ struct Shared {
     keeper: Arc<Keeper>,
     recorder: Recorder,
     audit: Arc<Audit>,
-    /// Bytes of MDL that are kept for everybody.
+    /// Number of bytes of MDL definitions that the daemon keeps for all clients.
     defined: Mutex<usize>,
     closing: watch::Sender<bool>,
-    /// Lock that every call which may change a target holds shared. The end holds it exclusively, so nothing is inserted after the end has
-    /// begun.
+    /// Lock that every call which may change a target holds shared. [`Core::close`] holds it exclusively, so that nothing is inserted
+    /// afterwards.
     changes: Arc<RwLock<()>>,
     calls: Arc<Calls>,
 }
 
-/// The calls of the engine that are in progress: the function that makes each, and when it began.
+/// Calls of the engine that are in progress, each with the name of the function that makes it and the time when it began.
 #[derive(Default)]
 struct Calls {
     next: AtomicU64,
@@ -114,9 +114,9 @@ fn caller_of<F>(_: &F) -> &'static str {
 pub struct Closing(watch::Receiver<bool>);
 
 impl Closing {
-    /// Returns when the end has begun.
+    /// Returns once the engine begins to end.
     pub async fn wait(&mut self) {
-        // The sender lives as long as the core; without it everything has ended.
+        // The sender lives as long as the core. An error means that the core is gone, so everything has ended.
         drop(self.0.wait_for(|closing| *closing).await);
     }
 }
@@ -163,7 +163,7 @@ impl Core {
         &self.shared.audit
     }
 
-    /// Returns the number of bytes of MDL that are kept for everybody. The guard locks it while some are added.
+    /// Returns the number of bytes of MDL definitions that the daemon keeps for all clients. The guard locks it while a client adds some.
     pub fn defined(&self) -> MutexGuard<'_, usize> {
         self.shared.defined.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,12 +255,12 @@ impl Core {
         }
         let shared = self.shared.clone();
         let (tell, removed) = tokio::sync::oneshot::channel();
-        // a thread of its own: calls that hang may have taken all others
+        // Use a separate thread, because calls that hang may have taken all threads of the runtime.
         let spawned = std::thread::Builder::new().name("end".into()).spawn(move || {
             let _guard = guard;
             drop(tell.send(shared.engine.shutdown(removal)));
         });
-        // the engine bounds its own end; this timeout is for its locks
+        // The engine limits the time of its own end. This timeout is for the case that it cannot get a lock.
         let why = match (spawned, tokio::time::timeout(removal + GOODBYE, removed).await) {
             (Err(e), _) => format!("no thread can be started to end the engine: {e}"),
             (_, Ok(Ok(removed))) => return removed,
@@ -277,9 +277,9 @@ impl Core {
 pub struct Behalf {
     /// Turns of the user at the engine.
     pub turns: Arc<Semaphore>,
-    /// Payer of what is kept for the call.
+    /// Holder whose quota pays for the data that is kept for the call.
     pub payer: Payer,
-    /// The call. It counts as long as anything is done or kept for it, also when its client has gone.
+    /// The call, which counts towards the user's quota as long as anything is done or kept for it, even if its client has gone.
     pub call: Arc<Mutex<Call>>,
 }
 
@@ -287,7 +287,7 @@ tokio::task_local! {
     static BEHALF: Behalf;
 }
 
-/// Returns the payer of what the current task keeps; `None` if the program itself asks.
+/// Returns the payer of the data that the current task keeps; `None` if the task runs for the program itself.
 pub fn payer() -> Option<Payer> {
     BEHALF.try_with(|behalf| behalf.payer.clone()).ok()
 }
@@ -334,7 +334,7 @@ mod tests {
         Engine::start(config).unwrap()
     }
 
-    /// Without this, a user that cancels calls again and again would have any number of them at work.
+    /// If a cancelled call did not count until its end, a user that cancels calls again and again could have any number of them running.
     #[test]
     fn a_call_that_was_cancelled_counts_until_its_work_ends() {
         let directory = tempfile::tempdir().unwrap();
@@ -352,7 +352,7 @@ mod tests {
             let work = async move {
                 let work = core.engine_value(move |_| {
                     tell_begun.notify_one();
-                    // An error means that it was released.
+                    // An error means that the test has dropped the sender to release this call.
                     let _ = hanging.recv();
                 });
                 drop(work.await);

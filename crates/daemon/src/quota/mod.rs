@@ -1,8 +1,8 @@
 //! Quotas of users, and the table of what each user has at a time: connections, calls, bytes of requests, measurements, definitions.
 //!
-//! Every quota has a holder: the user at the other end of a Unix socket, the clients with the token, the clients with one certificate, or
-//! the place that a client on TCP comes from as long as it has proven nothing. Some connections and some bytes are reserved: root, the
-//! daemon's own user and clients that have proven who they are find room when everybody else has used up theirs.
+//! Every quota has a holder: the user at the other end of a Unix socket, the clients with the token, or the clients with one certificate. A
+//! client on TCP that has not authenticated yet is a stranger; strangers are counted by the network address that they come from. Some
+//! connections and some bytes are reserved for trusted holders: root, the daemon's own user, and clients that have authenticated.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -53,25 +53,26 @@ impl Default for Quotas {
     }
 }
 
-/// Connections that only root, the daemon's user and clients that have proven who they are may take, as a part of all.
+/// Reciprocal of the share of all connections that only trusted holders and strangers may take.
 const RESERVED: usize = 8;
-/// Most connections of clients that have proven nothing yet, as a part of all. One more ends the oldest of them.
+/// Reciprocal of the largest share of all connections that strangers may have together. One more makes the daemon end another one of
+/// theirs.
 const STRANGERS: usize = 4;
-/// Connections beyond a quota that are answered with nothing but the error that says so: of one holder, and in all.
+/// Largest numbers of refused connections whose requests are answered with the error: of one holder, and in all. More are closed at once.
 const TURNED_AWAY: (usize, usize) = (4, 16);
-/// Most calls in progress of a client that has proven nothing: questions about services and health.
+/// Largest number of calls in progress of one stranger, which may only ask for the list of services and their health.
 const STRANGERS_CALLS: usize = 100;
 /// Most calls of the engine that run at a time on behalf of one holder; the next one waits. The runtime has 512 threads for such calls.
 pub const TURNS: u32 = 32;
 /// Most bytes of requests that one holder may have in the daemon at a time.
 pub const REQUEST_BYTES: usize = 16 << 20;
-/// Pool of the bytes of requests in progress. Strangers may ask for names of services only.
+/// Pool of the bytes of requests in progress. The share of strangers is small, because they may ask for names of services only.
 const REQUESTS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: REQUEST_BYTES, each_stranger: 256 << 10 };
-/// Pool of the bytes of answers that wait to be read. Strangers are told of services only.
+/// Pool of the bytes of answers that wait to be read. The share of strangers is small, because they get names of services only.
 const ANSWERS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: 64 << 20, each_stranger: 1 << 20 };
-/// Time after which a refused client may try again: a connection or a call may have ended by then.
+/// Time after which a refused client should try again, because another connection or call may have ended by then.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The party whose connections, calls and bytes are counted together.
@@ -83,15 +84,14 @@ pub enum Holder {
     Token,
     /// All clients with this certificate: the SHA-256 of its encoding.
     Certificate([u8; 32]),
-    /// A client on TCP that has proven nothing: the place that it comes from, as [`place`] returns it, and its user if it is on this
-    /// machine.
+    /// A client on TCP that has not authenticated: its network address, as [`place`] returns it, and its user if it is on this machine.
     Stranger(IpAddr, Option<u32>),
     /// The other end of a Unix socket when the kernel does not name its user.
     Nobody,
 }
 
-/// Returns the place of an address, for which connections are counted. One client can have all addresses of the loopback, or all of an IPv6
-/// network of 64 bits, so each of these is one place.
+/// Returns the address under which connections from an address are counted. One client can have all addresses of the loopback, or all of an
+/// IPv6 network with a prefix of 64 bits, so all addresses of such a network are counted as one.
 pub fn place(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -139,9 +139,9 @@ struct State {
     connections: usize,
     turned_away: usize,
     accounts: HashMap<Holder, Account>,
-    /// Connections that have proven nothing, the oldest first. Those that were told to make room are not among them.
+    /// Connections of strangers, the oldest first, without those that were told to make room.
     strangers: VecDeque<(Holder, Arc<Notify>)>,
-    /// Number of strangers' connections that were told to make room and have not gone yet.
+    /// Number of strangers' connections that were told to make room and have not ended yet.
     leaving: usize,
 }
 
@@ -157,8 +157,8 @@ impl State {
         count.into_iter().max_by_key(|(_, n)| *n).map(|(other, _)| other)
     }
 
-    /// Tells the oldest connection of the stranger with the most connections to go, so that a crowd from one place does not drive out
-    /// connections from another. Returns false if no stranger is connected.
+    /// Tells the oldest connection of the stranger with the most connections to end, so that many connections from one address do not
+    /// displace those from another. Returns false if no stranger is connected.
     fn make_room(&mut self) -> bool {
         let crowd = self.crowd();
         let at = self.strangers.iter().position(|(other, _)| crowd == Some(*other));
@@ -168,7 +168,7 @@ impl State {
         true
     }
 
-    /// Changes an account, and forgets it if nothing is left in it.
+    /// Changes an account, and removes it from the table if it is empty afterwards.
     fn settle<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Account) -> T) -> T {
         let account = self.account(holder);
         let out = change(account);
@@ -220,7 +220,7 @@ impl Table {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is one call, so a panic between two leaves the table whole.
+        // Every change is one call of a method, so a panic leaves no change half made.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -260,10 +260,10 @@ impl Table {
         Admission::Closed(failure)
     }
 
-    /// Refuses a connection if it finds no room.
+    /// Refuses a connection if no room is left for it.
     ///
-    /// A client on TCP begins as a stranger, also one that is about to show the token, so strangers may use the reserve. They lose it
-    /// again: a stranger makes room for the next one, and for a client that is trusted already.
+    /// Every client on TCP begins as a stranger, even one that is about to show the token. So strangers may use the reserved connections,
+    /// but only for a while: the oldest makes room for another stranger, or for a trusted holder.
     fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
         let all = self.quotas.connections;
         let unreserved = all - all / RESERVED;
@@ -275,7 +275,7 @@ impl Table {
                 if state.connections < all && state.strangers.len() < most {
                     return Ok(());
                 }
-                // A stranger that was told to make room has its place until it has gone: a crowd comes no faster than it goes.
+                // A connection that was told to make room counts until it has ended. So new strangers come no faster than old ones end.
                 let is_late = state.leaving >= 2 * most || state.leaving >= most && state.crowd() == Some(holder);
                 if is_late || !state.make_room() { Err(daemon_full(state.connections, all)) } else { Ok(()) }
             }
@@ -356,8 +356,8 @@ impl Table {
         Ok(())
     }
 
-    /// Updates the table to what the engine says of a holder's measurements: `alive` returns the current number of pairs, or `None` if the
-    /// measurement has gone.
+    /// Updates the pair counts of a holder's measurements from the engine: `alive` returns the current number of pairs, or `None` if the
+    /// measurement is gone.
     pub fn refresh(&self, holder: Holder, alive: impl Fn(MeasurementId) -> Option<usize>) {
         // `alive` asks the engine, so it is not called under the lock.
         let ids: Vec<_> = self.state().account(holder).measurements.keys().copied().collect();
@@ -441,7 +441,7 @@ enum SeatKind {
     TurnedAway,
 }
 
-/// A counted connection. It gives its place back when it is dropped.
+/// A counted connection. Dropping it releases its place.
 #[derive(Debug)]
 pub struct Seat {
     table: Arc<Table>,
@@ -450,7 +450,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Returns the holder that the connection counts for now.
+    /// Returns the holder for which the connection is counted now.
     pub fn holder(&self) -> Holder {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner).0
     }
@@ -460,7 +460,7 @@ impl Seat {
         self.evicted.notified().await;
     }
 
-    /// Counts the connection for `holder` from now on: its client has proven who it is, and is no stranger any more.
+    /// Counts the connection for `holder` from now on, because its client has authenticated. Until now it may have counted for a stranger.
     pub fn proven(&self, holder: Holder) {
         let mut mine = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
         if mine.0 == holder || mine.1 == SeatKind::TurnedAway {
@@ -502,7 +502,7 @@ impl Drop for Seat {
     }
 }
 
-/// A call in progress and the bytes of its request. Both are given back when it is dropped.
+/// A call in progress and the bytes of its request. Dropping it releases both.
 #[derive(Debug)]
 pub struct Call {
     table: Arc<Table>,
@@ -511,18 +511,18 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns the turns at the engine that the call's user has, for all of its calls together.
+    /// Returns the semaphore that limits how many calls of the engine run at a time for the call's holder.
     pub fn turns(&self) -> Arc<Semaphore> {
         let turns = self.table.state().account(self.holder).turns.clone();
         turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS as usize)))
     }
 
-    /// Returns the payer of what is kept for the call.
+    /// Returns the payer, for whose holder the data that is kept for the call is counted.
     pub fn payer(&self) -> Payer {
         Payer::new(&self.table, self.holder)
     }
 
-    /// Counts bytes of the call's request. Fails if the holder's share or the pool has too few left.
+    /// Counts bytes of the call's request. Fails if the holder's share or the pool has too few bytes left.
     pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
         let Call { table, holder, .. } = self;
         let mut pool = locked(&table.requests);
