@@ -1,11 +1,11 @@
-//! The tree of a text. Spans are kept everywhere, older spellings are already what they mean.
+//! Syntax tree of an MDL source. Every node keeps its position in the source. Older spellings have the same nodes as the present ones.
 
 pub use ingraft_model::snippet::{BinaryOp, Clock, UnaryOp};
 use ingraft_model::{Aggregate, Style, UnitsType};
 
 use crate::source::Span;
 
-/// A name with its place.
+/// A name with its position in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ident {
     /// The name, with its `$` if it has one.
@@ -14,7 +14,7 @@ pub struct Ident {
     pub span: Span,
 }
 
-/// A string with its place.
+/// A string with its position in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
     /// The value, escapes resolved.
@@ -23,7 +23,7 @@ pub struct Text {
     pub span: Span,
 }
 
-/// A whole text.
+/// A whole source.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct File {
     /// Definitions of the source, in order.
@@ -37,11 +37,11 @@ pub struct File {
 pub struct Definition {
     /// Kind of the definition.
     pub kind: DefinitionKind,
-    /// From its first to its last token.
+    /// Position in the source, from the definition's first token to its last.
     pub span: Span,
-    /// The comment directly before it, in one line.
+    /// Comment directly before the definition, in one line; empty if there is none.
     pub doc: String,
-    /// Whether a part of it could not be read. Such a definition is checked, but not used.
+    /// Whether a part of the definition could not be parsed. Such a definition is checked, but not used.
     pub broken: bool,
 }
 
@@ -73,7 +73,7 @@ pub struct List {
     pub items: Vec<Text>,
     /// Flavors for which the list exists; empty: all.
     pub flavors: Vec<Ident>,
-    /// Whether its functions count as part of their callers (`libraryTag`).
+    /// Whether the listed functions count as part of their callers (`libraryTag`).
     pub library: bool,
 }
 
@@ -95,7 +95,7 @@ pub struct Constraint {
     pub name: Ident,
     /// Path to which the constraint restricts a metric.
     pub path: Path,
-    /// How.
+    /// Method by which the constraint restricts a metric.
     pub body: ConstraintBody,
 }
 
@@ -114,12 +114,12 @@ pub enum ConstraintBody {
     Replace(Accumulator, Vec<Meta>),
 }
 
-/// `/Code/*`: names and asterisks.
+/// Path of resources, as `/Code/*`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Path {
-    /// The root first; `*` stands for any resource.
+    /// Names of the path, the root first; `*` stands for any resource.
     pub parts: Vec<Ident>,
-    /// All of it; for an empty path the place where it would be.
+    /// Position of the path in the source; for an empty path, the place where it would be.
     pub span: Span,
 }
 
@@ -137,7 +137,7 @@ pub struct Metric {
 pub struct MetricField {
     /// Kind of the field.
     pub kind: FieldKind,
-    /// From its keyword to its end.
+    /// Position in the source, from the field's keyword to its end.
     pub span: Span,
 }
 
@@ -152,19 +152,19 @@ pub enum FieldKind {
     Aggregate(Aggregate),
     /// Kind of a value.
     Style(Style),
-    /// Whether it is for developers.
+    /// Whether the metric is only for developers.
     Developer(bool),
     /// Labels of values.
     UnitsType(UnitsType),
     /// Flavors for which the metric exists.
     Flavor(Vec<Ident>),
-    /// A constraint defined elsewhere.
+    /// Name of a constraint that is defined outside the metric.
     Use(Ident),
-    /// A constraint of its own.
+    /// A constraint that is defined inside the metric.
     Constraint(Constraint),
     /// A scratch variable.
     Scratch(Ident),
-    /// One value per index instead of one.
+    /// Index of a metric that has one value per index.
     Vector(Vector),
     /// Computation of the unrestricted metric.
     Base(Base),
@@ -179,7 +179,7 @@ pub enum Vector {
     Map(Text, i64),
     /// Equal ranges: base, length and granule.
     Table(i64, i64, i64),
-    /// Whatever numbers the code names while the program runs.
+    /// Any numbers, which the code computes while the program runs.
     Keys,
     /// The synchronisation objects that the code discovers and retires, by address.
     Objects,
@@ -209,7 +209,7 @@ pub enum Accumulator {
     HwTimer,
     /// Hardware events.
     HwCounter,
-    /// Nothing: code without a value.
+    /// No value: the metric has only code.
     Void,
     /// A distribution of values.
     Histogram,
@@ -218,9 +218,9 @@ pub enum Accumulator {
 /// `exclude …;`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exclude {
-    /// Letter case is ignored.
+    /// Whether the pattern ignores letter case.
     pub no_case: bool,
-    /// The pattern is a regular expression instead of a shell pattern.
+    /// Whether the pattern is a regular expression instead of a shell pattern.
     pub regex: bool,
     /// `/Code/MODULE` or `/Code/MODULE/FUNCTION`.
     pub pattern: Text,
@@ -264,13 +264,13 @@ pub struct ConfigItem {
 /// A value in a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConfigValue {
-    /// In quotes.
+    /// A string in quotes.
     Text(String),
     /// A bare word.
     Word(String),
     /// A whole number.
     Int(i64),
-    /// A number with a point.
+    /// A number with a decimal point.
     Fixed(f64),
     /// True or false.
     Bool(bool),
@@ -283,7 +283,7 @@ pub enum ConfigValue {
 pub struct Meta {
     /// Kind of the statement.
     pub kind: MetaKind,
-    /// All of it.
+    /// Position of the whole statement in the source.
     pub span: Span,
 }
 
@@ -303,15 +303,15 @@ pub enum MetaKind {
 /// `append|prepend preInsn|postInsn POINTS constrained (* CODE *)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Insert {
-    /// First in the chain instead of last.
+    /// Whether the code runs first among the code at its points instead of last.
     pub prepend: bool,
-    /// Behind the instruction of the point instead of before it.
+    /// Whether the code runs after the instruction of the point instead of before it.
     pub after: bool,
-    /// Where.
+    /// Expression that names the points.
     pub points: Expr,
-    /// Only while the flags of the request are up.
+    /// Whether the code runs only while the flags of the request's constraints are up.
     pub constrained: bool,
-    /// What.
+    /// Statements of the code.
     pub code: Vec<Code>,
     /// The code with its brackets.
     pub code_span: Span,
@@ -322,7 +322,7 @@ pub struct Insert {
 pub struct Code {
     /// Kind of the statement.
     pub kind: CodeKind,
-    /// All of it.
+    /// Position of the whole statement in the source.
     pub span: Span,
 }
 
@@ -342,7 +342,7 @@ pub enum CodeKind {
 pub struct Expr {
     /// Kind of the expression.
     pub kind: ExprKind,
-    /// All of it.
+    /// Position of the whole expression in the source.
     pub span: Span,
 }
 
@@ -392,7 +392,7 @@ pub struct Callee {
     pub name: String,
     /// Position of the name in the source.
     pub span: Span,
-    /// Written as `Call("f", …)`: always a function of the program.
+    /// Whether the call is written as `Call("f", …)`, which always calls a function of the program.
     pub quoted: bool,
 }
 
@@ -406,7 +406,7 @@ pub enum AssignOp {
 }
 
 impl Expr {
-    /// Whether it is an argument, a result or a variable of the program, or a member of one.
+    /// Whether the expression is an argument, a result or a variable of the program, or a member of one.
     pub(crate) fn is_data(&self) -> bool {
         match &self.bare().kind {
             ExprKind::Field(of, _) => of.is_data(),
@@ -416,7 +416,8 @@ impl Expr {
         }
     }
 
-    /// Whether it is an integer of the program that can be set: a variable, a member, or what lies at an address, `readAddress(a)`.
+    /// Whether the expression is an integer of the program that can be set: a variable, a member, or the word at an address,
+    /// `readAddress(a)`.
     pub(crate) fn is_memory(&self) -> bool {
         match &self.bare().kind {
             ExprKind::Arg(_) | ExprKind::Return => false,
@@ -425,7 +426,7 @@ impl Expr {
         }
     }
 
-    /// Without the parentheses around it.
+    /// Returns the expression without the parentheses around it.
     pub fn bare(&self) -> &Expr {
         let mut expr = self;
         while let ExprKind::Paren(inner) = &expr.kind {
@@ -436,7 +437,7 @@ impl Expr {
 }
 
 impl Element {
-    /// All, with their keywords.
+    /// All kinds of items, with their keywords.
     pub const ALL: [(&'static str, Element); 5] = [
         ("procedure", Element::Procedure),
         ("module", Element::Module),
@@ -452,7 +453,7 @@ impl Element {
 }
 
 impl Accumulator {
-    /// All, with their keywords.
+    /// All kinds of accumulation, with their keywords.
     pub const ALL: [(&'static str, Accumulator); 7] = [
         ("counter", Accumulator::Counter),
         ("wallTimer", Accumulator::WallTimer),
@@ -470,7 +471,7 @@ impl Accumulator {
 }
 
 impl ConfigKind {
-    /// All, with their keywords.
+    /// All kinds of configuration, with their keywords.
     pub const ALL: [(&'static str, ConfigKind); 4] = [
         ("daemon", ConfigKind::Daemon),
         ("process", ConfigKind::Process),
@@ -538,7 +539,7 @@ pub(crate) const BINARY: [BinaryOp; 18] = [
 ];
 
 impl Metric {
-    /// The last field for which `pick` answers: a repeated field overwrites.
+    /// Returns what `pick` returns for the last field that it accepts: a repeated field replaces the earlier one.
     fn last<'a, T>(&'a self, pick: impl Fn(&'a FieldKind) -> Option<T>) -> Option<T> {
         self.fields.iter().rev().find_map(|f| pick(&f.kind))
     }
@@ -568,7 +569,7 @@ impl Metric {
         self.last(|f| if let FieldKind::UnitsType(u) = f { Some(*u) } else { None }).unwrap_or_default()
     }
 
-    /// Whether it is for developers.
+    /// Whether the metric is only for developers.
     pub fn developer(&self) -> bool {
         self.last(|f| if let FieldKind::Developer(d) = f { Some(*d) } else { None }).unwrap_or(false)
     }
@@ -583,7 +584,7 @@ impl Metric {
         self.last(|f| if let FieldKind::Base(b) = f { Some(b) } else { None })
     }
 
-    /// The event whose count is the value; only if no code says when to look at it.
+    /// Returns the hardware event whose count is the metric's value; `None` if the metric has code, which then reads the event itself.
     pub fn event(&self) -> Option<&Text> {
         let base = self.base().filter(|b| b.kind == Accumulator::HwCounter && b.body.is_empty())?;
         base.event.as_ref().filter(|_| self.vector().is_none())

@@ -1,4 +1,4 @@
-//! Code at points: which definition it belongs to, where it goes, and when it runs among the rest.
+//! Insertion of code at points: the kind of point, the functions, the order among other code there, and the role of the code.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::walk::each_stmt;
 use crate::ast::{Insert, Meta, MetaKind};
 use crate::source::Span;
 
-/// Code of one definition at one place of one function, before it is known what belongs to it elsewhere.
+/// Code of one definition at the points of one kind in one function. [`Evaluation::with_records`] joins drafts that share a record.
 #[derive(Clone, Debug)]
 pub(super) struct Draft {
     pub(super) function: FunctionRef,
@@ -21,7 +21,7 @@ pub(super) struct Draft {
     pub(super) order: Order,
     pub(super) role: Role,
     pub(super) snippet: Arc<Snippet>,
-    /// The code in the text.
+    /// Position of the code in the source.
     pub(super) span: Span,
 }
 
@@ -29,7 +29,8 @@ impl<'a> Evaluation<'a> {
     pub(super) fn insert(&mut self, insert: &'a Insert) {
         let mut block = None;
         let target = match self.expr(&insert.points) {
-            // The code behind an entry's instruction comes last at the entry: what the instruction does changes none of its values.
+            // Code after the instruction of a call belongs to the point after the call. Code after the first instruction of a function runs
+            // last at the entry, before the instruction, which changes none of the values that the code can use.
             Value::Points(PointKind::CallBefore, functions) if insert.after => Some((PointKind::CallAfter, functions)),
             Value::Points(point, functions) => Some((point, functions)),
             Value::Block(functions, offset) => {
@@ -62,7 +63,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Code for one kind of point of several functions.
+    /// Adds drafts of the code for one kind of point in several functions.
     fn draft(&mut self, functions: &[FunctionRef], place: PointKind, order: Order, stmts: Vec<Stmt>, span: Span) {
         if stmts.is_empty() {
             return;
@@ -76,7 +77,7 @@ impl<'a> Evaluation<'a> {
         self.drafts.extend(drafts);
     }
 
-    /// The one snippet of these statements.
+    /// Returns the snippet of these statements. Equal statements share one snippet.
     pub(super) fn shared(&mut self, stmts: Vec<Stmt>) -> Arc<Snippet> {
         let snippet = Snippet { stmts };
         if let Some(known) = self.snippets.get(&snippet) {
@@ -87,7 +88,8 @@ impl<'a> Evaluation<'a> {
         snippet
     }
 
-    /// A constraint's code lowers its flag if it sets it to 0 or subtracts, and raises it otherwise.
+    /// Returns the role of code: whether a constraint's code sets or clears its flag. If the code does both or neither, prepended code
+    /// counts as setting and appended code as clearing.
     pub(super) fn role(&self, order: Order, stmts: &[Stmt]) -> Role {
         let Some(flag) = self.flag else { return Role::Metric };
         let change = Change::of(stmts, flag);
@@ -99,7 +101,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// The code of a flag that counts the functions' activations on the thread's stack, or that is up while one of them itself executes.
+    /// Adds drafts for the flag of a constraint that is `inclusive` (the flag counts the functions' activations on the thread's stack) or
+    /// `exclusive` (the flag is set while one of the functions itself executes).
     pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionRef], span: Span) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
         let set = |n| vec![Stmt::Set(flag, Out::Const(n))];
@@ -133,7 +136,7 @@ impl<'a> Evaluation<'a> {
         }));
     }
 
-    /// The functions that statements go through by the name of a list.
+    /// Adds to `found` the functions of every list that the statements iterate over by its name.
     pub(super) fn listed(&self, statements: &'a [Meta], found: &mut Vec<FunctionRef>) {
         for statement in statements {
             match &statement.kind {
@@ -155,11 +158,11 @@ impl<'a> Evaluation<'a> {
 /// Changes that statements make to a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Change {
-    /// They set it to something else than 0, or add to it.
+    /// Whether a statement sets the variable to something else than 0, or adds to it.
     pub(super) up: bool,
-    /// They set it to 0, or subtract from it.
+    /// Whether a statement sets the variable to 0, or subtracts from it.
     pub(super) down: bool,
-    /// They set it.
+    /// Whether a statement sets the variable.
     pub(super) set: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Constraints of a metric that a focus calls for, and the process and thread that it means.
+//! Selection by a focus: the constraints of a metric that match the focus, and the process and thread that the focus names.
 
 use ingraft_model::{Focus, FunctionRef, Offset, ResourcePath, Tid};
 
@@ -12,16 +12,16 @@ use crate::source::Span;
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.
 pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
 
-/// Result of selecting by a focus.
+/// Constraints of a metric that a focus selects.
 pub(super) struct Selection<'a> {
-    /// The code that takes the place of the metric's own.
+    /// Code of the constraint that replaces the metric's own code; `None` if no constraint does.
     pub(super) replacement: Option<Body<'a>>,
-    /// The flags under which constrained code runs, outermost first; to test one costs as much as another.
+    /// Flags under which constrained code runs, the one that is tested first in front. All cost the same to test.
     pub(super) flags: Vec<Flag<'a>>,
 }
 
-/// Whether a constraint's path matches a resource: `k` names behind the root stand for `k + 1` levels, the leaf is the selected
-/// resource, and a name instead of `*` must be that of its level. (`/Code` is a module, `/Code/*` a function.)
+/// Whether a constraint's path matches a resource. A path with `k` names after the root matches resources `k + 1` levels below the root:
+/// `/Code` matches a module, `/Code/*` a function. A name in place of `*` must equal the name at its level; below `/Code` it never matches.
 fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
     let Some((root, patterns)) = constraint.path.parts.split_first() else { return false };
     if root.name != part.root || patterns.len() + 1 != part.names.len() {
@@ -53,7 +53,7 @@ fn block_offset(name: &str) -> Option<Offset> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// Picks constraints. What is missing is reported.
+    /// Selects the constraints of the metric that match the focus. If none matches a part of the focus, reports an error.
     pub(super) fn select(&mut self, focus: &Focus) -> Selection<'a> {
         let mut selection = Selection { replacement: None, flags: Vec::new() };
         for root in HIERARCHIES {
@@ -61,7 +61,7 @@ impl<'a> Evaluation<'a> {
             if let Some(kind) = part.names.first().filter(|k| root == "SyncObject" && !SYNC.contains(&k.as_str())) {
                 let message = format!("/SyncObject has no `{kind}`, which `{part}` names");
                 let help = format!("one of: {}", SYNC.join(", "));
-                // no library that is loaded later brings one
+                // The kinds are fixed: no library that is loaded later adds one.
                 self.diagnostics.push(Diagnostic::request(codes::NO_CONSTRAINT, message).help(help));
                 continue;
             }
@@ -106,7 +106,7 @@ impl<'a> Evaluation<'a> {
         selection.flags.push(Flag { name, code });
     }
 
-    /// The functions that a focus of /Code means.
+    /// Returns the functions that a part of the focus below /Code names.
     fn code_of(&self, chain: Vec<Value<'a>>) -> Vec<FunctionRef> {
         match chain.into_iter().next() {
             Some(Value::Functions(functions)) => functions,
@@ -145,7 +145,7 @@ impl<'a> Evaluation<'a> {
         self.error(codes::NO_CONSTRAINT, self.metric.node.ident.span, message, help);
     }
 
-    /// The values of `$constraint[0]`, `$constraint[1]`, …: from the leaf upward.
+    /// Returns the values of `$constraint[0]`, `$constraint[1]`, …: the resources of the path from the leaf upward.
     fn constraint_values(&mut self, constraint: &Constraint, source: usize, part: &ResourcePath) -> Vec<Value<'a>> {
         self.source = source;
         let span = constraint.path.span;
@@ -185,7 +185,7 @@ impl<'a> Evaluation<'a> {
         chain
     }
 
-    /// The number of a message's tag.
+    /// Returns the tag of messages that the focus names, as a number.
     fn tag(&mut self, leaf: &str, span: Span) -> Value<'a> {
         if let Some(value) = parse_number(leaf) {
             return Value::Int(value);
@@ -194,7 +194,7 @@ impl<'a> Evaluation<'a> {
         Value::Refused
     }
 
-    /// Finds the group of messages that the focus names: a number as the program has it, the address of a variable of the program by `&NAME`,
+    /// Returns the group of messages that the focus names: a number, the address of a variable of the program if it is written as `&NAME`,
     /// otherwise a name.
     fn group(&mut self, name: &str, span: Span) -> Value<'a> {
         match (parse_number(name), name.strip_prefix('&')) {
@@ -204,7 +204,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// The address of an object.
+    /// Returns the address of the synchronisation object that the focus names.
     fn object(&mut self, leaf: &str, span: Span) -> Value<'a> {
         let value = self.object_at(leaf, span);
         if let Value::Int(at) = value {
@@ -213,7 +213,7 @@ impl<'a> Evaluation<'a> {
         value
     }
 
-    /// A number, or a variable with an offset or without one.
+    /// Returns the address that a text names: a number, or a variable of the program, with or without an offset.
     fn object_at(&mut self, leaf: &str, span: Span) -> Value<'a> {
         if let Some(value) = parse_number(leaf) {
             return Value::Int(value);
@@ -247,7 +247,7 @@ impl<'a> Evaluation<'a> {
 
     fn focus_functions(&mut self, part: &ResourcePath, module: &str, function: &str) -> Value<'a> {
         if self.program.modules_named(module).is_empty() {
-            // said of the module
+            // The diagnostic about the module covers its functions.
             return Value::Refused;
         }
         let functions = self.program.function(module, function);
@@ -304,7 +304,7 @@ impl<'a> Evaluation<'a> {
         thread
     }
 
-    /// An error at a place of the current source; said once per place.
+    /// Reports an error at a place of the current source, once per place.
     pub(super) fn error(&mut self, code: &'static str, span: Span, message: String, help: impl Into<String>) {
         let source = &self.library.sources[self.source];
         let name = format!("`{}`", self.metric.info.name);
@@ -319,14 +319,14 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// `4711`, `a.out{4711}`, `thr_4711{worker}`.
+/// Returns the process or thread id in a name of the form `4711`, `a.out{4711}` or `thr_4711{worker}`.
 fn id_in(name: &str) -> Option<i32> {
     let braced = name.split_once('{').map(|(head, inner)| (head, inner.trim_end_matches('}')));
     let (head, inner) = braced.unwrap_or((name, ""));
     head.trim_start_matches("thr_").parse().ok().or_else(|| inner.parse().ok())
 }
 
-/// As strtol with base 0 reads it, all of it.
+/// Parses a whole text as a decimal number, or as a hexadecimal one if it begins with `0x`; a `-` may precede it.
 pub(crate) fn parse_number(text: &str) -> Option<i64> {
     let (minus, digits) = text.strip_prefix('-').map_or((false, text), |d| (true, d));
     let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
