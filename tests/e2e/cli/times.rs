@@ -1,4 +1,4 @@
-//! Times of calls: against the program's own clock, against servers' own statistics, and past calls that end in other ways.
+//! Tests of the times of calls: against the program's own clock, against servers' own statistics, and with calls that do not return.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use nix::unistd::Pid;
 
 use crate::tool;
 
-/// Panics unless two times differ by at most `percent`, and by what the host took when only one of the clocks had been read.
+/// Panics unless two times differ by at most `percent`, plus the time that the host has taken from this machine: it may do so between the
+/// readings of the two clocks.
 #[track_caller]
 fn assert_near(what: &str, measured: u64, truth: u64, percent: u64) {
     let off = measured.abs_diff(truth).saturating_sub(target::stolen_ns());
@@ -24,7 +25,7 @@ fn sleeping_computing_nested_and_recursive_calls() {
     sleep_and_compute(&tool());
 }
 
-/// Panics unless times are the program's own to a hundredth.
+/// Panics unless the measured times equal the program's own times within 1 %.
 pub fn sleep_and_compute(tool: &Tool) -> Outcome {
     let mut target = Mutatee::start("times", &[]);
     let before = Text::of(target.pid());
@@ -37,7 +38,7 @@ pub fn sleep_and_compute(tool: &Tool) -> Outcome {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     for (function, calls) in truth.tallies() {
         let seen = outcome.latency(&function);
-        // the deepest nap is not the program's to time
+        // The program does not time the nap at the deepest level of `deep`.
         let inner = u64::from(function == "nap");
         assert_eq!(seen.calls, calls + inner, "{function}");
         assert_eq!((seen.left, seen.unseen, seen.unrecorded), (0, 0, 0), "{function}");
@@ -52,7 +53,7 @@ pub fn sleep_and_compute(tool: &Tool) -> Outcome {
     outcome
 }
 
-/// The time of a pair at the end, in nanoseconds.
+/// Returns the last value of a pair, a time in nanoseconds.
 fn last_value(outcome: &Outcome, metric: &str, function: &str) -> u64 {
     let samples = outcome.all("sample");
     let of_pair = samples.into_iter().rfind(|s| {
@@ -82,10 +83,10 @@ fn with_and_without_callees_nested_and_recursive() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let ns = |function: &str| truth.number(&format!("ns {function}"));
     for function in ["around", "nap", "spin"] {
-        let slept = if function == "nap" { 200_000_000 } else { 0 }; // the deepest is not the program's to time
+        let slept = if function == "nap" { 200_000_000 } else { 0 }; // the program does not time the deepest naps
         assert_near(function, last_value(&outcome, "exec_time_inclusive", function), ns(function) + slept, 1);
     }
-    // every level of the recursion takes as long as the outermost one, which is timed once
+    // Every level of the recursion takes as long as the outermost level, whose time the program measures once.
     let outermost = (ns("deep") - before.number("ns deep")) / truth.tally("deep");
     assert_near("deep", last_value(&outcome, "exec_time_inclusive", "deep"), outermost, 1);
     assert!(outcome.all("refused").is_empty(), "{outcome:#?}");
@@ -185,7 +186,7 @@ fn redis_times_agree_with_its_own_statistics() {
     };
     let pid = redis.pid();
     let before = Text::of(pid);
-    // long enough that what `call` does besides the command, some microseconds, is little
+    // The script runs so long that the few microseconds which `call` spends besides the command do not matter.
     let script = "local s = 0 for i = 1, 40000 do s = s + i end return s";
     let session = tool().measure("latency", pid, &["call"]);
     redis.ask(&["CONFIG RESETSTAT"]);
@@ -203,7 +204,7 @@ fn redis_times_agree_with_its_own_statistics() {
         calls += field("calls=");
         usec += field("usec=");
     }
-    // INFO is the one call that its own answer does not show
+    // The answer of `INFO commandstats` counts all commands except that INFO itself.
     assert_eq!(seen.calls, calls + 1);
     assert_eq!((seen.left, seen.unseen, seen.unrecorded), (0, 0, 0));
     assert_near("call", seen.sum_ns, usec * 1000, 3);
@@ -227,7 +228,7 @@ fn threads_that_all_sit_in_a_timed_function() {
     for _ in 0..scaled(10, 100) {
         let session = tool.measure("latency", target.pid(), &["sit"]);
         target.ask("leave");
-        // each leaves a call that began before, and enters anew
+        // Each of the 6 threads leaves a call that began before the measurement, and then calls `sit` again.
         let seen = session.interrupt().assert_code(0).assert_removed().latency("sit");
         assert_eq!((seen.calls, seen.unseen), (0, 6), "{seen:?}");
         target::assert_clean(target.pid(), &before);
@@ -272,10 +273,10 @@ fn thousands_of_functions_at_once() {
             seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns,
             "{name}: {seen:?}"
         );
-        // each is rounded down by itself
+        // The sum, the smallest and the largest time are rounded down separately.
         assert!((8 * seen.min_ns..=8 * (seen.max_ns + 1)).contains(&seen.sum_ns), "{name}: {seen:?}");
     }
-    // each of 8 threads has called every eighth function: a page for each call, not all pages for each thread
+    // Each of 8 threads has called every eighth function. Each call may touch a page; no thread may touch the pages of all functions.
     assert!(most < 7000, "{most} pages");
     target::assert_clean(pid, &before);
     target.ask("all 1");

@@ -1,5 +1,5 @@
-//! docs/tutorial.md: every command in it runs, and every line of output that it shows comes out again, but for the numbers. The
-//! metrics at the beginning of docs/mdl.md measure a program.
+//! Tests of docs/tutorial.md: every command on the page runs, and prints the lines of output that the page shows, except for the numbers.
+//! The metrics at the beginning of docs/mdl.md measure a program.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -11,13 +11,13 @@ use ingraft_testing::{BOUND, Mutatee, have, skip, source_directory};
 
 use crate::tool;
 
-/// A command of the page and the output below it.
+/// A command of the page, and the output that the page shows below it.
 struct Step {
     command: String,
     output: Vec<String>,
 }
 
-/// The fenced blocks of a page: what stands behind the opening fence, and the text.
+/// Returns the fenced blocks of a page, each as the words after its opening fence and its text.
 fn blocks(page: &str) -> Vec<(&str, String)> {
     let mut found = Vec::new();
     let mut lines = page.lines();
@@ -30,7 +30,7 @@ fn blocks(page: &str) -> Vec<(&str, String)> {
     found
 }
 
-/// The commands of all `console` blocks, in order.
+/// Returns the commands of all `console` blocks, in order.
 fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for (_, text) in blocks(page).into_iter().filter(|(kind, _)| *kind == "console") {
@@ -45,11 +45,11 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Words of a line without what differs from run to run: numbers are `0`; units, bars and "less than" are left out. What follows
-/// the mark of a cut is left out, too.
+/// Returns the words of a line without the parts that differ from run to run. Numbers become `0`; units, bars and "less than" are left out,
+/// and so is all text after the mark at which the page cuts a line.
 fn shape(line: &str) -> Vec<String> {
     let line = line.split('…').next().unwrap_or_default();
-    // A run may have other threads.
+    // The values of threads differ from run to run.
     let line = line.split("\"threads\":[").next().unwrap_or_default().replace("less than", "");
     let words = line.split(|c: char| c.is_whitespace() || ",;:(){}[]\"".contains(c)).filter(|word| !word.is_empty());
     let words = words.filter(|word| !["ns", "µs", "ms", "s", "%", "<"].contains(word));
@@ -57,13 +57,13 @@ fn shape(line: &str) -> Vec<String> {
     let names_product = |word: &str| ["0x7", "0x47", "0x3e8"].contains(&word);
     let number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && !names_product(word);
     let mut shape: Vec<String> = words.map(|w| if number(w) { "0".to_owned() } else { w.to_owned() }).collect();
-    // Groups of thousands.
+    // A number whose thousands are separated is one number.
     shape.dedup_by(|a, b| a == "0" && b == "0");
     shape
 }
 
-/// Shapes of the lines of the page that the output lacks. A line that is cut, or that may go on with the calls in progress, is the
-/// beginning of a line of the output.
+/// Returns the shapes of the page's lines that the output lacks. A line that the page cuts, or that may continue with the calls in
+/// progress, only has to be the beginning of a line of the output.
 fn missing(step: &Step, output: &str) -> Vec<Vec<String>> {
     let told: BTreeSet<Vec<String>> = output.lines().map(shape).collect();
     let told =
@@ -79,14 +79,14 @@ struct Running(Vec<Child>);
 impl Drop for Running {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It may have ended by itself.
+            // The kill fails if the program has ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// A port of the loopback that is free now.
+/// Returns a port of the loopback that is free now.
 fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     listener.local_addr().expect("its address").port().to_string()
@@ -134,7 +134,7 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
             shell
         };
         if let Some(left) = command.strip_suffix('&') {
-            // The program itself is the child, so that it can be ended by its id.
+            // Without `exec`, the child would be the shell, and killing the child would not end the program.
             let left = if left.contains(';') { left.to_owned() } else { format!("exec {left}") };
             let child = shell(&left).stdout(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{left}: {e}"));
             if step.command.starts_with("./shop") {

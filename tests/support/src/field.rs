@@ -1,5 +1,5 @@
-//! Servers as they are met in the field: other runtimes, other allocators, other ways to lay out code. Each answers every request alike, so
-//! that a wrong answer is seen.
+//! Servers that users run: other runtimes, other allocators, other layouts of code. A server gives the same answer to every request, so a
+//! test notices a wrong answer.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,11 +10,11 @@ use std::sync::Mutex;
 use crate::server::{Running, drop_privilege, free_port, get, program};
 use crate::{mutatee, output, source_directory, wait_until};
 
-/// A server that can be asked for something that it computes.
+/// A server that computes an answer to each request.
 pub struct Field {
     running: Running,
     ask: Ask,
-    /// The first answer: all others must be the same.
+    /// The first answer, which all later answers must equal; `None` before the first request.
     answer: Mutex<Option<String>>,
 }
 
@@ -26,7 +26,7 @@ enum Ask {
     Sql(&'static str),
 }
 
-/// The statements of one request: temporary tables are the client's own, so that the answer is always the same.
+/// The statements of one request. They use temporary tables, which each client has for itself, so the answer is always the same.
 const STATEMENTS: &str =
     "create temporary table numbers (n int primary key auto_increment, name varchar(50), key (name));
     insert into numbers (name) select sha1(seq) from seq_1_to_500;
@@ -36,19 +36,19 @@ const STATEMENTS: &str =
     select name from numbers order by name desc limit 3;\n";
 
 impl Field {
-    /// A JavaScript server, with arguments for `node` itself; an error says what is missing here.
+    /// Starts a JavaScript server, with arguments for `node` itself. The error says what is missing on this machine.
     pub fn node(arguments: &[&str]) -> Result<Field, String> {
         let mut command = Command::new(program("node")?);
         command.args(arguments).arg("web.js");
         Ok(Field::web(command, Some("web.js")))
     }
 
-    /// A Go server.
+    /// Starts a Go server. The error says what is missing on this machine.
     pub fn go() -> Result<Field, String> {
         Ok(Field::web(Command::new(mutatee::program("web")?), None))
     }
 
-    /// A Java server, compiled when it starts.
+    /// Starts a Java server from its source. The error says what is missing on this machine.
     pub fn java() -> Result<Field, String> {
         program("javac")?;
         let mut command = Command::new(program("java")?);
@@ -56,7 +56,7 @@ impl Field {
         Ok(Field::web(command, Some("Web.java")))
     }
 
-    /// A server that prints its port.
+    /// Starts a server that prints its port, and waits for the port.
     fn web(mut command: Command, source: Option<&str>) -> Field {
         let directory = crate::open_directory();
         if let Some(source) = source {
@@ -72,7 +72,7 @@ impl Field {
         Field { running: Running { child, directory }, ask: Ask::Http(port), answer: Mutex::default() }
     }
 
-    /// HAProxy with two threads, which answers by itself.
+    /// Starts HAProxy with two threads. It answers requests itself, without a server behind it.
     pub fn haproxy() -> Result<Field, String> {
         let (program, directory, port) = (program("haproxy")?, crate::open_directory(), free_port());
         let configuration = format!(
@@ -90,7 +90,7 @@ impl Field {
         Ok(server)
     }
 
-    /// MariaDB without a network.
+    /// Starts MariaDB without network access.
     pub fn mariadb() -> Result<Field, String> {
         let (install, program) = (program("mariadb-install-db")?, program("mariadbd")?);
         self::program("mariadb")?;
@@ -136,7 +136,7 @@ impl Field {
         self.running.pid()
     }
 
-    /// Makes a number of requests; panics unless each is answered, and like all before.
+    /// Makes `count` requests. Panics unless each gets the same answer as the first request to this server.
     pub fn request(&self, count: usize) {
         match self.ask {
             Ask::Http(port) => get(port, "/field", count, |answer| self.check(answer)),
@@ -159,7 +159,8 @@ impl Field {
 
 impl Drop for Field {
     fn drop(&mut self) {
-        // Some only print what their threads do when they are asked to quit. It is ours, and may have ended.
+        // `Running` ends a server by SIGQUIT, at which some runtimes only print the stacks of their threads, so kill it. An error means
+        // that the server has ended already.
         let _ = self.running.child.kill();
     }
 }
