@@ -316,6 +316,8 @@ pub(crate) struct FunctionsArgs {
   ingraft count -p 4711 call --for 10s --format json -o calls.json
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program are counted.
+FUNCTION#0xOFFSET counts how often control arrives at the basic block at this offset in the function;
+FUNCTION#* does so for each of its blocks.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct CountArgs {

@@ -9,6 +9,7 @@ mod awaited;
 mod backends;
 mod bad_input;
 mod births;
+mod blocks;
 mod calling;
 mod calls;
 mod catch_up;

@@ -2,10 +2,8 @@
 
 use std::cmp::Reverse;
 
-use ingraft_model::Focus;
-
 use crate::args::{self, Follow};
-use crate::conn::{Request, Target, Value};
+use crate::conn::{Request, Target, Value, block_of};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{FunctionId, Object, PairFacts, hex};
@@ -250,10 +248,4 @@ impl<'a> Row<'a> {
             block: block_of(&info.focus),
         }
     }
-}
-
-/// The offset of the block that a focus names, as the focus states it: the part behind `#` of `/Code/MODULE/FUNCTION/#0x1a`.
-fn block_of(focus: &str) -> Option<String> {
-    let focus = Focus::parse(focus).ok()?;
-    focus.part("Code")?.names.get(2)?.strip_prefix('#').map(str::to_owned)
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
-use ingraft_model::{Aggregate, Flavor};
+use ingraft_model::{Aggregate, Flavor, Focus};
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -366,6 +366,12 @@ fn function_ref(f: v1::FunctionRef) -> FunctionRef {
     FunctionRef { module: f.module, function: f.function, offset: f.offset }
 }
 
+/// The offset of the block that a focus names, as the focus states it: the part behind `#` of `/Code/MODULE/FUNCTION/#0x1a`.
+pub(crate) fn block_of(focus: &str) -> Option<String> {
+    let focus = Focus::parse(focus).ok()?;
+    focus.part("Code")?.names.get(2)?.strip_prefix('#').map(str::to_owned)
+}
+
 /// Returns each refused function once. A function that some pairs may measure is returned once for each pair that may not.
 /// The pair is named unless the pair is about the function alone.
 fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> Vec<RefusedFunction> {
@@ -388,7 +394,10 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
         let partly = its.is_some_and(|its| !its.is_empty()) && pairs.iter().enumerate().any(others);
         let alone = its.is_some_and(|its| its.len() == 1);
         let is_its_own = |pair: &PairInfo| pair.function.is_some() && !is_elsewhere(pair, &at);
-        let pair = r.pair.and_then(|n| pairs.get(n as usize)).filter(|pair| partly || alone && !is_its_own(pair));
+        let pair = r
+            .pair
+            .and_then(|n| pairs.get(n as usize))
+            .filter(|pair| partly || alone && !is_its_own(pair) || block_of(&pair.focus).is_some());
         if partly && pair.is_none() {
             // the refusal of the pair covers the match, so it is not reported again
             continue;

@@ -18,7 +18,7 @@ use crate::names::some_of;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
-use crate::program::pattern::Pattern;
+use crate::program::pattern::{ALL_BLOCKS, Pattern};
 
 /// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -231,8 +231,16 @@ fn evaluate_request(
     let mut chosen: Vec<_> =
         resolve_patterns(modules, &whole, missing)?.into_iter().filter_map(|f| named(f, None)).collect();
     for text in &blocks {
-        let functions = resolve_patterns(modules, std::slice::from_ref(text), missing)?;
-        chosen.extend(functions.into_iter().filter_map(|f| named(f, Pattern::split_block(text).1)));
+        let block = Pattern::split_block(text).1;
+        for f in resolve_patterns(modules, std::slice::from_ref(text), missing)? {
+            match block {
+                Some(ALL_BLOCKS) => {
+                    let names = modules.block_names(f);
+                    chosen.extend(names.iter().filter_map(|name| named(f, Some(name))));
+                }
+                block => chosen.extend(named(f, block)),
+            }
+        }
     }
     let mut pairs = Vec::with_capacity(request.pairs.len());
     for pair in &request.pairs {

@@ -486,6 +486,13 @@ impl Modules {
         Some((file.name.clone(), name))
     }
 
+    /// The names of a function's basic blocks in a focus, in order of address.
+    pub fn block_names(&self, function: FunctionRef) -> Vec<String> {
+        let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
+        let blocks = module.image.cfg(f).blocks.into_iter();
+        blocks.map(|block| block_name(Offset::between(f.start().0, block.range.start.0))).collect()
+    }
+
     /// The existing name, in the form that is shown, that is closest to a name that does not exist.
     pub fn nearest(&self, name: &str) -> Option<String> {
         let limit = (name.len() / 3).clamp(2, 4);

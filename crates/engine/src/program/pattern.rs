@@ -1,5 +1,6 @@
 //! Patterns, by which a text selects functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of `::`
-//! separates module and function. `#0xOFFSET` at the end selects the basic block that begins at this offset in each of the functions.
+//! separates module and function. `#0xOFFSET` at the end selects the basic block that begins at this offset in each of the functions, `#*` all
+//! blocks.
 
 use ingraft_model::{Focus, Svma};
 
@@ -22,13 +23,18 @@ pub enum Pattern {
     },
 }
 
+/// Name that stands for all blocks of a function.
+pub const ALL_BLOCKS: &str = "#*";
+
 impl Pattern {
-    /// Splits a text into the text that selects functions, and the name of a block in them: `#` and an offset in hexadecimal.
+    /// Splits a text into the text that selects functions, and the name of a block in them: `#` and an offset in
+    /// hexadecimal, or [`ALL_BLOCKS`].
     pub fn split_block(text: &str) -> (&str, Option<&str>) {
         let Some(at) = text.rfind('#').filter(|at| *at > 0) else { return (text, None) };
         let (functions, block) = text.split_at(at);
         let digits = block.trim_start_matches('#').trim_start_matches('-').strip_prefix("0x").unwrap_or_default();
-        let is_block = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_offset = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_block = is_offset || block == ALL_BLOCKS;
         if is_block { (functions, Some(block)) } else { (text, None) }
     }
 

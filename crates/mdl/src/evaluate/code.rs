@@ -251,6 +251,11 @@ impl<'a> Evaluation<'a> {
                 Some(slot) => slot.map(Slot::value),
                 None => self.known(expr),
             },
+            ExprKind::Arg(_) if self.place == Some(PointKind::Block) => {
+                let message = "arguments are known at entries, calls and returns, not at blocks".to_owned();
+                self.error(codes::PLACE, expr.span, message, "");
+                None
+            }
             ExprKind::Arg(index) => {
                 let Some(Out::Const(index)) = self.value(index) else {
                     return self.refuse(expr, "an argument with a number that is not known when the request arrives");

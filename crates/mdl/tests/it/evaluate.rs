@@ -18,6 +18,38 @@ fn calls_of_a_function_a_module_and_everything() {
     );
 }
 
+#[test]
+fn a_block_is_a_resource_of_its_function() {
+    let library = library(&[shipped::FILES[0].1]);
+    let shown = |focus| show(&library, "executions", focus);
+    assert_eq!(shown("/Code/server/call/#0x1a"), "call block +0x1a Metric Append: v0++;\n");
+    assert_eq!(
+        shown("/Code/server/call/#0x1b"),
+        "error[MDL053]: `/Code/server/call/#0x1b`: no block begins at +0x1b\n"
+    );
+    assert!(shown("/Code/server/call/#1a").contains("loops are not woven yet"));
+    assert!(shown("/Code/server/none/#0x1a").contains("the program has no function `none`"));
+    let calls = show(&library, "calls", "/Code/server/call/#0x1a");
+    assert!(calls.contains("has no constraint for a block of /Code"), "{calls}");
+}
+
+#[test]
+fn all_blocks_of_a_function_are_points() {
+    let code = |code: &str| with(&base(&format!("append preInsn $start.blocks (* {code} *)")));
+    assert_eq!(show(&code("m++;"), "m", ""), "main.blocks Metric Append: v0++;\n");
+    assert!(show(&code("m += $arg[0];"), "m", "").contains("arguments are known at entries"));
+}
+
+#[test]
+fn blocks_are_no_ends_of_calls() {
+    let body = "append preInsn $start.entry (* m += 1; *) append preInsn $start.blocks (* tmp++; *) \
+                prepend preInsn $start.return (* m += $elapsed; *)";
+    let shown = show(&with(&format!("counter tmp; {}", base(body))), "m", "");
+    let blocks: Vec<&str> = shown.lines().filter(|line| line.contains("blocks")).collect();
+    assert_eq!(blocks, ["main.blocks Metric Append: v1++;"]);
+    assert_eq!(shown.lines().count(), 3);
+}
+
 /// A metric `m` with these fields, around everything else that the tests name.
 fn with(fields: &str) -> Library {
     library(&[&format!(
@@ -319,7 +351,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         [
             "`own`: every thread has its own",
             "a call of something that is computed",
-            "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
             "`.loops` points are not woven yet",
         ]

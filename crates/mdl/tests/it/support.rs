@@ -1,7 +1,7 @@
 //! A program as a table, for tests of the request stage.
 
 use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
-use ingraft_model::{Avma, Focus, FunctionRef, ModuleRef, Pid, PointKind, Scalar, Width};
+use ingraft_model::{Avma, Focus, FunctionRef, ModuleRef, Offset, Pid, PointKind, Scalar, Width};
 
 /// These texts, which have no error.
 pub fn library(texts: &[&str]) -> Library {
@@ -23,12 +23,14 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
             let done = done.instrumentation;
             let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
             for insertion in &done.insertions {
-                let point = match insertion.point {
-                    PointKind::Entry => "",
-                    PointKind::Exit => ".return",
-                    PointKind::CallBefore => ".calls",
-                    PointKind::CallAfter => ".calls after",
-                    PointKind::Block | PointKind::Edge => panic!("not yet"),
+                let point = match (insertion.point, insertion.block) {
+                    (PointKind::Entry, _) => String::new(),
+                    (PointKind::Exit, _) => ".return".to_owned(),
+                    (PointKind::CallBefore, _) => ".calls".to_owned(),
+                    (PointKind::CallAfter, _) => ".calls after".to_owned(),
+                    (PointKind::Block, None) => ".blocks".to_owned(),
+                    (PointKind::Block, Some(offset)) => format!(" block {offset}"),
+                    (PointKind::Edge, _) => panic!("not yet"),
                 };
                 out += &format!(
                     "{}{point} {:?} {:?}: {}\n",
@@ -104,6 +106,16 @@ impl Program for Table {
     }
     fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
         self.refs(|m, f| m == module && f == function)
+    }
+    /// Every function has two blocks.
+    fn block(&self, _: FunctionRef, offset: Offset) -> Result<(), Unresolved> {
+        match offset.0 {
+            0 | 0x1a => Ok(()),
+            _ => Err(Unresolved::NotFound {
+                what: format!("no block begins at {offset}"),
+                help: Some("blocks begin at #0x0, #0x1a".to_owned()),
+            }),
+        }
     }
     fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
         let at = match name {

@@ -1,0 +1,213 @@
+//! Counts of basic blocks, compared with a simulator's counts of instructions and with the program's own.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip};
+
+use crate::tool;
+
+/// Executions of each instruction, by the file's name and the instruction's address in it, as callgrind counts them.
+fn executions(arguments: &[&str]) -> BTreeMap<(String, u64), u64> {
+    let directory = open_directory();
+    let file = directory.path().join("instructions");
+    let valgrind = Command::new("valgrind")
+        .args(["-q", "--tool=callgrind", "--dump-instr=yes"])
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    valgrind.expect("run valgrind");
+    let text = std::fs::read_to_string(&file).expect("callgrind's file");
+    let (mut names, mut counts) = (BTreeMap::new(), BTreeMap::new());
+    let (mut object, mut at, mut is_call) = (String::new(), 0u64, false);
+    for line in text.lines() {
+        if let Some(named) = line.strip_prefix("ob=").or_else(|| line.strip_prefix("cob=")) {
+            let (id, name) = named.split_once(' ').map_or((named, None), |(id, name)| (id, Some(name)));
+            if let Some(name) = name {
+                names.insert(id.to_owned(), name.rsplit('/').next().unwrap_or(name).to_owned());
+            }
+            if line.starts_with("ob=") {
+                object.clone_from(&names[id]);
+            }
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c)) {
+            let mut words = line.split(' ');
+            let position = words.next().unwrap_or_default();
+            let number = |text: &str| match text.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16).expect("an address"),
+                None => text.parse().expect("a distance"),
+            };
+            at = match position.as_bytes() {
+                [b'*'] => at,
+                [b'+', ..] => at + number(&position[1..]),
+                [b'-', ..] => at - number(&position[1..]),
+                _ => number(position),
+            };
+            let cost: u64 = words.next_back().and_then(|text| text.parse().ok()).expect("a cost");
+            // The line behind a call is what the callee has cost.
+            if !std::mem::take(&mut is_call) {
+                *counts.entry((object.clone(), at)).or_default() += cost;
+            }
+        }
+    }
+    counts
+}
+
+/// Counts of blocks by module and address, without those that could not be woven; and the number of these.
+fn counted(outcome: &Outcome) -> (BTreeMap<(String, u64), u64>, usize) {
+    let hex = |text: &str| {
+        let (minus, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
+        let number = i64::from_str_radix(digits.trim_start_matches("0x"), 16).expect("a number");
+        if minus { -number } else { number }
+    };
+    let text = |record: &serde_json::Value, key: &str| record[key].as_str().expect("a text").to_owned();
+    let refused: Vec<(String, String)> =
+        outcome.all("refused").iter().map(|r| (text(r, "module"), text(r, "focus"))).collect();
+    let mut counts = BTreeMap::new();
+    for record in outcome.all("count") {
+        let (module, block) = (text(record, "module"), text(record, "block"));
+        let name = text(record, "function");
+        let is_refused = |(of, focus): &(String, String)| {
+            *of == module && focus.ends_with(&format!("/#{block}")) && focus.contains(&format!("/{name}"))
+        };
+        if !refused.iter().any(is_refused) {
+            let at = hex(&text(record, "offset")).wrapping_add(hex(&block));
+            counts.insert((module, at.cast_unsigned()), record["calls"].as_u64().expect("a number"));
+        }
+    }
+    (counts, refused.len())
+}
+
+/// Addresses of a file's main code: callgrind leaves out what the loader calls before and behind it (`.init`, `.fini`).
+fn text_of(file: &Path) -> Range<u64> {
+    let sections = output(Command::new("objdump").arg("-h").arg(file));
+    let line =
+        sections.lines().find(|line| line.split_whitespace().nth(1) == Some(".text")).expect("a section of code");
+    let number =
+        |n| line.split_whitespace().nth(n).and_then(|text| u64::from_str_radix(text, 16).ok()).expect("a number");
+    number(3)..number(3) + number(2)
+}
+
+/// Compares the counts of all blocks of a module with callgrind's. Both run the same command.
+fn assert_equals_callgrind(module: &str, file: &Path, arguments: &[&str]) {
+    let truth = executions(arguments);
+    let pattern = format!("{module}:*#*");
+    let command = [&["count", "--until-exit", &pattern, "--"], arguments].concat();
+    let (counts, refused) = counted(&tool().run(command).assert_code(0));
+    // One of them says the name of the file, the other one that of a link to it.
+    let base = |name: &str| name.split(".so").next().unwrap_or(name).to_owned();
+    let truth: BTreeMap<_, _> = truth.iter().map(|((of, at), count)| ((base(of), *at), count)).collect();
+    let text = text_of(file);
+    let mut wrong = Vec::new();
+    let mut hot = 0;
+    for (place, count) in counts.iter().filter(|((_, at), _)| text.contains(at)) {
+        let executed = truth.get(&(base(&place.0), place.1)).map_or(0, |count| **count);
+        hot += u64::from(executed > 0);
+        if executed != *count {
+            wrong.push(format!("{}+{:#x}: {count} instead of {executed}", place.0, place.1));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), counts.len(), wrong.join("\n"));
+    assert!(hot > 10, "{hot} blocks of {module} were executed");
+    let share = counts.len() as f64 / (counts.len() + refused) as f64;
+    println!("{module}: {} blocks, {hot} of them executed; {:.1} % of all could be woven", counts.len(), 100.0 * share);
+    assert!(share > 0.8, "{refused} of {} blocks of {module} are refused", counts.len() + refused);
+}
+
+#[test]
+fn every_block_of_a_program_equals_callgrinds_count() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("determ").expect("gcc");
+    assert_equals_callgrind("determ", &path, &[path.to_str().expect("a path"), "2000"]);
+}
+
+#[test]
+fn every_block_of_a_library_equals_callgrinds_count() {
+    let (true, Some(bzip2)) = (have("valgrind"), find("bzip2")) else {
+        skip!("valgrind or bzip2 is not installed");
+    };
+    let directory = open_directory();
+    let file = directory.path().join("text");
+    let text: String = (0..20_000u32).map(|n| format!("{} {:x}\n", n % 977, n.wrapping_mul(2_654_435_761))).collect();
+    std::fs::write(&file, text).expect("write the input");
+    let path = |path: &Path| path.to_str().expect("a path").to_owned();
+    let libraries = output(Command::new("ldd").arg(&bzip2));
+    let library = libraries.split_whitespace().find(|word| word.starts_with('/') && word.contains("libbz2"));
+    assert_equals_callgrind("libbz2", Path::new(library.expect("libbz2")), &[&path(&bzip2), "-kc", &path(&file)]);
+}
+
+/// Head of the loop of `leaf` in the program `blocks`, and the block behind it.
+const HEAD: &str = "leaf#0x11";
+const BEHIND: &str = "leaf#0x1b";
+
+/// Count of the block that a pattern names.
+fn count_of(outcome: &Outcome, block: &str) -> u64 {
+    let (function, offset) = block.split_once('#').expect("a block");
+    let counts = outcome.all("count");
+    let is_it = |record: &&&serde_json::Value| record["function"] == function && record["block"] == offset;
+    counts.iter().find(is_it).and_then(|record| record["calls"].as_u64()).expect("a count")
+}
+
+#[test]
+fn blocks_of_a_leaf_that_keeps_values_below_the_stack() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    target.ask("go 10");
+    let session = tool.count(target.pid(), &["leaf", HEAD, BEHIND]);
+    before.assert_not_in(target.pid());
+    assert_eq!(target.ask("go 1000").number("wrong"), 0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let counts = [HEAD, BEHIND].map(|block| count_of(&outcome, block));
+    assert_eq!(counts, [3 * 4000, 4000]);
+    assert_eq!(outcome.all("refused"), Vec::<&serde_json::Value>::new());
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("go 10").number("wrong"), 0);
+    assert!(target.end().success());
+}
+
+#[test]
+fn blocks_while_threads_run_and_measurements_come_and_go() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    let whole = tool.count(target.pid(), &[HEAD]);
+    for _ in 0..scaled(5, 100) {
+        target.tell("go 200000");
+        let session = tool.count(target.pid(), &[BEHIND, HEAD]);
+        session.interrupt().assert_code(0);
+        assert_eq!(target.reply().number("wrong"), 0);
+    }
+    let outcome = whole.interrupt().assert_code(0).assert_removed();
+    assert_eq!(count_of(&outcome, HEAD), scaled(5, 100) * 3 * 4 * 200_000);
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn a_refused_block_is_named() {
+    let target = Mutatee::start("blocks", &[]);
+    // Entry and first block would share their bytes.
+    let session = tool().count(target.pid(), &["leaf", "leaf#0x0", HEAD]);
+    let outcome = session.interrupt().assert_code(0);
+    let refused = outcome.one("refused");
+    assert_eq!((&refused["function"], &refused["reason"]), (&"leaf".into(), &"overlap".into()));
+    assert!(refused["focus"].as_str().is_some_and(|focus| focus.ends_with("/leaf/#0x0")), "{refused}");
+    assert!(target.end().success());
+}
+
+#[test]
+fn a_place_where_no_block_begins_is_an_error_that_names_blocks() {
+    let target = Mutatee::start("blocks", &[]);
+    let arguments = ["count", "-p", &target.pid_text(), "leaf#0x12"];
+    tool().run(arguments).assert_error(1, &["no block begins at #0x12", "blocks begin at #0x0, #0x11, #0x1b"]);
+    assert!(target.end().success());
+}
