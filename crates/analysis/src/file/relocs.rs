@@ -1,9 +1,6 @@
 //! Absolute addresses that the file is known to hold: the targets of relative relocations. An image that is linked at a fixed address has
 //! no such relocations; there, every aligned word of data that could be a code address counts.
 
-use std::ops::Range;
-use std::sync::OnceLock;
-
 use ingraft_model::Svma;
 use object::elf;
 
@@ -14,23 +11,9 @@ use crate::file::elf::{Elf, ImageKind, u64_at};
 pub(crate) struct Pointers {
     /// Pairs of (address of the word, address of code), sorted by the word's address.
     pub entries: Vec<(u64, u64)>,
-    /// The addresses of code, sorted; computed when first asked for.
-    targets: OnceLock<Vec<u64>>,
 }
 
 impl Pointers {
-    /// The addresses in a range that some word points to, sorted.
-    pub fn targets_in(&self, range: &Range<u64>) -> &[u64] {
-        let targets = self.targets.get_or_init(|| {
-            let mut targets: Vec<u64> = self.entries.iter().map(|e| e.1).collect();
-            targets.sort_unstable();
-            targets.dedup();
-            targets
-        });
-        let index = |at| targets.partition_point(|target| *target < at);
-        &targets[index(range.start)..index(range.end)]
-    }
-
     /// The address of code that the word at `place` holds.
     pub fn get(&self, place: u64) -> Option<u64> {
         let at = self.entries.binary_search_by_key(&place, |e| e.0).ok()?;
@@ -91,7 +74,7 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     }
     entries.sort_unstable();
     entries.dedup_by_key(|e| e.0);
-    Pointers { entries, targets: OnceLock::new() }
+    Pointers { entries }
 }
 
 /// The slots that the loader fills with the address of a symbol, each with the offset of the symbol's name in the dynamic strings. Sorted.

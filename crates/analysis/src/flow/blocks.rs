@@ -1,11 +1,10 @@
 //! Basic blocks and edges from reachability.
 
-use iced_x86::Instruction;
-use ingraft_model::{Block, Callee, Cfg, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
 
 use crate::flow::body::Body;
 use crate::flow::graph::Graph;
-use crate::flow::never_returns;
+use crate::flow::returns::{callee, never_returns};
 use crate::flow::walk::{LEADER, REACHED};
 use crate::text::decode;
 use crate::text::transfer::Transfer;
@@ -129,11 +128,10 @@ impl Builder<'_> {
             let at = found.tables.binary_search_by_key(&jump, |table| table.0).ok()?;
             Some(found.tables[at].1.clone())
         };
-        if let Some(targets) = found.iter().find_map(table) {
-            for to in targets {
-                self.edges.push(Edge { from, to: self.inside(to), kind: EdgeKind::JumpTable });
-            }
-        } else if found.iter().any(|found| found.exits.binary_search(&jump).is_ok()) {
+        for to in found.iter().find_map(table).unwrap_or_default() {
+            self.edges.push(Edge { from, to: self.inside(to), kind: EdgeKind::JumpTable });
+        }
+        if found.iter().any(|found| found.dynamic.binary_search(&jump).is_ok()) {
             self.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::TailJump });
         }
     }
@@ -160,15 +158,5 @@ impl Builder<'_> {
             let suspect = others[to] > 1 || decode::is_nop(next) || Transfer::of(next) == Transfer::Stop || entered();
             !suspect || !callee(call).is_some_and(|callee| never_returns(body.image, callee))
         });
-    }
-}
-
-/// The callee of a call; `None` at a system call.
-fn callee(i: &Instruction) -> Option<Callee> {
-    match Transfer::of(i) {
-        Transfer::Call(to) => Some(Callee::Direct(Svma(to))),
-        Transfer::IndirectCall if i.is_ip_rel_memory_operand() => Some(Callee::Slot(Svma(i.ip_rel_memory_address()))),
-        Transfer::IndirectCall => Some(Callee::Computed),
-        _ => None,
     }
 }

@@ -1,13 +1,11 @@
-//! The instructions of one function, and where its indirect jumps lead.
+//! The instructions of one function.
 
-use std::cell::OnceCell;
 use std::ops::Range;
 
-use iced_x86::{Code, Instruction, OpKind};
+use iced_x86::{Instruction, OpKind};
 
 use crate::file::go::Suspensions;
 use crate::functions::function::Function;
-use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::functions::sweep;
 use crate::image::Image;
 
@@ -19,23 +17,8 @@ pub(crate) struct Body<'a> {
     pub code: Vec<Instruction>,
     /// Head and parts.
     pub inside: Vec<Range<u64>>,
-    /// Whether the address of a place inside the function is taken; not known before somebody asks.
-    takes_labels: OnceCell<bool>,
     /// For each range of `inside`; empty where no runtime suspends calls.
     suspensions: Vec<Suspensions>,
-}
-
-/// Where an indirect jump leads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Indirect {
-    /// To one of these places, through a table.
-    Table(Targets),
-    /// To another function.
-    Leaves,
-    /// To another function, or to a place inside whose address is taken.
-    Pointer,
-    /// It cannot be told.
-    Unknown,
 }
 
 impl<'a> Body<'a> {
@@ -55,7 +38,7 @@ impl<'a> Body<'a> {
         if suspensions.iter().all(|of| *of == Suspensions::NOWHERE) {
             suspensions.clear();
         }
-        Body { image, function, code, inside, takes_labels: OnceCell::new(), suspensions }
+        Body { image, function, code, inside, suspensions }
     }
 
     /// Whether the language's runtime may continue at an address because it has suspended a call there.
@@ -83,34 +66,6 @@ impl<'a> Body<'a> {
     /// cases.
     pub fn budget(&self) -> usize {
         16 * self.code.len() + 4096
-    }
-
-    /// Where the indirect jump at an index leads, reading at most `budget` entries of tables.
-    pub fn indirect(&self, jump: usize, budget: &mut usize) -> Indirect {
-        let (image, pointers) = (self.image.elf(), self.image.pointers());
-        let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
-        match resolver.resolve(jump, budget) {
-            Resolved::Table(mut targets) => {
-                targets.places.sort_unstable();
-                targets.places.dedup();
-                Indirect::Table(targets)
-            }
-            // Without a label whose address is taken, a pointer can only lead to another function.
-            Resolved::Pointer if !self.takes_addresses_of_labels() => Indirect::Leaves,
-            Resolved::Pointer => Indirect::Pointer,
-            Resolved::Distances(_) => Indirect::Unknown,
-        }
-    }
-
-    fn takes_addresses_of_labels(&self) -> bool {
-        *self.takes_labels.get_or_init(|| {
-            let start = self.function.start;
-            let held = |range| self.image.pointers().targets_in(range).iter().any(|at| *at != start);
-            let made = |i: &Instruction| {
-                i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(|at| at != start && self.contains(at))
-            };
-            self.inside.iter().any(held) || self.code.iter().any(made)
-        })
     }
 }
 

@@ -4,6 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{Refusal, Svma};
 
 use crate::flow::body::Body;
+use crate::flow::jumps;
 use crate::flow::walk::{Doubts, Found, REACHED, Walk};
 use crate::flow::ways_in;
 use crate::text::decode;
@@ -27,23 +28,35 @@ pub(crate) struct Graph {
 impl Graph {
     /// Follows control from the entry, the landing pads and then every other way in, on behind calls as if all returned.
     pub fn new(body: &Body<'_>) -> Graph {
-        let mut walk = Walk::new(body);
+        Self::of(Walk::new(body))
+    }
+
+    /// The same without a look at callees, even where it would be of use for jump tables.
+    pub fn with_all_returns(body: &Body<'_>) -> Graph {
+        Self::of(Walk { trusts_calls: true, ..Walk::new(body) })
+    }
+
+    fn of(mut walk: Walk<'_>) -> Graph {
+        let body = walk.body;
         walk.work.push(body.function.start);
         for range in &body.inside {
             walk.work.extend(body.image.landing_pads_in(range));
         }
         walk.found.unstated.clone_from(&walk.work);
-        walk.run();
+        jumps::settle(&mut walk);
         let unexplained = is_entered_otherwise(body, &walk.marks);
-        let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { left_behind(body, &walk) };
-        walk.doubts.ways_out = walk.doubts.ways_out.take().or(doubt);
-        let reached = if unexplained { walk.marks.clone() } else { Vec::new() };
-        let mut found = std::mem::take(&mut walk.found);
-        found.sort();
+        let (first, mut found) = (walk.jumps.len(), std::mem::take(&mut walk.found));
+        let before = walk.marks.clone();
         let doors = ways_in::enter(&mut walk);
+        let reached = if before == walk.marks { Vec::new() } else { before };
+        jumps::conclude(&mut walk, &mut found, first);
+        found.sort();
         walk.found.sort();
         let Walk { marks, found: others, doubts, .. } = walk;
-        Graph { reached, marks, found, others, doors, doubts }
+        let mut graph = Graph { reached, marks, found, others, doors, doubts };
+        let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { graph.left_behind(body) };
+        graph.doubts.ways_out = graph.doubts.ways_out.take().or(doubt);
+        graph
     }
 
     /// The control flow of a function all of whose ways out are known, else the first reason why they are not.
@@ -74,6 +87,21 @@ impl Graph {
         self.found.unstated.binary_search(&at).is_err().then_some(jumps)
     }
 
+    /// The first jump through a register that is taken to leave, if code is left inside of the function that it could lead to.
+    fn left_behind(&self, body: &Body<'_>) -> Option<Refusal> {
+        let through_register = |index: &&usize| {
+            let i = &body.code[**index];
+            i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
+        };
+        let jump = self.found.exits.iter().find(through_register)?;
+        let left = |index: &usize| {
+            let i = &body.code[*index];
+            !self.reaches(*index) && !decode::is_nop(i) && i.code() != Code::Int3
+        };
+        let offset = body.function.offset_of(body.code[*jump].ip());
+        (0..body.code.len()).any(|index| left(&index)).then_some(Refusal::UnresolvedJump { offset })
+    }
+
     /// Whether control can arrive at an address other than by running on.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
         body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.is_resumed(at)
@@ -91,16 +119,4 @@ fn is_entered_otherwise(body: &Body<'_>, marks: &[u8]) -> bool {
         mark & REACHED == 0 && body.image.arrivals().get(at) && !starts_part(at) && !elsewhere(at)
     };
     body.code.iter().zip(marks).any(unexplained)
-}
-
-/// The first jump through a register that is taken to leave, if code is left inside of the function that it could lead to.
-fn left_behind(body: &Body<'_>, walk: &Walk<'_>) -> Option<Refusal> {
-    let through_register = |index: &&usize| {
-        let i = &body.code[**index];
-        i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
-    };
-    let jump = walk.found.exits.iter().filter(through_register).min()?;
-    let left = |(i, mark): (&Instruction, &u8)| mark & REACHED == 0 && !decode::is_nop(i) && i.code() != Code::Int3;
-    let offset = body.function.offset_of(body.code[*jump].ip());
-    body.code.iter().zip(&walk.marks).any(left).then_some(Refusal::UnresolvedJump { offset })
 }

@@ -3,6 +3,7 @@
 mod blocks;
 pub(crate) mod body;
 mod graph;
+mod jumps;
 pub(crate) mod liveness;
 pub(crate) mod points;
 mod returns;

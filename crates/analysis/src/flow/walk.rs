@@ -1,10 +1,10 @@
 //! The walk along control flow from given places of one function.
 
-use iced_x86::OpKind;
 use ingraft_model::{Refusal, Svma};
 
-use crate::flow::body::{Body, Indirect};
-use crate::functions::discovered::Door;
+use crate::flow::body::Body;
+use crate::flow::jumps::{Jump, Leads};
+use crate::functions::jump_table::Memory;
 use crate::functions::sweep;
 use crate::text::decode;
 use crate::text::transfer::Transfer;
@@ -24,6 +24,8 @@ pub(crate) struct Found {
     pub runs_on: Vec<u64>,
     /// Indirect jumps through a table, and the targets.
     pub tables: Vec<(usize, Vec<u64>)>,
+    /// Indirect jumps that may leave through a pointer.
+    pub dynamic: Vec<usize>,
     /// Indirect jumps whose targets inside of the function are not all known.
     pub unresolved: Vec<usize>,
 }
@@ -37,6 +39,7 @@ impl Found {
         }
         self.branches.sort_unstable();
         self.exits.sort_unstable();
+        self.dynamic.sort_unstable();
         self.unresolved.sort_unstable();
         self.tables.sort_unstable();
     }
@@ -52,7 +55,7 @@ pub(crate) struct Doubts {
 }
 
 impl Doubts {
-    fn both(&mut self, refusal: Refusal) {
+    pub fn both(&mut self, refusal: Refusal) {
         self.ways_in.get_or_insert_with(|| refusal.clone());
         self.ways_out.get_or_insert(refusal);
     }
@@ -71,17 +74,42 @@ pub(crate) struct Walk<'a> {
     pub marks: Vec<u8>,
     pub found: Found,
     pub doubts: Doubts,
+    /// Calls that are known to never return, by index, sorted.
+    pub last_calls: Vec<usize>,
+    /// Whether all calls count as such that return.
+    pub trusts_calls: bool,
+    /// Indirect jumps that are reached, in the order in which they were found.
+    pub jumps: Vec<Jump>,
+    /// Number of instructions that are reached.
+    pub reached: usize,
+    /// The same when the indirect jumps were last found to lead nowhere new.
+    pub settled: usize,
+    /// Work on jump tables.
+    pub memory: Memory,
 }
 
 impl<'a> Walk<'a> {
     pub fn new(body: &'a Body<'a>) -> Self {
         let marks = vec![0; body.code.len()];
         let budget = body.budget();
-        Walk { body, budget, work: Vec::new(), marks, found: Found::default(), doubts: Doubts::default() }
+        Walk {
+            body,
+            budget,
+            work: Vec::new(),
+            marks,
+            found: Found::default(),
+            doubts: Doubts::default(),
+            jumps: Vec::new(),
+            last_calls: Vec::new(),
+            trusts_calls: false,
+            reached: 0,
+            settled: 0,
+            memory: Memory::new(body.code.len()),
+        }
     }
 
     /// Follows control from the places in `work`, on behind calls as if all returned.
-    pub fn run(&mut self) {
+    pub(super) fn run(&mut self) {
         while let Some(at) = self.work.pop() {
             self.found.joins.push(at);
             self.path(at);
@@ -107,6 +135,7 @@ impl<'a> Walk<'a> {
                 return;
             }
             *mark |= REACHED;
+            self.reached += 1;
             let i = &body.code[index];
             let transfer = Transfer::of(i);
             match transfer {
@@ -168,52 +197,16 @@ impl<'a> Walk<'a> {
     }
 
     fn indirect(&mut self, index: usize) {
-        let i = &self.body.code[index];
         // Through a slot of the loader, or a pointer variable.
-        if i.is_ip_rel_memory_operand() {
-            return self.found.exits.push(index);
-        }
-        let inside = |at: &u64| self.body.contains(*at);
-        let refusal = self.unresolved(index);
-        if !matches!(i.op0_kind(), OpKind::Register | OpKind::Memory) {
-            self.found.unresolved.push(index);
-            return self.doubts.both(refusal);
-        }
-        match self.body.indirect(index, &mut self.budget) {
-            Indirect::Table(t) if t.bounded && t.places.iter().all(inside) => {
-                self.found.unstated.extend(&t.places);
-                self.work.extend(&t.places);
-                self.found.tables.push((index, t.places));
-            }
-            Indirect::Table(t) if t.bounded && !t.places.iter().any(inside) => self.found.exits.push(index),
-            Indirect::Leaves => self.found.exits.push(index),
-            Indirect::Pointer => {
-                self.pointer(index);
-                self.doubts.ways_out.get_or_insert(refusal);
-            }
-            Indirect::Table(t) if t.absolute => {
-                self.pointer(index);
-                self.doubts.ways_out.get_or_insert(refusal);
-            }
-            Indirect::Table(_) | Indirect::Unknown => {
-                self.found.unresolved.push(index);
-                self.doubts.both(refusal);
-            }
+        if self.body.code[index].is_ip_rel_memory_operand() {
+            self.found.exits.push(index);
+            self.found.dynamic.push(index);
+        } else {
+            self.jumps.push(Jump { index, leads: Leads::Unknown });
         }
     }
 
-    /// A jump through a pointer leads only to places whose address is taken, if it does not leave the function.
-    fn pointer(&mut self, index: usize) {
-        let (body, image) = (self.body, self.body.image);
-        let doors = body.inside.iter().flat_map(|range| image.doors_in(range));
-        let taken = doors.filter(|door| door.why & Door::ADDRESSED != 0).map(|door| door.at);
-        let places: Vec<u64> = taken.filter(|at| body.index_of(*at).is_some()).collect();
-        self.found.unstated.extend(&places);
-        self.work.extend(&places);
-        self.found.tables.push((index, places));
-    }
-
-    fn unresolved(&self, index: usize) -> Refusal {
+    pub fn unresolved(&self, index: usize) -> Refusal {
         Refusal::UnresolvedJump { offset: self.body.function.offset_of(self.body.code[index].ip()) }
     }
 }

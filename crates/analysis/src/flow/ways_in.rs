@@ -2,6 +2,7 @@
 
 use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
 
+use crate::flow::jumps;
 use crate::flow::walk::{REACHED, Walk};
 use crate::functions::discovered::Door;
 
@@ -29,7 +30,7 @@ pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
             }
         }
     }
-    walk.run();
+    jumps::settle(walk);
     let offset = |at| body.function.offset_of(at);
     if let Some(at) = missed {
         walk.doubts.ways_in.get_or_insert(Refusal::UnknownInstruction { offset: offset(at) });

@@ -58,6 +58,11 @@ pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<
         w.ascending(door.at, &mut last);
         w.number(u64::from(door.why));
     }
+    w.number(found.tables.len() as u64);
+    let mut last = 0;
+    for &table in &found.tables {
+        w.ascending(table, &mut last);
+    }
     w.number(landing_pads.len() as u64);
     let mut last = 0;
     for &pad in landing_pads {
@@ -99,6 +104,8 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
         Some(Door { at, why: u8::try_from(r.number()?).ok()? })
     })?;
     let mut last = 0;
+    let tables = r.list(|r| r.ascending(&mut last))?;
+    let mut last = 0;
     let landing_pads = r.list(|r| r.ascending(&mut last))?;
     let arrivals = TextBits::new(elf);
     let (words, rest) = r.rest.as_chunks();
@@ -106,7 +113,7 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     if !rest.is_empty() || !sorted || !arrivals.load(words.iter().map(|w| u64::from_le_bytes(*w))) {
         return None;
     }
-    let found = Discovered { functions, labels, arrivals, doors, padding, back_branches, uses_gs };
+    let found = Discovered { functions, labels, arrivals, doors, tables, padding, back_branches, uses_gs };
     Some(Stored { found, landing_pads })
 }
 

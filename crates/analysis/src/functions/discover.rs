@@ -108,7 +108,10 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     let jumps = swept.iter().chain(&gap_sweeps).flat_map(|s| s.around_parts.iter().chain(&s.others).copied());
     branches_between_functions(&sweep.branched, &functions, jumps);
     let doors = doors(&sweep, &functions, named);
-    Discovered { functions, labels, arrivals: sweep.arrivals, doors, padding, back_branches, uses_gs }
+    let mut tables: Vec<u64> = swept.iter().flat_map(|s| s.tables.iter().copied()).collect();
+    tables.sort_unstable();
+    tables.dedup();
+    Discovered { functions, labels, arrivals: sweep.arrivals, doors, tables, padding, back_branches, uses_gs }
 }
 
 /// Adds to `branched` the targets of those jumps that lead from one function to another, and not to a part of its own.

@@ -32,6 +32,8 @@ pub(crate) struct Discovered {
     pub arrivals: TextBits,
     /// Places other than starts of functions at which control may arrive from elsewhere, sorted by address.
     pub doors: Vec<Door>,
+    /// Addresses of the tables that indirect jumps read, sorted.
+    pub tables: Vec<u64>,
     /// Proven padding after functions: (first byte, length), sorted.
     pub padding: Vec<(u64, u32)>,
     /// (function, branch): addresses of functions and of their own branches back to their entry, sorted.

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 
 use crate::file::elf::Elf;
 use crate::file::relocs::Pointers;
-use crate::functions::jump_table::{Resolved, Resolver, constant_address};
+use crate::functions::jump_table::{Memory, Predecessors, Resolved, Resolver, constant_address};
 use crate::text::decode::{self, Cursor};
 use crate::text::transfer::Transfer;
 
@@ -73,7 +73,10 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
         rounds -= 1;
         code.sort_unstable_by_key(|i| i.ip());
         let mut budget = 16 * code.len() + 256;
-        let resolver = Resolver { image, pointers, code: &code, inside: std::slice::from_ref(&whole) };
+        let before = Predecessors::new(&code, vec![start], Vec::new());
+        let memory = Memory::new(code.len());
+        let inside = std::slice::from_ref(&whole);
+        let resolver = Resolver { image, pointers, code: &code, inside, before: &before, tables: &[], memory: &memory };
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
             if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {

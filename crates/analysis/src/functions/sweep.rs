@@ -2,13 +2,15 @@
 //! falling through, and the call targets; and per function, the facts that the choice of scratch registers needs. It decodes every
 //! instruction once; only a branch to the middle of an instruction starts a second decoding there.
 
+use std::ops::Range;
+
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpAccess, OpKind};
 
-use crate::file::elf::{Elf, ImageKind};
+use crate::file::elf::{Elf, ImageKind, u32_at};
 use crate::file::relocs::Pointers;
 use crate::functions::explore;
 use crate::functions::facts::Facts;
-use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
+use crate::functions::jump_table::{Memory, Predecessors, Resolved, Resolver, Targets, constant_address};
 use crate::text::bits::TextBits;
 use crate::text::decode;
 use crate::text::transfer::Transfer;
@@ -21,6 +23,9 @@ const ARCH_SET_GS: u32 = 0x1001;
 const GS_DISTANCE: usize = 8;
 /// Largest distance, in instructions, of an addition from the instruction that makes the address of code.
 const SUM_DISTANCE: usize = 4;
+
+/// Number of rounds in which tables are followed whose cases hold more tables.
+const ROUNDS: usize = 4;
 
 /// Input of the pass, and the sets that the pass fills.
 pub(crate) struct Sweep<'a> {
@@ -70,6 +75,8 @@ pub(crate) struct Swept {
     pub around_parts: Vec<(u64, u64)>,
     /// (instruction, target): cases of tables outside of the unit, and the first byte behind the unit if control runs on there.
     pub others: Vec<(u64, u64)>,
+    /// Addresses of the tables that the unit's indirect jumps read.
+    pub tables: Vec<u64>,
     /// Whether the code sets the gs base; data does not look like such code by chance.
     pub sets_gs: bool,
     /// Whether the code has a gs prefix or loads the segment register.
@@ -301,16 +308,15 @@ impl Sweep<'_> {
     }
 
     fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
-        let (image, pointers) = (self.image, self.pointers);
         let whole = unit.start..unit.end;
-        let resolver = Resolver { image, pointers, code, inside: std::slice::from_ref(&whole) };
         // An honest function has more bytes than distinct cases; the budget keeps the cost of a hostile one in proportion to its size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
+        let resolved = self.resolve(unit, code, indirect, &mut budget);
         let (mut calls_out, mut first_unresolved) = (false, None);
-        for &jump in indirect {
+        for (&jump, resolved) in indirect.iter().zip(resolved) {
             let mut unresolved = false;
-            match resolver.resolve(jump, &mut budget) {
-                Resolved::Table(Targets { places: targets, .. }) => {
+            match resolved {
+                Resolved::Table(Targets { places: targets, tables, .. }) => {
                     targets.iter().for_each(|t| self.arrivals.set(*t));
                     let from = code[jump].ip();
                     for &target in targets.iter().filter(|t| !whole.contains(*t)) {
@@ -318,15 +324,14 @@ impl Sweep<'_> {
                         out.to_parts.extend(part.map(|part| PartJump { part, from, conditional: true }));
                         out.others.push((from, target));
                     }
+                    out.tables.extend(tables);
                 }
                 Resolved::Pointer => calls_out = true,
                 Resolved::Distances(tables) => {
                     unresolved = true;
-                    for table in tables {
-                        for target in resolver.read_candidate(table, &mut budget) {
-                            self.arrivals.set(target);
-                            unresolved = false;
-                        }
+                    for target in tables.iter().flat_map(|table| self.candidate(&whole, *table, &mut budget)) {
+                        self.arrivals.set(target);
+                        unresolved = false;
                     }
                 }
             }
@@ -338,6 +343,40 @@ impl Sweep<'_> {
             facts.calls_out |= calls_out;
             facts.unresolved = first_unresolved;
         }
+    }
+
+    /// Answers for the indirect jumps of a unit. All instructions count as reached, until tables lead to no more places.
+    fn resolve(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], budget: &mut usize) -> Vec<Resolved> {
+        let inside = unit.start..unit.end;
+        let doors = unit.functions.iter().map(|f| f.0).collect();
+        let mut before = Predecessors::new(code, doors, Vec::new());
+        let memory = Memory::new(code.len());
+        let mut resolved: Vec<Resolved> = Vec::new();
+        for _ in 0..ROUNDS {
+            let (image, pointers, inside) = (self.image, self.pointers, std::slice::from_ref(&inside));
+            let resolver = Resolver { image, pointers, code, inside, before: &before, tables: &[], memory: &memory };
+            let again: Vec<_> = indirect.iter().map(|jump| resolver.resolve(*jump, budget)).collect();
+            if again == resolved {
+                break;
+            }
+            resolved = again;
+            let tables = indirect.iter().zip(&resolved).filter_map(|(jump, resolved)| match resolved {
+                Resolved::Table(targets) => Some((*jump, targets)),
+                _ => None,
+            });
+            before.add(tables.flat_map(|(jump, targets)| targets.places.iter().map(move |at| (*at, jump))));
+        }
+        resolved
+    }
+
+    /// Distances read from a table whose bound is not known, as targets inside of the unit.
+    fn candidate(&self, whole: &Range<u64>, table: u64, budget: &mut usize) -> Vec<u64> {
+        let Some(bytes) = self.image.data_from(table) else { return Vec::new() };
+        let distances = bytes.chunks_exact(4).take(*budget).map_while(|bytes| u32_at(bytes, 0));
+        let targets = distances.map(|d| table.wrapping_add(i64::from(d as i32) as u64));
+        let targets: Vec<u64> = targets.take_while(|target| whole.contains(target)).collect();
+        *budget -= targets.len();
+        targets
     }
 }
 

@@ -125,6 +125,11 @@ impl Image {
         &self.found.doors[index(range.start)..index(range.end)]
     }
 
+    /// Addresses of the tables that indirect jumps read, sorted.
+    pub(crate) fn tables(&self) -> &[u64] {
+        &self.found.tables
+    }
+
     pub(crate) fn arrivals(&self) -> &TextBits {
         &self.found.arrivals
     }

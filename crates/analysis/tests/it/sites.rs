@@ -235,7 +235,7 @@ fn jump_tables_are_followed() {
     let cases = |table: u64, absolute: bool| {
         TestElf::new().assemble("f", |a| {
             let mut default = a.create_label();
-            a.cmp(edi, 2).unwrap();
+            if absolute { a.cmp(edi, 2) } else { a.cmp(rdi, 2) }.unwrap();
             a.ja(default).unwrap();
             if absolute {
                 a.mov(eax, edi).unwrap();
@@ -243,7 +243,7 @@ fn jump_tables_are_followed() {
             } else {
                 // lea rdx, [rip + table]
                 a.db(&[0x48, 0x8d, 0x15]).unwrap();
-                a.dd(&[(table - (TEXT + 12)) as u32]).unwrap();
+                a.dd(&[(table - (TEXT + 13)) as u32]).unwrap();
                 a.movsxd(rax, dword_ptr(rdx + rdi * 4)).unwrap();
                 a.add(rax, rdx).unwrap();
                 a.db(&[0x3e]).unwrap();
@@ -259,10 +259,10 @@ fn jump_tables_are_followed() {
         })
     };
     for absolute in [false, true] {
-        let first = TEXT + if absolute { 14 } else { 22 };
+        let first = TEXT + if absolute { 14 } else { 23 };
         let mut table = Vec::new();
         // The table has one more entry than the bound allows; that entry points elsewhere in the function.
-        for target in [first, first + 6, first + 12, TEXT + 3] {
+        for target in [first, first + 6, first + 12, first + 20] {
             match absolute {
                 true => table.extend_from_slice(&target.to_le_bytes()),
                 false => table.extend_from_slice(&(target.wrapping_sub(RODATA) as u32).to_le_bytes()),

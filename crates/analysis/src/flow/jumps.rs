@@ -1,0 +1,154 @@
+//! Indirect jumps of one function: their targets, once it is known how control reaches them.
+
+use iced_x86::OpKind;
+
+use crate::flow::returns::{callee, never_returns};
+use crate::flow::walk::{Found, REACHED, Walk};
+use crate::functions::discovered::Door;
+use crate::functions::jump_table::{Predecessors, Resolved, Resolver};
+
+/// Cases of a table may hold more tables, and may lead back to where others are read. So often everything is looked at again.
+const ROUNDS: usize = 8;
+
+/// An indirect jump that is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Jump {
+    /// Index of its instruction.
+    pub index: usize,
+    /// Destination.
+    pub leads: Leads,
+}
+
+/// Destination of an indirect jump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Leads {
+    /// One of these places, through a table. Some may lie in other functions.
+    To(Vec<u64>),
+    /// Another function.
+    Out,
+    /// Another function, or one of these places inside: all whose address is taken.
+    Anywhere(Vec<u64>),
+    /// Not known.
+    Unknown,
+}
+
+/// Follows control from the places in `work`, and through indirect jumps until nothing changes.
+pub(crate) fn settle(walk: &mut Walk<'_>) {
+    walk.run();
+    for round in 0.. {
+        if walk.jumps.is_empty() || walk.settled == walk.reached {
+            return;
+        }
+        let resolved = resolve(walk);
+        let stable = walk.jumps == resolved;
+        walk.jumps = resolved;
+        if stable && !(walk.jumps.iter().any(|jump| jump.leads == Leads::Unknown) && note_last_calls(walk)) {
+            walk.settled = walk.reached;
+            return;
+        }
+        if round == ROUNDS {
+            walk.jumps.iter_mut().for_each(|jump| jump.leads = Leads::Unknown);
+            return;
+        }
+        for jump in &walk.jumps {
+            if let Leads::To(places) | Leads::Anywhere(places) = &jump.leads {
+                walk.work.extend(places.iter().filter(|place| walk.body.contains(**place)));
+            }
+        }
+        walk.run();
+    }
+}
+
+/// Finds the calls that never return: registers that such a call overwrites are not lost on the way to a jump. Returns whether there are new
+/// ones.
+fn note_last_calls(walk: &mut Walk<'_>) -> bool {
+    if walk.trusts_calls {
+        return false;
+    }
+    let (body, marks) = (walk.body, &walk.marks);
+    let calls = (0..body.code.len()).filter(|index| marks[*index] & REACHED != 0);
+    let last = |index: &usize| callee(&body.code[*index]).is_some_and(|callee| never_returns(body.image, callee));
+    let found: Vec<usize> = calls.filter(last).collect();
+    let new = found != walk.last_calls;
+    walk.last_calls = found;
+    new
+}
+
+/// All indirect jumps that are reached so far, with their destinations as far as the ways to them are known.
+fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
+    let (body, image) = (walk.body, walk.body.image);
+    let reached = walk.marks.iter().map(|mark| mark & REACHED != 0).collect();
+    let mut doors = vec![body.function.start];
+    let mut taken = Vec::new();
+    for range in &body.inside {
+        doors.extend(image.landing_pads_in(range));
+        doors.extend(image.starts_in(range));
+        doors.extend(image.doors_in(range).iter().map(|door| door.at));
+        let addressed = image.doors_in(range).iter().filter(|door| door.why & Door::ADDRESSED != 0);
+        taken.extend(addressed.map(|door| door.at).filter(|at| body.index_of(*at).is_some()));
+    }
+    let mut before = Predecessors::new(&body.code, doors, reached);
+    let tables = walk.jumps.iter().filter_map(|jump| match &jump.leads {
+        Leads::To(places) => Some((jump.index, places)),
+        _ => None,
+    });
+    before.add(tables.flat_map(|(jump, places)| places.iter().map(move |at| (*at, jump))));
+    before.last_calls.clone_from(&walk.last_calls);
+    let (pointers, tables, memory) = (image.pointers(), image.tables(), &walk.memory);
+    let (code, inside) = (&body.code[..], &body.inside[..]);
+    let resolver = Resolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
+    let mut budget = body.budget();
+    let mut leads = |jump: &Jump| {
+        let i = &body.code[jump.index];
+        if !matches!(i.op0_kind(), OpKind::Register | OpKind::Memory) {
+            return Leads::Unknown;
+        }
+        match resolver.resolve(jump.index, &mut budget) {
+            Resolved::Table(targets) if targets.bounded => Leads::To(targets.places),
+            Resolved::Table(targets) if !targets.absolute => Leads::Unknown,
+            Resolved::Distances(_) => Leads::Unknown,
+            // Without a label whose address is taken, a pointer can only lead to another function.
+            Resolved::Pointer | Resolved::Table(_) if taken.is_empty() => Leads::Out,
+            Resolved::Pointer | Resolved::Table(_) => Leads::Anywhere(taken.clone()),
+        }
+    };
+    walk.jumps.iter().map(|jump| Jump { index: jump.index, leads: leads(jump) }).collect()
+}
+
+/// Sorts the indirect jumps into what has been found, those of the entry and the landing pads first: `first` is their number.
+pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
+    let jumps = std::mem::take(&mut walk.jumps);
+    for (number, jump) in jumps.into_iter().enumerate() {
+        let refusal = walk.unresolved(jump.index);
+        let out = if number < first { &mut *found } else { &mut walk.found };
+        match jump.leads {
+            Leads::To(places) => {
+                let inside = |at: &u64| walk.body.contains(*at);
+                if !places.iter().any(inside) {
+                    out.exits.push(jump.index);
+                }
+                // A jump that stays or leaves cannot be told from an exit.
+                if places.iter().any(inside) && !places.iter().all(inside) {
+                    walk.doubts.ways_out.get_or_insert(refusal);
+                }
+                out.unstated.extend(places.iter().copied().filter(|at| walk.body.contains(*at)));
+                out.tables.push((jump.index, places));
+            }
+            Leads::Out => {
+                out.exits.push(jump.index);
+                out.dynamic.push(jump.index);
+            }
+            // All of these places are ways in.
+            Leads::Anywhere(places) => {
+                walk.doubts.ways_out.get_or_insert(refusal);
+                out.dynamic.push(jump.index);
+                out.unstated.extend(&places);
+                out.tables.push((jump.index, places));
+            }
+            Leads::Unknown => {
+                out.unresolved.push(jump.index);
+                walk.doubts.both(refusal);
+            }
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Number of values that the index of a table may have, proven on every way that leads to its use.
+
+use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
+
+use crate::functions::jump_table::Resolver;
+use crate::functions::jump_table::trace::writes;
+use crate::text::transfer::Transfer;
+
+/// Ways back are not followed over more instructions.
+const STEPS_MAX: usize = 500;
+
+/// Bound of an index, which is never negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bound {
+    /// Number of values from 0 on.
+    pub count: usize,
+    /// Whether a comparison or a mask says so, and not the width of the value alone.
+    pub exact: bool,
+}
+
+/// Location of the value in question.
+#[derive(Clone, Copy, PartialEq)]
+enum Holder {
+    Register(Register),
+    /// The memory that an instruction reads. Equal operands are equal locations as long as nothing is written.
+    Memory(Instruction),
+}
+
+/// A place on the way back, with what is known about the value there.
+#[derive(Clone, Copy, PartialEq)]
+struct State {
+    at: usize,
+    holder: Holder,
+    /// The low bytes of the location that make up the value.
+    need: usize,
+    /// Value of the location's low bytes: how many bytes, and less than which number.
+    known: Option<(usize, u64)>,
+    /// What the flags say: less than the number compared with, plus this.
+    flags: Option<u64>,
+    /// The same for another register, which may turn out to hold a copy.
+    other: Option<(Register, usize, u64)>,
+    /// Number of values that the widths of copies on the way leave.
+    limit: u64,
+    /// Number of values up to which no copy on the way extends a sign that is set.
+    unsigned: u64,
+}
+
+/// Outcome of going back over one instruction.
+enum Back {
+    On(State),
+    Found(u64, bool),
+    Failed,
+}
+
+impl Resolver<'_> {
+    /// The bound of an index register at the instruction that uses it.
+    pub(super) fn bound(&self, read_by: usize, index: Register) -> Option<Bound> {
+        let start = State {
+            at: read_by,
+            holder: Holder::Register(index),
+            need: 8,
+            known: None,
+            flags: None,
+            other: None,
+            limit: u64::MAX,
+            unsigned: u64::MAX,
+        };
+        let mut info = InstructionInfoFactory::new();
+        let mut work = vec![start];
+        let mut seen: Vec<State> = Vec::new();
+        let (mut count, mut exact, mut steps) = (0u64, true, STEPS_MAX);
+        let mut finish = |state: &State, limit: u64, is_exact: bool| {
+            count = count.max(limit);
+            exact &= is_exact;
+            limit < u64::MAX && limit <= state.unsigned
+        };
+        while let Some(state) = work.pop() {
+            let mut ways = Vec::new();
+            self.before.each(self.code, state.at, |before, jumped| ways.push((before, jumped)));
+            if ways.is_empty() && self.before.is_guess() {
+                continue;
+            }
+            if ways.is_empty() || self.before.is_door(self.code[state.at].ip()) {
+                if !finish(&state, state.limit, false) {
+                    return None;
+                }
+                continue;
+            }
+            for (before, jumped) in ways {
+                self.spend(1)?;
+                let Some(left) = steps.checked_sub(1) else {
+                    if !finish(&state, state.limit, false) {
+                        return None;
+                    }
+                    continue;
+                };
+                steps = left;
+                let fits = match self.back(&mut info, before, jumped, state) {
+                    Back::Found(limit, is_exact) => finish(&state, limit, is_exact),
+                    Back::Failed => finish(&state, state.limit, false),
+                    Back::On(state) if seen.contains(&state) => true,
+                    Back::On(state) => {
+                        seen.push(state);
+                        work.push(state);
+                        true
+                    }
+                };
+                if !fits {
+                    return None;
+                }
+            }
+        }
+        let count = usize::try_from(count).ok().filter(|count| *count > 0)?;
+        Some(Bound { count, exact })
+    }
+
+    fn back(&self, info: &mut InstructionInfoFactory, before: usize, jumped: bool, state: State) -> Back {
+        let i = &self.code[before];
+        let mut state = State { at: before, ..state };
+        match Transfer::of(i) {
+            Transfer::Branch(_) => {
+                state.flags = state.flags.or(limit_of_branch(i, jumped));
+                return Back::On(state);
+            }
+            Transfer::Jump(_) => return Back::On(state),
+            Transfer::Next | Transfer::Indirect => {}
+            _ => {
+                let kept =
+                    |r| matches!(r, Register::RBX | Register::RBP) || (Register::R12..=Register::R15).contains(&r);
+                let kept = matches!(state.holder, Holder::Register(r) if kept(r)) && !self.image.is_go();
+                state = State { flags: None, other: None, ..state };
+                return if kept { Back::On(state) } else { Back::Failed };
+            }
+        }
+        if let Some(bound) = compare(i, &mut state) {
+            return bound;
+        }
+        if i.rflags_modified() != 0 {
+            state.flags = None;
+        }
+        match state.holder {
+            Holder::Register(register) if writes(info, i, register) => defined(i, register, state),
+            Holder::Memory(operand) => {
+                let used = info.info(i);
+                let stores = used.used_memory().iter().any(|m| {
+                    !matches!(
+                        m.access(),
+                        iced_x86::OpAccess::Read | iced_x86::OpAccess::NoMemAccess | iced_x86::OpAccess::CondRead
+                    )
+                });
+                let moved = [operand.memory_base(), operand.memory_index()]
+                    .into_iter()
+                    .any(|r| r != Register::None && r != Register::RIP && writes(info, i, r.full_register()));
+                if moved {
+                    return Back::Failed;
+                }
+                if stores { stored(i, &operand, state) } else { Back::On(forget(info, i, state)) }
+            }
+            Holder::Register(register) => {
+                // The compared register is a copy of the index.
+                if let Some((other, width, limit)) = state.other
+                    && i.mnemonic() == Mnemonic::Mov
+                    && i.op0_kind() == OpKind::Register
+                    && i.op1_kind() == OpKind::Register
+                    && i.op0_register().full_register() == other
+                    && i.op1_register().full_register() == register
+                    && i.op0_register().size() >= width.max(4)
+                {
+                    state.other = None;
+                    return learn(state, width, limit);
+                }
+                Back::On(forget(info, i, state))
+            }
+        }
+    }
+}
+
+/// Forgets what is known of another register where that is written.
+fn forget(info: &mut InstructionInfoFactory, i: &Instruction, state: State) -> State {
+    let gone = state.other.is_some_and(|(register, ..)| writes(info, i, register));
+    State { other: state.other.filter(|_| !gone), ..state }
+}
+
+/// The value has been found to be small.
+fn learn(mut state: State, width: usize, limit: u64) -> Back {
+    if width >= state.need {
+        let limit = limit.min(state.limit);
+        return if limit <= state.unsigned { Back::Found(limit, true) } else { Back::Failed };
+    }
+    // Of two comparisons of as many bytes, the stricter counts.
+    state.known = match state.known {
+        Some((other, known)) if other > width || other == width && known <= limit => Some((other, known)),
+        _ => Some((width, limit)),
+    };
+    Back::On(state)
+}
+
+/// What a comparison says, if a branch behind it depends on it.
+fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
+    let extra = state.flags?;
+    if i.mnemonic() != Mnemonic::Cmp {
+        return None;
+    }
+    state.flags = None;
+    let number = immediate(i)?;
+    let limit = number.checked_add(extra).filter(|limit| *limit > 0)?;
+    match (i.op0_kind(), state.holder) {
+        (OpKind::Register, Holder::Register(register)) if low_part(i.op0_register()) == Some(register) => {
+            Some(learn(*state, i.op0_register().size(), limit))
+        }
+        (OpKind::Memory, Holder::Memory(operand)) if same_operand(&operand, i) => {
+            Some(learn(*state, i.memory_size().size(), limit))
+        }
+        (OpKind::Register, _) => {
+            let register = low_part(i.op0_register())?;
+            state.other = state.other.or(Some((register, i.op0_register().size(), limit)));
+            None
+        }
+        _ => None,
+    }
+}
+
+/// The value at the instruction that writes the register which holds it.
+fn defined(i: &Instruction, register: Register, state: State) -> Back {
+    if i.op0_kind() != OpKind::Register || low_part(i.op0_register()) != Some(register) {
+        return Back::Failed;
+    }
+    let size = i.op0_register().size();
+    let (known_width, known_limit) = state.known.unwrap_or((0, 0));
+    let bit31 = state.known.filter(|known| known.1 <= 1 << (8 * known.0 - 1));
+    let whole = size >= 4;
+    // A write of 32 bits clears the others.
+    let signed = matches!(i.mnemonic(), Mnemonic::Movsx | Mnemonic::Movsxd);
+    if size == 4 && known_width == 4 && !signed {
+        return Back::Found(known_limit.min(state.limit), true);
+    }
+    match i.mnemonic() {
+        Mnemonic::Movzx | Mnemonic::Movsx | Mnemonic::Movsxd => {
+            let from = if i.op1_kind() == OpKind::Memory { i.memory_size().size() } else { i.op1_register().size() };
+            let signed = i.mnemonic() != Mnemonic::Movzx;
+            if known_width >= from && (!signed || bit31.is_some()) {
+                return Back::Found(known_limit.min(state.limit), true);
+            }
+            let limit = match (signed, from) {
+                (false, 1 | 2) => state.limit.min(1 << (8 * from)),
+                // The sign must turn out to be clear.
+                (true, _) => return signed_copy(i, state, from),
+                _ => state.limit,
+            };
+            copy(i, State { need: from.min(state.need), limit, ..state })
+        }
+        Mnemonic::Mov if i.op1_kind() == OpKind::Register || i.op1_kind() == OpKind::Memory => {
+            let limit = if size == 4 { state.limit.min(1 << 32) } else { state.limit };
+            if !whole && size < state.need {
+                return Back::Failed;
+            }
+            copy(i, State { need: state.need.min(size), limit, ..state })
+        }
+        Mnemonic::And if whole => match immediate(i) {
+            Some(mask) => Back::Found((mask + 1).min(state.limit), (mask + 1).is_power_of_two()),
+            None => width_alone(state, size),
+        },
+        Mnemonic::Shr if whole && i.op1_kind() == OpKind::Immediate8 => {
+            let bits = (8 * size as u32).saturating_sub(u32::from(i.immediate8()));
+            if bits < 64 { Back::Found((1u64 << bits).min(state.limit), false) } else { Back::Failed }
+        }
+        Mnemonic::Bsf | Mnemonic::Tzcnt | Mnemonic::Bsr | Mnemonic::Lzcnt | Mnemonic::Popcnt if whole => {
+            Back::Found(state.limit.min(if i.mnemonic() == Mnemonic::Bsf { 64 } else { 65 }), false)
+        }
+        _ => width_alone(state, size),
+    }
+}
+
+/// The bound that the width of the written register gives: a write of 32 bits clears the others.
+fn width_alone(state: State, size: usize) -> Back {
+    if size == 4 { Back::Found(state.limit.min(1 << 32), false) } else { Back::Failed }
+}
+
+/// On with the source of a sign-extending copy: its own bound must leave the sign clear.
+fn signed_copy(i: &Instruction, state: State, from: usize) -> Back {
+    if state.need < from || i.op0_register().size() < 8 && state.need == 8 && from == 4 {
+        return Back::Failed;
+    }
+    let unsigned = state.unsigned.min(1 << (8 * from - 1));
+    copy(i, State { need: from, unsigned, ..state })
+}
+
+/// On with the source of a copy.
+fn copy(i: &Instruction, state: State) -> Back {
+    let state = State { known: state.known.filter(|known| known.0 <= state.need), ..state };
+    if i.op1_kind() == OpKind::Memory {
+        return Back::On(State { holder: Holder::Memory(*i), ..state });
+    }
+    let Some(register) = low_part(i.op1_register()) else { return Back::Failed };
+    let state = State { holder: Holder::Register(register), ..state };
+    match state.other {
+        Some((other, width, limit)) if other == register => learn(State { other: None, ..state }, width, limit),
+        _ => Back::On(state),
+    }
+}
+
+/// The value at an instruction that writes memory, while it lies in memory.
+fn stored(i: &Instruction, operand: &Instruction, state: State) -> Back {
+    let frame = |r| matches!(r, Register::RSP | Register::RBP);
+    let plain = |i: &Instruction| frame(i.memory_base()) && i.memory_index() == Register::None;
+    if i.op0_kind() != OpKind::Memory || !plain(i) || !plain(operand) || i.memory_base() != operand.memory_base() {
+        return Back::Failed;
+    }
+    let size = i.memory_size().size();
+    let (start, own) = (i.memory_displacement64(), operand.memory_displacement64());
+    if start == own && i.mnemonic() == Mnemonic::Mov && i.op1_kind() == OpKind::Register && size >= state.need {
+        return match low_part(i.op1_register()) {
+            Some(register) => Back::On(State { holder: Holder::Register(register), ..state }),
+            None => Back::Failed,
+        };
+    }
+    let apart = |a: u64, b: u64, len: usize| b.wrapping_sub(a) < 1 << 31 && b.wrapping_sub(a) >= len as u64;
+    let apart = apart(start, own, size) || apart(own, start, operand.memory_size().size());
+    if apart { Back::On(state) } else { Back::Failed }
+}
+
+/// What a branch that is taken or not says about the operands of the comparison before it: the first is less than the second plus this.
+fn limit_of_branch(i: &Instruction, taken: bool) -> Option<u64> {
+    match (i.mnemonic(), taken) {
+        (Mnemonic::Ja, false) | (Mnemonic::Jbe, true) | (Mnemonic::Je, true) | (Mnemonic::Jne, false) => Some(1),
+        (Mnemonic::Jae, false) | (Mnemonic::Jb, true) => Some(0),
+        _ => None,
+    }
+}
+
+/// The 64-bit register whose low bytes a register is; `None` for one like `ah`.
+fn low_part(register: Register) -> Option<Register> {
+    let high = matches!(register, Register::AH | Register::BH | Register::CH | Register::DH);
+    (!high && register.is_gpr()).then(|| register.full_register())
+}
+
+fn immediate(i: &Instruction) -> Option<u64> {
+    match i.op1_kind() {
+        OpKind::Immediate8 => Some(u64::from(i.immediate8())),
+        OpKind::Immediate16 => Some(u64::from(i.immediate16())),
+        OpKind::Immediate32 => Some(u64::from(i.immediate32())),
+        // Sign-extended ones that are negative are no bound of a table.
+        OpKind::Immediate8to16 | OpKind::Immediate8to32 | OpKind::Immediate8to64 | OpKind::Immediate32to64 => {
+            Some(i.immediate(1)).filter(|n| *n < 1 << 31)
+        }
+        _ => None,
+    }
+}
+
+fn same_operand(load: &Instruction, compare: &Instruction) -> bool {
+    compare.op0_kind() == OpKind::Memory
+        && load.memory_base() == compare.memory_base()
+        && load.memory_index() == compare.memory_index()
+        && load.memory_index_scale() == compare.memory_index_scale()
+        && load.memory_displacement64() == compare.memory_displacement64()
+        && load.segment_prefix() == compare.segment_prefix()
+}

@@ -1,0 +1,320 @@
+//! Targets of indirect jumps through tables as compilers write them.
+//!
+//! A table holds addresses (`jmp [table + i*8]`, or loaded first) or distances (`movsxd r, [table + i*4]; add r, base; jmp r`). Its address is
+//! proven if every definition that reaches its use makes the same constant. Its end is proven by a bound of the index on every way to the
+//! jump, or by the content: all entries up to the next word that is no code, or to the start of another table, count as entries. So the
+//! targets found may be too many, never too few.
+
+mod bound;
+mod read;
+mod trace;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
+
+use crate::file::elf::Elf;
+use crate::file::relocs::Pointers;
+use crate::functions::jump_table::bound::Bound;
+use crate::functions::jump_table::trace::{Definition, Trace};
+
+pub(crate) use self::trace::Predecessors;
+
+/// More instructions are not visited in order to resolve one jump.
+const STEPS_MAX: usize = 20_000;
+/// Copies that depend on conditions, and values on the stack, are not followed further.
+const DEPTH: usize = 4;
+
+/// The answer for one indirect jump.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Resolved {
+    /// Through a table.
+    Table(Targets),
+    /// Through a pointer that was loaded or passed: a tail call, or a computed jump between places whose absolute
+    /// addresses the file holds.
+    Pointer,
+    /// To an address computed from the table of distances at one of these places (or anywhere, if there is none).
+    Distances(Vec<u64>),
+}
+
+/// Content of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Targets {
+    /// The places that entries lead to, sorted.
+    pub places: Vec<u64>,
+    /// Whether these are all.
+    pub bounded: bool,
+    /// Whether the table holds addresses, not distances.
+    pub absolute: bool,
+    /// Addresses of the tables, sorted.
+    pub tables: Vec<u64>,
+}
+
+/// Looks at the instructions of one function, sorted by address.
+pub(crate) struct Resolver<'a> {
+    pub image: &'a Elf,
+    pub pointers: &'a Pointers,
+    pub code: &'a [Instruction],
+    /// The function, as far as it is known: its head, and its parts.
+    pub inside: &'a [Range<u64>],
+    /// The ways by which control arrives at each instruction.
+    pub before: &'a Predecessors,
+    /// Addresses of tables in the image, sorted, as far as they are known.
+    pub tables: &'a [u64],
+    /// Work that is left for the whole function, and work that is done.
+    pub memory: &'a Memory,
+}
+
+/// Work on the tables of one function that is left, and that is done.
+pub(crate) struct Memory {
+    /// Steps back over instructions that are left.
+    fuel: Cell<usize>,
+    /// Tables that have been read, each with its bound.
+    read: RefCell<Vec<(Table, Option<Bound>, Option<Targets>)>>,
+}
+
+impl Memory {
+    /// For a function of so many instructions.
+    pub fn new(instructions: usize) -> Self {
+        Memory { fuel: Cell::new(256 * instructions + 65_536), read: RefCell::default() }
+    }
+}
+
+/// Width and meaning of the entries of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entries {
+    /// Addresses of eight bytes.
+    Addresses,
+    /// Addresses of four bytes, zero-extended.
+    ShortAddresses,
+    /// Signed distances from an address.
+    Distances(u64),
+}
+
+/// A table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Table {
+    at: u64,
+    entries: Entries,
+}
+
+impl Resolver<'_> {
+    /// Resolves the indirect jump at an index, reading at most `budget` entries.
+    pub fn resolve(&self, jump: usize, budget: &mut usize) -> Resolved {
+        let i = &self.code[jump];
+        match i.op0_kind() {
+            OpKind::Memory => self.loaded(jump, Entries::Addresses, DEPTH, budget),
+            OpKind::Register => self.register(jump, i.op0_register().full_register(), DEPTH, budget),
+            _ => Resolved::Pointer,
+        }
+    }
+
+    /// A jump to the address that a register holds: all of the definitions that reach the jump count.
+    fn register(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
+        let Some(definitions) = self.trace().definitions(at, register) else { return self.unknown() };
+        self.any_of(definitions, depth, budget)
+    }
+
+    /// A jump to a value that comes from one of several places.
+    fn any_of(&self, definitions: Vec<Definition>, depth: usize, budget: &mut usize) -> Resolved {
+        let mut found: Option<Resolved> = None;
+        for definition in definitions {
+            let one = match definition {
+                Definition::Outside => Resolved::Pointer,
+                Definition::At(at, register) => self.defined(at, register, depth, budget),
+            };
+            found = Some(match found {
+                Some(other) => self.either(other, one),
+                None => one,
+            });
+        }
+        found.unwrap_or(Resolved::Pointer)
+    }
+
+    /// One of two answers, where both are possible.
+    fn either(&self, a: Resolved, b: Resolved) -> Resolved {
+        match (a, b) {
+            (Resolved::Table(a), Resolved::Table(b)) => Resolved::Table(a.and(b)),
+            (Resolved::Pointer, Resolved::Pointer) => Resolved::Pointer,
+            (Resolved::Pointer, Resolved::Table(t)) | (Resolved::Table(t), Resolved::Pointer) if t.absolute => {
+                Resolved::Pointer
+            }
+            _ => self.unknown(),
+        }
+    }
+
+    /// A jump to the address that an instruction puts into a register.
+    fn defined(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
+        let i = &self.code[at];
+        let Some(depth) = depth.checked_sub(1) else { return self.unknown() };
+        if i.op0_kind() != OpKind::Register || i.op0_register().full_register() != register {
+            return if i.mnemonic() == Mnemonic::Xchg { Resolved::Pointer } else { self.unknown() };
+        }
+        let places = |at| Targets { places: vec![at], bounded: true, absolute: true, tables: Vec::new() };
+        match i.mnemonic() {
+            Mnemonic::Add if i.op1_kind() == OpKind::Register => {
+                self.sum(at, register, i.op1_register().full_register(), budget)
+            }
+            Mnemonic::Lea if let Some(place) = constant_address(i) => Resolved::Table(places(place)),
+            Mnemonic::Mov if let Some(place) = constant_number(i) => Resolved::Table(places(place)),
+            Mnemonic::Lea if i.memory_index_scale() == 1 && i.memory_displacement64() == 0 => {
+                let (a, b) = (i.memory_base(), i.memory_index());
+                if a == Register::None || b == Register::None { self.unknown() } else { self.sum(at, a, b, budget) }
+            }
+            Mnemonic::Mov if i.op1_kind() == OpKind::Memory => {
+                let short = i.op0_register().size() == 4;
+                self.loaded(at, if short { Entries::ShortAddresses } else { Entries::Addresses }, depth, budget)
+            }
+            // A masked or scrambled pointer (glibc keeps some rotated and xored) is a pointer.
+            Mnemonic::And | Mnemonic::Or | Mnemonic::Xchg | Mnemonic::Ror | Mnemonic::Rol | Mnemonic::Xor => {
+                Resolved::Pointer
+            }
+            Mnemonic::Pop => Resolved::Pointer,
+            _ if is_cmov(i) => {
+                let kept = self.register(at, register, depth, budget);
+                let moved = match i.op1_kind() {
+                    OpKind::Register => self.register(at, i.op1_register().full_register(), depth, budget),
+                    _ => Resolved::Pointer,
+                };
+                self.either(kept, moved)
+            }
+            _ => self.unknown(),
+        }
+    }
+
+    /// A jump to an address that an instruction loads.
+    fn loaded(&self, at: usize, entries: Entries, depth: usize, budget: &mut usize) -> Resolved {
+        let i = &self.code[at];
+        if let Some(definitions) = self.trace().definitions_of_slot(at) {
+            let Some(depth) = depth.checked_sub(1) else { return self.unknown() };
+            return self.any_of(definitions, depth, budget);
+        }
+        let scale = if entries == Entries::ShortAddresses { 4 } else { 8 };
+        if i.memory_index() == Register::None || i.memory_index_scale() != scale || i.has_segment_prefix() {
+            return Resolved::Pointer;
+        }
+        let Some(table) = self.table_address(at) else { return Resolved::Pointer };
+        let table = Table { at: table, entries };
+        self.read_at(at, table, budget).map_or(Resolved::Pointer, Resolved::Table)
+    }
+
+    /// A jump to the sum of two registers: a distance from a table, and the base that it counts from.
+    fn sum(&self, at: usize, a: Register, b: Register, budget: &mut usize) -> Resolved {
+        for (distance, base) in [(a, b), (b, a)] {
+            let Some(base) = self.trace().constant(at, base) else { continue };
+            let Some(definitions) = self.trace().definitions(at, distance) else { continue };
+            let mut all: Option<Targets> = None;
+            for definition in definitions {
+                let Some(table) = self.distances(definition, base, budget) else {
+                    return self.unknown();
+                };
+                all = Some(match all {
+                    Some(others) => others.and(table),
+                    None => table,
+                });
+            }
+            if let Some(all) = all {
+                return Resolved::Table(all);
+            }
+        }
+        self.unknown()
+    }
+
+    /// Targets of the table from which an instruction loads a distance.
+    fn distances(&self, definition: Definition, base: u64, budget: &mut usize) -> Option<Targets> {
+        let Definition::At(at, _) = definition else { return None };
+        let i = &self.code[at];
+        let signed = i.code() == Code::Movsxd_r64_rm32 && i.op1_kind() == OpKind::Memory;
+        if !signed || i.memory_index() == Register::None || i.memory_index_scale() != 4 || i.has_segment_prefix() {
+            return None;
+        }
+        self.read_at(at, Table { at: self.table_address(at)?, entries: Entries::Distances(base) }, budget)
+    }
+
+    /// Targets of the table that an instruction reads.
+    fn read_at(&self, at: usize, table: Table, budget: &mut usize) -> Option<Targets> {
+        let bound = self.bound(at, self.code[at].memory_index().full_register());
+        let known = |read: &&(Table, Option<Bound>, Option<Targets>)| read.0 == table && read.1 == bound;
+        if let Some(read) = self.memory.read.borrow().iter().find(known) {
+            return read.2.clone();
+        }
+        let targets = self.read(&table, bound, budget);
+        self.memory.read.borrow_mut().push((table, bound, targets.clone()));
+        targets
+    }
+
+    /// The address of the table that the memory operand of an instruction indexes.
+    fn table_address(&self, at: usize) -> Option<u64> {
+        let i = &self.code[at];
+        match i.memory_base() {
+            Register::None => Some(i.memory_displacement64()),
+            base => Some(self.trace().constant(at, base.full_register())?.wrapping_add(i.memory_displacement64())),
+        }
+    }
+
+    fn trace(&self) -> Trace<'_> {
+        Trace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel }
+    }
+
+    /// Takes steps from those that are left.
+    fn spend(&self, steps: usize) -> Option<()> {
+        let fuel = &self.memory.fuel;
+        fuel.set(fuel.get().checked_sub(steps)?);
+        Some(())
+    }
+
+    fn unknown(&self) -> Resolved {
+        Resolved::Distances(self.table_candidates())
+    }
+
+    /// Addresses of data that the function computes: one of them may be a table that was spilled.
+    fn table_candidates(&self) -> Vec<u64> {
+        let data = |i: &Instruction| {
+            let address = match i.code() {
+                Code::Lea_r64_m => constant_address(i)?,
+                _ => return None,
+            };
+            (address % 4 == 0 && self.image.text_index(address).is_none()).then_some(address)
+        };
+        let mut found: Vec<u64> = self.code.iter().filter_map(data).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+impl Targets {
+    /// The targets of two tables.
+    fn and(mut self, other: Targets) -> Targets {
+        self.places.extend(other.places);
+        self.places.sort_unstable();
+        self.places.dedup();
+        self.tables.extend(other.tables);
+        self.tables.sort_unstable();
+        self.tables.dedup();
+        Targets { bounded: self.bounded && other.bounded, absolute: self.absolute && other.absolute, ..self }
+    }
+}
+
+/// The address that a `lea` makes whatever the registers hold.
+pub(crate) fn constant_address(i: &Instruction) -> Option<u64> {
+    if i.is_ip_rel_memory_operand() {
+        return Some(i.ip_rel_memory_address());
+    }
+    (i.memory_base() == Register::None && i.memory_index() == Register::None).then(|| i.memory_displacement64())
+}
+
+/// The number that an instruction moves into a register.
+fn constant_number(i: &Instruction) -> Option<u64> {
+    match i.code() {
+        Code::Mov_r32_imm32 => Some(u64::from(i.immediate32())),
+        Code::Mov_rm64_imm32 if i.op0_kind() == OpKind::Register => Some(i.immediate(1)),
+        Code::Mov_r64_imm64 => Some(i.immediate64()),
+        _ => None,
+    }
+}
+
+fn is_cmov(i: &Instruction) -> bool {
+    i.condition_code() != iced_x86::ConditionCode::None && i.flow_control() == iced_x86::FlowControl::Next
+}

@@ -1,0 +1,255 @@
+//! Definitions of a register that reach an instruction, against the direction of control.
+
+use std::cell::Cell;
+
+use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+
+use crate::functions::jump_table::{STEPS_MAX, constant_address, constant_number};
+use crate::text::transfer::Transfer;
+
+/// The ways by which control arrives at the instructions of one function.
+#[derive(Debug, Default)]
+pub(crate) struct Predecessors {
+    /// Branches and table jumps: (target, index of the jump), sorted.
+    jumps: Vec<(u64, usize)>,
+    /// Places at which control arrives from elsewhere with unknown registers, sorted.
+    doors: Vec<u64>,
+    /// For each instruction, whether control reaches it; empty if that is not known, so that all count.
+    reached: Vec<bool>,
+    /// Calls that never return, by index, sorted.
+    pub last_calls: Vec<usize>,
+}
+
+impl Predecessors {
+    /// The predecessors along direct branches, from all instructions or from those that control reaches.
+    pub fn new(code: &[Instruction], mut doors: Vec<u64>, reached: Vec<bool>) -> Self {
+        let counts = |index: &usize| reached.get(*index).is_none_or(|reached| *reached);
+        let target = |index: usize| Some((Transfer::of(code.get(index)?).branch_target()?, index));
+        let mut jumps: Vec<_> = (0..code.len()).filter(counts).filter_map(target).collect();
+        jumps.sort_unstable();
+        doors.sort_unstable();
+        Predecessors { jumps, doors, reached, last_calls: Vec::new() }
+    }
+
+    /// Adds the edges of indirect jumps: (target, index of the jump).
+    pub fn add(&mut self, edges: impl Iterator<Item = (u64, usize)>) {
+        self.jumps.extend(edges);
+        self.jumps.sort_unstable();
+        self.jumps.dedup();
+    }
+
+    /// Whether all instructions count as reached, also those in front of which nothing leads on.
+    pub(super) fn is_guess(&self) -> bool {
+        self.reached.is_empty()
+    }
+
+    /// Whether control may arrive at an address with unknown registers.
+    pub(super) fn is_door(&self, at: u64) -> bool {
+        self.doors.binary_search(&at).is_ok()
+    }
+
+    /// Calls `found` with each instruction after which control may arrive at that of an index, and whether it arrives there by a jump.
+    pub(super) fn each(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
+        let at = code[index].ip();
+        // Before it in memory: where instructions overlap, several may end there.
+        let near = (index.saturating_sub(15)..index).rev().take_while(|before| code[*before].ip() + 15 >= at);
+        for before in near.filter(|before| code[*before].next_ip() == at) {
+            let transfer = Transfer::of(&code[before]);
+            let counts = self.reached.get(before).is_none_or(|reached| *reached);
+            let returns = transfer.comes_back() && self.last_calls.binary_search(&before).is_err();
+            if counts && (transfer.runs_on() || returns) {
+                found(before, false);
+            }
+        }
+        let first = self.jumps.partition_point(|jump| jump.0 < at);
+        self.jumps[first..].iter().take_while(|jump| jump.0 == at).for_each(|jump| found(jump.1, true));
+    }
+}
+
+/// A definition that reaches a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Definition {
+    /// The instruction of that index writes the register.
+    At(usize, Register),
+    /// The value comes from the caller, from a callee, or from memory.
+    Outside,
+}
+
+/// A place that holds a value: a register, or eight bytes of the stack at a distance from `rsp` or `rbp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Holder {
+    Register(Register),
+    Slot(Register, i64),
+}
+
+/// Walks against the direction of control.
+pub(super) struct Trace<'a> {
+    pub code: &'a [Instruction],
+    pub before: &'a Predecessors,
+    /// Whether calls preserve no register.
+    pub go: bool,
+    /// Steps left for the whole function.
+    pub fuel: &'a Cell<usize>,
+}
+
+impl Trace<'_> {
+    /// All definitions of a register that may reach the instruction of an index; copies are followed. `None` if there are too many ways.
+    pub fn definitions(&self, index: usize, register: Register) -> Option<Vec<Definition>> {
+        self.definitions_of(index, Holder::Register(register.full_register()))
+    }
+
+    /// The same of the value that an instruction loads from the stack; `None` as well if it loads from elsewhere.
+    pub fn definitions_of_slot(&self, index: usize) -> Option<Vec<Definition>> {
+        let (base, distance) = slot(&self.code[index])?;
+        self.definitions_of(index, Holder::Slot(base, distance))
+    }
+
+    fn definitions_of(&self, index: usize, holder: Holder) -> Option<Vec<Definition>> {
+        let mut found = Vec::new();
+        let mut seen = rustc_hash::FxHashSet::default();
+        let mut work = vec![(index, holder)];
+        let mut info = InstructionInfoFactory::new();
+        let mut steps = STEPS_MAX;
+        while let Some((at, holder)) = work.pop() {
+            if self.before.is_door(self.code[at].ip()) {
+                found.push(Definition::Outside);
+            }
+            let mut ways = Vec::new();
+            self.before.each(self.code, at, |before, _| ways.push(before));
+            for before in ways {
+                steps = steps.checked_sub(1)?;
+                self.fuel.set(self.fuel.get().checked_sub(1)?);
+                match self.step(&mut info, before, holder) {
+                    Step::Through(holder) => {
+                        if seen.insert((before, holder)) {
+                            work.push((before, holder));
+                        }
+                    }
+                    Step::Defined(definition) => found.push(definition),
+                }
+            }
+        }
+        found.sort_unstable_by_key(|definition| match definition {
+            Definition::At(at, _) => *at,
+            Definition::Outside => usize::MAX,
+        });
+        found.dedup();
+        Some(found)
+    }
+
+    /// The constant that a register holds in front of an instruction, whatever way control came.
+    pub fn constant(&self, index: usize, register: Register) -> Option<u64> {
+        let mut constant = None;
+        for definition in self.definitions(index, register)? {
+            let Definition::At(at, _) = definition else { return None };
+            let i = &self.code[at];
+            let value = match i.code() {
+                Code::Lea_r64_m => constant_address(i)?,
+                _ => constant_number(i)?,
+            };
+            if constant.is_some_and(|other| other != value) {
+                return None;
+            }
+            constant = Some(value);
+        }
+        constant
+    }
+
+    /// The place whose value before an instruction is the one in `holder` behind it, or the definition that the instruction is.
+    fn step(&self, info: &mut InstructionInfoFactory, at: usize, holder: Holder) -> Step {
+        let i = &self.code[at];
+        match holder {
+            Holder::Register(register) => self.register_step(info, i, at, register),
+            Holder::Slot(base, distance) => slot_step(info, i, base, distance),
+        }
+    }
+
+    fn register_step(&self, info: &mut InstructionInfoFactory, i: &Instruction, at: usize, register: Register) -> Step {
+        if is_call(i) {
+            let kept = !self.go && is_callee_saved(register);
+            return if kept { Step::Through(Holder::Register(register)) } else { Step::Defined(Definition::Outside) };
+        }
+        if !writes(info, i, register) {
+            return Step::Through(Holder::Register(register));
+        }
+        if i.code() == Code::Mov_r64_rm64 || i.code() == Code::Mov_rm64_r64 {
+            if i.op1_kind() == OpKind::Register {
+                return Step::Through(Holder::Register(i.op1_register()));
+            }
+            if let Some((base, distance)) = slot(i) {
+                return Step::Through(Holder::Slot(base, distance));
+            }
+        }
+        Step::Defined(Definition::At(at, register))
+    }
+}
+
+enum Step {
+    Through(Holder),
+    Defined(Definition),
+}
+
+/// A slot of the stack before an instruction.
+fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register, distance: i64) -> Step {
+    const OUTSIDE: Step = Step::Defined(Definition::Outside);
+    let same = Step::Through(Holder::Slot(base, distance));
+    if is_call(i) {
+        // A callee leaves its caller's frame alone, but not the arguments on the stack, which nobody reads again.
+        return same;
+    }
+    let moved = match i.mnemonic() {
+        _ if base != Register::RSP => 0,
+        Mnemonic::Push | Mnemonic::Pop | Mnemonic::Pushfq | Mnemonic::Popfq => i64::from(i.stack_pointer_increment()),
+        Mnemonic::Add | Mnemonic::Sub if i.op0_register() == Register::RSP && i.op1_kind() != OpKind::Register => {
+            let by = i.immediate(1).cast_signed();
+            if i.mnemonic() == Mnemonic::Add { by } else { -by }
+        }
+        _ => 0,
+    };
+    if moved == 0 && writes(info, i, base) {
+        return OUTSIDE;
+    }
+    if i.mnemonic() == Mnemonic::Push && base == Register::RSP && distance < 8 {
+        let whole = distance == 0 && i.op0_kind() == OpKind::Register;
+        return if whole { Step::Through(Holder::Register(i.op0_register())) } else { OUTSIDE };
+    }
+    if i.op0_kind() == OpKind::Memory
+        && i.memory_base() == base
+        && i.memory_index() == Register::None
+        && !matches!(i.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push)
+    {
+        let start = i.memory_displacement64().cast_signed();
+        let size = i.memory_size().size().max(1) as i64;
+        if start == distance && i.code() == Code::Mov_rm64_r64 {
+            return Step::Through(Holder::Register(i.op1_register()));
+        }
+        if start < distance + 8 && distance < start + size {
+            return OUTSIDE;
+        }
+    }
+    Step::Through(Holder::Slot(base, distance.wrapping_add(moved)))
+}
+
+/// The slot of the stack that an instruction loads.
+fn slot(i: &Instruction) -> Option<(Register, i64)> {
+    let base = i.memory_base();
+    let plain = matches!(base, Register::RSP | Register::RBP) && i.memory_index() == Register::None;
+    (plain && !i.has_segment_prefix()).then(|| (base, i.memory_displacement64().cast_signed()))
+}
+
+fn is_call(i: &Instruction) -> bool {
+    Transfer::of(i).comes_back()
+}
+
+fn is_callee_saved(register: Register) -> bool {
+    matches!(register, Register::RBX | Register::RBP | Register::RSP)
+        || matches!(register, Register::R12 | Register::R13 | Register::R14 | Register::R15)
+}
+
+/// Whether an instruction may change any part of a register.
+pub(super) fn writes(info: &mut InstructionInfoFactory, i: &Instruction, register: Register) -> bool {
+    info.info(i).used_registers().iter().any(|used| {
+        used.register().full_register() == register
+            && !matches!(used.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+    })
+}
