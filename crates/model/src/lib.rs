@@ -15,6 +15,7 @@ pub mod history;
 pub mod instrumentation;
 pub mod layout;
 pub mod listed;
+pub mod loops;
 pub mod metric;
 pub mod object;
 pub mod patch;
@@ -37,6 +38,7 @@ pub use instrumentation::{
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{ListedKeys, Listing};
+pub use loops::{Loop, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};

@@ -166,7 +166,8 @@ impl Trace<'_> {
 
     fn register_step(&self, info: &mut InstructionInfoFactory, i: &Instruction, at: usize, register: Register) -> Step {
         if is_call(i) {
-            let kept = !self.go && is_callee_saved(register);
+            // A guess: code that still uses a register behind a call relies on it.
+            let kept = !self.go && is_callee_saved(register) || self.before.is_guess() && register != Register::RAX;
             return if kept { Step::Through(Holder::Register(register)) } else { Step::Defined(Definition::Outside) };
         }
         if !writes(info, i, register) {

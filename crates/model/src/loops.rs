@@ -1,0 +1,337 @@
+//! Loops of a graph and their nesting, by Havlak's algorithm: "Nesting of Reducible and Irreducible Loops" (1997). It needs nearly linear time
+//! for the graphs of compilers.
+
+use crate::cfg::Cfg;
+use crate::dominators::Dominators;
+
+const NONE: usize = usize::MAX;
+
+/// A loop: a set of nodes each of which leads to each other, together with the loops inside of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loop {
+    /// The node at which control enters the loop. If it has several entries, the one that a depth-first search finds first.
+    pub header: usize,
+    /// The nodes at which control enters from outside of the loop, sorted. A loop with more than one is irreducible; its header does not
+    /// dominate it.
+    pub entries: Vec<usize>,
+    /// All nodes of the loop, with the header and those of inner loops, sorted.
+    pub body: Vec<usize>,
+    /// The nodes inside that lead back to the header, sorted.
+    pub latches: Vec<usize>,
+    /// Index of the loop around this one; `None` for an outermost loop.
+    pub parent: Option<usize>,
+    /// Number of loops around this one.
+    pub depth: usize,
+}
+
+impl Loop {
+    /// Whether control enters at the header alone.
+    pub fn is_reducible(&self) -> bool {
+        self.entries.len() == 1
+    }
+}
+
+/// The loops of a graph.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loops {
+    loops: Vec<Loop>,
+    /// Index of the innermost loop of each node; [`NONE`] outside of loops.
+    innermost: Vec<usize>,
+}
+
+impl Loops {
+    /// The loops of a graph, given the successors of each node and the entries. The bodies take memory in proportion to nodes times depth.
+    pub fn new(successors: &[Vec<usize>], entries: &[usize]) -> Self {
+        let tree = Tree::new(successors, entries);
+        let headers = tree.headers();
+        let mut loops = Loops { loops: Vec::new(), innermost: vec![NONE; successors.len()] };
+        // Outer loops come first, because a header comes before what it leads to.
+        let mut loop_of = vec![NONE; tree.order.len()];
+        for (at, &node) in tree.order.iter().enumerate() {
+            let around = headers.around[at];
+            let parent = if around == NONE { NONE } else { loop_of[around] };
+            loop_of[at] = parent;
+            if headers.is_header[at] {
+                loop_of[at] = loops.loops.len();
+                let depth = if parent == NONE { 0 } else { loops.loops[parent].depth + 1 };
+                let parent = (parent != NONE).then_some(parent);
+                let (entries, body, latches) = (Vec::new(), Vec::new(), Vec::new());
+                loops.loops.push(Loop { header: node, entries, body, latches, parent, depth });
+            }
+            loops.innermost[node] = loop_of[at];
+        }
+        let mut reached = vec![false; successors.len()];
+        tree.order.iter().for_each(|node| reached[*node] = true);
+        loops.fill(successors, entries, &reached);
+        loops
+    }
+
+    /// The loops of a control-flow graph. All ways in count as entries, so a loop that can be entered from outside of the function elsewhere
+    /// than at its header is irreducible.
+    pub fn of(cfg: &Cfg) -> Self {
+        Self::new(&cfg.successors(), &cfg.roots())
+    }
+
+    /// All loops, each one after those around it.
+    pub fn all(&self) -> &[Loop] {
+        &self.loops
+    }
+
+    /// Index of the innermost loop that a node belongs to.
+    pub fn innermost(&self, node: usize) -> Option<usize> {
+        self.innermost.get(node).copied().filter(|at| *at != NONE)
+    }
+
+    /// The loops that a node belongs to, by index, the innermost first.
+    pub fn around(&self, node: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(self.innermost(node), |at| self.loops[*at].parent)
+    }
+
+    /// Bodies, latches and entries.
+    fn fill(&mut self, successors: &[Vec<usize>], entries: &[usize], reached: &[bool]) {
+        for node in (0..successors.len()).filter(|node| reached[*node]) {
+            let around: Vec<usize> = self.around(node).collect();
+            around.iter().for_each(|at| self.loops[*at].body.push(node));
+            for &next in successors[node].iter().filter(|next| **next < successors.len()) {
+                for at in self.around(next).collect::<Vec<_>>() {
+                    let within = around.contains(&at);
+                    let inner = &mut self.loops[at];
+                    if !within {
+                        inner.entries.push(next);
+                    } else if inner.header == next {
+                        inner.latches.push(node);
+                    }
+                }
+            }
+        }
+        for &entry in entries.iter().filter(|entry| **entry < successors.len()) {
+            for at in self.around(entry).collect::<Vec<_>>() {
+                self.loops[at].entries.push(entry);
+            }
+        }
+        for one in &mut self.loops {
+            one.entries.sort_unstable();
+            one.entries.dedup();
+            one.latches.sort_unstable();
+            one.latches.dedup();
+        }
+    }
+}
+
+/// A depth-first tree of a graph. Nodes are named by their place in depth-first order.
+struct Tree {
+    /// The nodes in depth-first order.
+    order: Vec<usize>,
+    /// For each place, the last one in its subtree.
+    last: Vec<usize>,
+    /// For each place, the places that lead there.
+    before: Vec<Vec<usize>>,
+}
+
+/// The result of the search for headers, by place in depth-first order.
+struct Headers {
+    is_header: Vec<bool>,
+    /// The header of the innermost loop around a place; [`NONE`] outside of loops. For a header, that of the next loop.
+    around: Vec<usize>,
+}
+
+impl Tree {
+    fn new(successors: &[Vec<usize>], entries: &[usize]) -> Tree {
+        let tree = Dominators::new(successors, entries);
+        let order: Vec<usize> = tree.order().iter().map(|(node, _)| *node).collect();
+        let mut place = vec![NONE; successors.len()];
+        order.iter().enumerate().for_each(|(at, node)| place[*node] = at);
+        let mut last: Vec<usize> = (0..order.len()).collect();
+        for (at, (_, parent)) in tree.order().iter().enumerate().rev() {
+            if let Some(parent) = parent {
+                last[place[*parent]] = last[place[*parent]].max(last[at]);
+            }
+        }
+        let mut before = vec![Vec::new(); order.len()];
+        for (at, &node) in order.iter().enumerate() {
+            let next = successors[node].iter().filter(|next| **next < successors.len());
+            next.for_each(|next| before[place[*next]].push(at));
+        }
+        Tree { order, last, before }
+    }
+
+    /// Whether a place lies in the subtree of another one.
+    fn is_below(&self, at: usize, of: usize) -> bool {
+        of <= at && at <= self.last[of]
+    }
+
+    /// Inner loops are found first, and count as one node from then on, that of their header.
+    fn headers(&self) -> Headers {
+        let count = self.order.len();
+        let mut found = Headers { is_header: vec![false; count], around: vec![NONE; count] };
+        let mut stands_for: Vec<usize> = (0..count).collect();
+        // Ways into irreducible loops that do not lead to their headers.
+        let mut more: Vec<Vec<usize>> = vec![Vec::new(); count];
+        let mut seen = vec![NONE; count];
+        for header in (0..count).rev() {
+            let back = self.before[header].iter().filter(|from| self.is_below(**from, header));
+            let mut body: Vec<usize> = Vec::new();
+            for &from in back {
+                found.is_header[header] = true;
+                let node = find(&mut stands_for, from);
+                if node != header && seen[node] != header {
+                    seen[node] = header;
+                    body.push(node);
+                }
+            }
+            let mut next = 0;
+            while let Some(&node) = body.get(next) {
+                next += 1;
+                for index in 0..self.before[node].len() + more[node].len() {
+                    let from = match self.before[node].get(index) {
+                        Some(from) => *from,
+                        None => more[node][index - self.before[node].len()],
+                    };
+                    // What leads back to an inner header has been looked at.
+                    if self.before[node].len() > index && self.is_below(from, node) {
+                        continue;
+                    }
+                    let from = find(&mut stands_for, from);
+                    if !self.is_below(from, header) {
+                        more[header].push(from);
+                    } else if from != header && seen[from] != header {
+                        seen[from] = header;
+                        body.push(from);
+                    }
+                }
+            }
+            for node in body {
+                found.around[node] = header;
+                stands_for[node] = header;
+            }
+        }
+        found
+    }
+}
+
+/// The header of the outermost loop found so far that holds a place.
+fn find(stands_for: &mut [usize], mut at: usize) -> usize {
+    while stands_for[at] != at {
+        stands_for[at] = stands_for[stands_for[at]];
+        at = stands_for[at];
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NODES: usize = 9;
+
+    fn reached(graph: &[Vec<usize>], from: &[usize], within: impl Fn(usize) -> bool) -> Vec<bool> {
+        let mut seen = vec![false; graph.len()];
+        let mut open: Vec<usize> = from.to_vec();
+        while let Some(node) = open.pop() {
+            if within(node) && !std::mem::replace(&mut seen[node], true) {
+                open.extend(&graph[node]);
+            }
+        }
+        seen
+    }
+
+    /// The natural loop of a header: what leads to the sources of its back edges without it.
+    fn natural(graph: &[Vec<usize>], dominators: &Dominators, header: usize) -> Vec<usize> {
+        let latch = |node: &usize| graph[*node].contains(&header) && dominators.dominates(header, *node);
+        let latches: Vec<usize> = (0..graph.len()).filter(latch).collect();
+        if latches.is_empty() {
+            return Vec::new();
+        }
+        let leads = |node: usize| {
+            let seen = reached(graph, &[node], |other| other != header);
+            node == header || dominators.reaches(node) && latches.iter().any(|latch| seen[*latch])
+        };
+        (0..graph.len()).filter(|node| leads(*node)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
+
+        #[test]
+        fn loops_are_what_they_say(
+            graph in prop::collection::vec(prop::collection::vec(0..NODES, 0..3), NODES),
+            entries in prop::collection::vec(0..NODES, 1..3),
+        ) {
+            let loops = Loops::new(&graph, &entries);
+            let dominators = Dominators::new(&graph, &entries);
+            let all = reached(&graph, &entries, |_| true);
+            for (index, one) in loops.all().iter().enumerate() {
+                let inside = |node: usize| one.body.contains(&node);
+                // Each node leads to each other inside.
+                for &node in &one.body {
+                    let seen = reached(&graph, &[node], inside);
+                    prop_assert!(one.body.iter().all(|other| seen[*other]), "{one:?}");
+                    prop_assert!(loops.around(node).any(|at| at == index) && all[node]);
+                }
+                prop_assert!(!one.latches.is_empty() && inside(one.header));
+                let latches: Vec<usize> =
+                    one.body.iter().copied().filter(|node| graph[*node].contains(&one.header)).collect();
+                prop_assert_eq!(&one.latches, &latches);
+                // Control enters where something outside leads, and where the graph is entered.
+                let enters = |node: &usize| {
+                    let led = (0..NODES).any(|from| all[from] && !inside(from) && graph[from].contains(node));
+                    led || entries.contains(node)
+                };
+                let entered: Vec<usize> = one.body.iter().copied().filter(enters).collect();
+                prop_assert_eq!(&one.entries, &entered);
+                prop_assert!(entered.contains(&one.header));
+                let dominated = one.body.iter().all(|node| dominators.dominates(one.header, *node));
+                prop_assert_eq!(one.is_reducible(), dominated);
+                if dominated {
+                    prop_assert_eq!(&one.body, &natural(&graph, &dominators, one.header));
+                }
+                let depth = std::iter::successors(one.parent, |at| loops.all()[*at].parent).count();
+                prop_assert_eq!(one.depth, depth);
+                if let Some(parent) = one.parent {
+                    let parent = &loops.all()[parent];
+                    prop_assert!(one.body.iter().all(|node| parent.body.contains(node)) && parent.body != one.body);
+                }
+            }
+            // Loops are apart, or one lies in the other.
+            for (a, b) in loops.all().iter().enumerate().flat_map(|(n, a)| loops.all()[n + 1..].iter().map(move |b| (a, b))) {
+                let common = a.body.iter().filter(|node| b.body.contains(node)).count();
+                prop_assert!(common == 0 || common == a.body.len() || common == b.body.len());
+                prop_assert!(a.header != b.header);
+            }
+            // Every natural loop of a header that dominates its back edges is found, and every cycle is in some loop.
+            for node in (0..NODES).filter(|node| all[*node]) {
+                let loop_of_header = loops.all().iter().any(|one| one.header == node);
+                prop_assert!(natural(&graph, &dominators, node).is_empty() || loop_of_header);
+                let seen = reached(&graph, &graph[node], |_| true);
+                prop_assert_eq!(seen[node], loops.innermost(node).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn nested_loops_have_depths() {
+        // 0 -> 1 <-> (2 <-> 3), 1 -> 4
+        let graph = vec![vec![1], vec![2, 4], vec![3], vec![2, 1], vec![]];
+        let loops = Loops::new(&graph, &[0]);
+        let [outer, inner] = loops.all() else { panic!("{loops:?}") };
+        assert_eq!((outer.header, &outer.body[..], outer.depth), (1, &[1, 2, 3][..], 0));
+        assert_eq!((inner.header, &inner.body[..], inner.depth, inner.parent), (2, &[2, 3][..], 1, Some(0)));
+        assert_eq!(loops.around(3).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(loops.innermost(4), None);
+    }
+
+    #[test]
+    fn a_loop_with_two_entries_is_irreducible() {
+        let graph = vec![vec![1, 2], vec![2], vec![1]];
+        let loops = Loops::new(&graph, &[0]);
+        let [one] = loops.all() else { panic!("{loops:?}") };
+        assert_eq!((&one.entries[..], one.is_reducible()), (&[1, 2][..], false));
+    }
+
+    #[test]
+    fn a_long_chain_of_loops_needs_no_recursion() {
+        let graph: Vec<Vec<usize>> = (0..100_000).map(|n| vec![(n + 1).min(99_999), n]).collect();
+        assert_eq!(Loops::new(&graph, &[0]).all().len(), 100_000);
+    }
+}
