@@ -27,7 +27,7 @@ pub(crate) fn cfg(body: &Body<'_>, graph: Graph) -> Cfg {
     builder.ways_in.extend(&graph.doors);
     builder.ways_in.retain(|way| way.at != body.function.start() || way.reason == WayInReason::Entry);
     for found in [&graph.found, &graph.others] {
-        let targets = found.tables.iter().flat_map(|(_, targets)| targets);
+        let targets = found.tables.iter().flat_map(|(_, targets)| targets).filter(|at| body.contains(**at));
         builder.ways_in.extend(targets.map(|at| WayIn { at: Svma(*at), reason: WayInReason::JumpTable }));
     }
     (0..builder.blocks.len()).for_each(|block| builder.edges_of(block));

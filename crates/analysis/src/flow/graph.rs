@@ -114,9 +114,17 @@ fn is_entered_otherwise(body: &Body<'_>, marks: &[u8]) -> bool {
     let elsewhere =
         |at| body.image.function_containing(Svma(at)).is_some_and(|other| other.start != body.function.start);
     let starts_part = |at| body.inside.iter().any(|range| range.start == at);
-    let unexplained = |(i, mark): (&Instruction, &u8)| {
-        let at = i.ip();
-        mark & REACHED == 0 && body.image.arrivals().get(at) && !starts_part(at) && !elsewhere(at)
+    // Filling only leads on to the instruction behind it.
+    let leads_on = |index: usize| {
+        let rest = &body.code[index..];
+        let filling = rest.iter().take_while(|i| decode::is_nop(i)).count();
+        let straight = rest.windows(2).take(filling).all(|pair| pair[0].next_ip() == pair[1].ip());
+        filling > 0 && straight && marks.get(index + filling).is_some_and(|mark| mark & REACHED != 0)
     };
-    body.code.iter().zip(marks).any(unexplained)
+    let unexplained = |(index, i): (usize, &Instruction)| {
+        let at = i.ip();
+        let entered = marks[index] & REACHED == 0 && body.image.arrivals().get(at);
+        entered && !starts_part(at) && !elsewhere(at) && !leads_on(index)
+    };
+    body.code.iter().enumerate().any(unexplained)
 }

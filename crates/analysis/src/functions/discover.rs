@@ -13,7 +13,7 @@ use crate::file::go::Go;
 use crate::file::name::{Binding, Name};
 use crate::file::relocs::Pointers;
 use crate::file::symbol::{Label, Symbols};
-use crate::file::unwind::Unwind;
+use crate::file::unwind::{Fde, Unwind};
 use crate::functions::discovered::{Discovered, Door};
 use crate::functions::explore;
 use crate::functions::facts::Facts;
@@ -210,7 +210,7 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
     }
     sized.sort_unstable();
     let sized = merge(sized);
-    for fde in &unwind.fdes {
+    for fde in unwind.fdes.iter().map(|fde| behind_filler(image, *fde)) {
         let nameless = !drafts.contains_key(&fde.start);
         if nameless {
             let inside =
@@ -239,6 +239,14 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
         }
     }
     drafts
+}
+
+/// The entry of the unwind tables for what signal handlers return to begins one byte early, for unwinders that look at the byte before a return
+/// address: without that byte.
+fn behind_filler(image: &Elf, fde: Fde) -> Fde {
+    const RT_SIGRETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+    let early = image.data_at(fde.start + 1, RT_SIGRETURN.len() as u64) == Some(&RT_SIGRETURN);
+    Fde { start: fde.start + u64::from(early), ..fde }
 }
 
 /// The name of the function that a name like `foo.cold` or `foo.cold.12` belongs to.

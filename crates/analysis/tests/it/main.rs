@@ -4,8 +4,10 @@
 
 mod calls;
 mod exits;
+mod graphs;
 mod hostile;
 mod sites;
 mod support;
 mod system;
+mod tables;
 mod types;

@@ -66,12 +66,15 @@ pub(crate) struct Resolver<'a> {
     pub memory: &'a Memory,
 }
 
+/// A table that has been read, the bound of its index, and its targets.
+type Read = (Table, Option<Bound>, Option<Targets>);
+
 /// Work on the tables of one function that is left, and that is done.
 pub(crate) struct Memory {
     /// Steps back over instructions that are left.
     fuel: Cell<usize>,
     /// Tables that have been read, each with its bound.
-    read: RefCell<Vec<(Table, Option<Bound>, Option<Targets>)>>,
+    read: RefCell<Vec<Read>>,
 }
 
 impl Memory {
@@ -235,7 +238,7 @@ impl Resolver<'_> {
     /// Targets of the table that an instruction reads.
     fn read_at(&self, at: usize, table: Table, budget: &mut usize) -> Option<Targets> {
         let bound = self.bound(at, self.code[at].memory_index().full_register());
-        let known = |read: &&(Table, Option<Bound>, Option<Targets>)| read.0 == table && read.1 == bound;
+        let known = |read: &&Read| read.0 == table && read.1 == bound;
         if let Some(read) = self.memory.read.borrow().iter().find(known) {
             return read.2.clone();
         }
