@@ -42,7 +42,8 @@ pub(crate) fn settle(walk: &mut Walk<'_>) {
         let resolved = resolve(walk);
         let stable = walk.jumps == resolved;
         walk.jumps = resolved;
-        if stable && !(walk.jumps.iter().any(|jump| jump.leads == Leads::Unknown) && note_last_calls(walk)) {
+        let open = walk.jumps.iter().any(|jump| jump.leads == Leads::Unknown);
+        if stable && !(open && (note_last_calls(walk) || std::mem::take(&mut walk.exact_tables))) {
             walk.settled = walk.reached;
             return;
         }
@@ -104,7 +105,11 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
             return Leads::Unknown;
         }
         match resolver.resolve(jump.index, &mut budget) {
-            Resolved::Table(targets) if targets.bounded => Leads::To(targets.places),
+            Resolved::Table(targets) if targets.bounded && (targets.exact || !walk.exact_tables) => {
+                Leads::To(targets.places)
+            }
+            // Places too many could hide the bounds and addresses of other tables.
+            Resolved::Table(_) | Resolved::Pointer if walk.exact_tables => Leads::Unknown,
             Resolved::Table(targets) if !targets.absolute => Leads::Unknown,
             Resolved::Distances(_) => Leads::Unknown,
             // Without a label whose address is taken, a pointer can only lead to another function.

@@ -84,6 +84,8 @@ pub(crate) struct Walk<'a> {
     pub reached: usize,
     /// The same when the indirect jumps were last found to lead nowhere new.
     pub settled: usize,
+    /// Whether only tables count so far whose end a bound of the index proves.
+    pub exact_tables: bool,
     /// Work on jump tables.
     pub memory: Memory,
 }
@@ -104,6 +106,7 @@ impl<'a> Walk<'a> {
             trusts_calls: false,
             reached: 0,
             settled: 0,
+            exact_tables: true,
             memory: Memory::new(body.code.len()),
         }
     }

@@ -2,8 +2,8 @@
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
-use crate::functions::jump_table::Resolver;
 use crate::functions::jump_table::trace::writes;
+use crate::functions::jump_table::{Resolver, is_cmov};
 use crate::text::transfer::Transfer;
 
 /// Ways back are not followed over more instructions.
@@ -48,6 +48,8 @@ struct State {
 /// Outcome of going back over one instruction.
 enum Back {
     On(State),
+    /// One of two places, depending on a condition.
+    Either(State, State),
     Found(u64, bool),
     Failed,
 }
@@ -95,13 +97,22 @@ impl Resolver<'_> {
                     continue;
                 };
                 steps = left;
+                let mut go_on = |state: State| {
+                    if !seen.contains(&state) {
+                        seen.push(state);
+                        work.push(state);
+                    }
+                };
                 let fits = match self.back(&mut info, before, jumped, state) {
                     Back::Found(limit, is_exact) => finish(&state, limit, is_exact),
                     Back::Failed => finish(&state, state.limit, false),
-                    Back::On(state) if seen.contains(&state) => true,
                     Back::On(state) => {
-                        seen.push(state);
-                        work.push(state);
+                        go_on(state);
+                        true
+                    }
+                    Back::Either(one, other) => {
+                        go_on(one);
+                        go_on(other);
                         true
                     }
                 };
@@ -154,7 +165,11 @@ impl Resolver<'_> {
                 if moved {
                     return Back::Failed;
                 }
-                if stores { stored(i, &operand, state) } else { Back::On(forget(info, i, state)) }
+                if stores && !self.before.is_guess() {
+                    stored(i, &operand, state)
+                } else {
+                    Back::On(forget(info, i, state))
+                }
             }
             Holder::Register(register) => {
                 // The compared register is a copy of the index.
@@ -255,6 +270,13 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
                 return Back::Failed;
             }
             copy(i, State { need: state.need.min(size), limit, ..state })
+        }
+        _ if is_cmov(i) && whole && i.op1_kind() == OpKind::Register => {
+            let kept = State { need: state.need.min(size), ..state };
+            match copy(i, kept) {
+                Back::On(moved) => Back::Either(kept, moved),
+                _ => Back::Failed,
+            }
         }
         Mnemonic::And if whole => match immediate(i) {
             Some(mask) => Back::Found((mask + 1).min(state.limit), (mask + 1).is_power_of_two()),

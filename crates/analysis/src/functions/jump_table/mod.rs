@@ -45,6 +45,8 @@ pub(crate) struct Targets {
     pub places: Vec<u64>,
     /// Whether these are all.
     pub bounded: bool,
+    /// Whether a bound of the index says so, not the content of the table, so that none of the places is one too many.
+    pub exact: bool,
     /// Whether the table holds addresses, not distances.
     pub absolute: bool,
     /// Addresses of the tables, sorted.
@@ -154,7 +156,7 @@ impl Resolver<'_> {
         if i.op0_kind() != OpKind::Register || i.op0_register().full_register() != register {
             return if i.mnemonic() == Mnemonic::Xchg { Resolved::Pointer } else { self.unknown() };
         }
-        let places = |at| Targets { places: vec![at], bounded: true, absolute: true, tables: Vec::new() };
+        let places = |at| Targets { places: vec![at], bounded: true, exact: true, absolute: true, tables: Vec::new() };
         match i.mnemonic() {
             Mnemonic::Add if i.op1_kind() == OpKind::Register => {
                 self.sum(at, register, i.op1_register().full_register(), budget)
@@ -296,7 +298,8 @@ impl Targets {
         self.tables.extend(other.tables);
         self.tables.sort_unstable();
         self.tables.dedup();
-        Targets { bounded: self.bounded && other.bounded, absolute: self.absolute && other.absolute, ..self }
+        let (bounded, exact) = (self.bounded && other.bounded, self.exact && other.exact);
+        Targets { bounded, exact, absolute: self.absolute && other.absolute, ..self }
     }
 }
 

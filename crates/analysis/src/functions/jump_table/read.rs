@@ -63,7 +63,7 @@ impl Resolver<'_> {
         }
         places.sort_unstable();
         places.dedup();
-        Some(Targets { places, bounded: proven || complete, absolute, tables: vec![table.at] })
+        Some(Targets { places, bounded: proven || complete, exact: exact.is_some(), absolute, tables: vec![table.at] })
     }
 
     fn place(&self, table: &Table, entry: usize) -> u64 {
