@@ -187,7 +187,7 @@ impl Tree {
                         Some(from) => *from,
                         None => more[node][index - self.before[node].len()],
                     };
-                    // What leads back to an inner header has been looked at.
+                    // Edges back to an inner header have been looked at.
                     if self.before[node].len() > index && self.is_below(from, node) {
                         continue;
                     }
