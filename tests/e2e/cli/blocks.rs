@@ -183,7 +183,7 @@ fn blocks_while_threads_run_and_measurements_come_and_go() {
     for _ in 0..scaled(5, 100) {
         target.tell("go 200000");
         let session = tool.count(target.pid(), &[BEHIND, HEAD]);
-        session.interrupt().assert_code(0);
+        let _ = session.interrupt().assert_code(0);
         assert_eq!(target.reply().number("wrong"), 0);
     }
     let outcome = whole.interrupt().assert_code(0).assert_removed();
@@ -208,6 +208,6 @@ fn a_refused_block_is_named() {
 fn a_place_where_no_block_begins_is_an_error_that_names_blocks() {
     let target = Mutatee::start("blocks", &[]);
     let arguments = ["count", "-p", &target.pid_text(), "leaf#0x12"];
-    tool().run(arguments).assert_error(1, &["no block begins at #0x12", "blocks begin at #0x0, #0x11, #0x1b"]);
+    let _ = tool().run(arguments).assert_error(1, &["no block begins at #0x12", "blocks begin at #0x0, #0x11, #0x1b"]);
     assert!(target.end().success());
 }

@@ -62,7 +62,7 @@ impl<'a> Body<'a> {
         self.code.binary_search_by_key(&at, |i| i.ip()).ok()
     }
 
-    /// How much one function is worth, in entries of jump tables and bytes of others' code: honest ones have more bytes than distinct
+    /// Limit of the work for one function, in entries of jump tables and bytes of other functions: honest functions have more bytes than distinct
     /// cases.
     pub fn budget(&self) -> usize {
         16 * self.code.len() + 4096

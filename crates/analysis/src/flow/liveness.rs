@@ -1,4 +1,4 @@
-//! Which registers and flags are dead at a place: overwritten before they are read on every path. A forward walk with a small
+//! Registers and flags that are dead at a place: overwritten before they are read on every path. A forward walk with a small
 //! budget; what it does not reach the end of counts as live.
 //!
 //! Beyond the System V convention: results may also come in rcx and r8 (LLVM returns up to four words), r11 may be handed to
@@ -32,7 +32,7 @@ const fn mask(registers: &[u8]) -> u32 {
     out
 }
 
-/// What is dead at a place.
+/// Registers and flags that are dead at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dead {
     /// Mask of the asked-for registers that are dead.
@@ -141,7 +141,7 @@ impl Walk<'_> {
         self.live |= pending & arguments;
     }
 
-    /// What an instruction reads, and what it overwrites whatever happens.
+    /// Registers and flags that an instruction reads, and those that it overwrites in every case.
     fn effects(&mut self, i: &Instruction) -> (u32, u32) {
         let (mut reads, mut kills) = (0, 0);
         for used in self.info.info(i).used_registers() {

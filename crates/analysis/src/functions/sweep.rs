@@ -99,7 +99,7 @@ struct Decoded {
     pending: Vec<u64>,
 }
 
-/// What one thread reuses from unit to unit.
+/// Buffers that one thread reuses from unit to unit.
 pub(crate) struct Scratch {
     decoded: Decoded,
     info: InstructionInfoFactory,

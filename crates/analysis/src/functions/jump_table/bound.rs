@@ -35,7 +35,7 @@ struct State {
     need: usize,
     /// Value of the location's low bytes: how many bytes, and less than which number.
     known: Option<(usize, u64)>,
-    /// What the flags say: less than the number compared with, plus this.
+    /// Meaning of the flags: less than the number compared with, plus this.
     flags: Option<u64>,
     /// The same for another register, which may turn out to hold a copy.
     other: Option<(Register, usize, u64)>,
@@ -210,7 +210,7 @@ fn learn(mut state: State, width: usize, limit: u64) -> Back {
     Back::On(state)
 }
 
-/// What a comparison says, if a branch behind it depends on it.
+/// Meaning of a comparison for a branch behind it that depends on it.
 fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
     let extra = state.flags?;
     if i.mnemonic() != Mnemonic::Cmp {
@@ -341,7 +341,7 @@ fn stored(i: &Instruction, operand: &Instruction, state: State) -> Back {
     if apart { Back::On(state) } else { Back::Failed }
 }
 
-/// What a branch that is taken or not says about the operands of the comparison before it: the first is less than the second plus this.
+/// Meaning of a branch, taken or not, for the operands of the comparison before it: the first is less than the second plus this.
 fn limit_of_branch(i: &Instruction, taken: bool) -> Option<u64> {
     match (i.mnemonic(), taken) {
         (Mnemonic::Ja, false) | (Mnemonic::Jbe, true) | (Mnemonic::Je, true) | (Mnemonic::Jne, false) => Some(1),
