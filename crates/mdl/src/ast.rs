@@ -73,7 +73,7 @@ pub struct List {
     pub items: Vec<Text>,
     /// Flavors for which the list exists; empty: all.
     pub flavors: Vec<Ident>,
-    /// Whether the listed functions count as part of their callers (`libraryTag`).
+    /// Whether the `.tag` of the listed functions is 1: they count as part of their callers (`libraryTag`).
     pub library: bool,
 }
 
@@ -104,11 +104,11 @@ pub struct Constraint {
 pub enum ConstraintBody {
     /// By a flag that the statements maintain.
     Flag(Vec<Meta>),
-    /// The path is allowed and needs no flag; of /SyncObject only these kinds, if it names any.
+    /// The constraint allows its path and needs no flag. If it names kinds, it allows only these kinds of /SyncObject.
     Default(Vec<Text>),
-    /// By a flag that is up while the resource is anywhere on the thread's stack.
+    /// By a flag that is not 0 while the resource is anywhere on the thread's stack.
     Inclusive,
-    /// By a flag that is up while the resource itself executes.
+    /// By a flag that is not 0 while the resource itself executes.
     Exclusive,
     /// By code that takes the place of the metric's own.
     Replace(Accumulator, Vec<Meta>),
@@ -126,7 +126,7 @@ pub struct Path {
 /// `metric NAME { … }`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// The variable that its code updates.
+    /// The variable that the metric's code updates.
     pub ident: Ident,
     /// Fields of the definition, in order.
     pub fields: Vec<MetricField>,
@@ -150,11 +150,11 @@ pub enum FieldKind {
     Units(Ident),
     /// Operation that combines values.
     Aggregate(Aggregate),
-    /// Kind of a value.
+    /// Whether the value counts events or is a level.
     Style(Style),
     /// Whether the metric is only for developers.
     Developer(bool),
-    /// Labels of values.
+    /// Labels of rates and totals.
     UnitsType(UnitsType),
     /// Flavors for which the metric exists.
     Flavor(Vec<Ident>),
@@ -175,9 +175,9 @@ pub enum FieldKind {
 pub enum Vector {
     /// The items of a list.
     List(Ident),
-    /// Result of a function of the program for a value, less than the number of slots.
+    /// Results of a function of the program: the function's name, and the number of slots. A result is less than this number.
     Map(Text, i64),
-    /// Equal ranges: base, length and granule.
+    /// Ranges of equal size: the first number, the length of all ranges together, and the length of one (granule).
     Table(i64, i64, i64),
     /// Any numbers, which the code computes while the program runs.
     Keys,
@@ -201,13 +201,13 @@ pub struct Base {
 pub enum Accumulator {
     /// A 64-bit integer.
     Counter,
-    /// Nanoseconds of the clock on the wall.
+    /// Nanoseconds of the wall clock.
     WallTimer,
     /// Nanoseconds of processor time.
     ProcessTimer,
     /// Hardware events between start and stop.
     HwTimer,
-    /// Hardware events.
+    /// Hardware events, sampled.
     HwCounter,
     /// No value: the metric has only code.
     Void,
@@ -253,7 +253,7 @@ pub enum ConfigKind {
 /// `KEY VALUE;`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigItem {
-    /// Key of the item; of a tunable its name.
+    /// Key of the item; for a tunable, the tunable's name.
     pub key: Ident,
     /// Value of the item.
     pub value: ConfigValue,
@@ -274,7 +274,7 @@ pub enum ConfigValue {
     Fixed(f64),
     /// True or false.
     Bool(bool),
-    /// Several strings: the arguments of the oldest files.
+    /// Several strings: the arguments in the oldest files.
     Texts(Vec<String>),
 }
 
@@ -309,7 +309,7 @@ pub struct Insert {
     pub after: bool,
     /// Expression that names the points.
     pub points: Expr,
-    /// Whether the code runs only while the flags of the request's constraints are up.
+    /// Whether the code runs only while the flags of the request's constraints are not 0.
     pub constrained: bool,
     /// Statements of the code.
     pub code: Vec<Code>,
@@ -375,7 +375,7 @@ pub enum ExprKind {
     Address(Box<Expr>),
     /// `-x`, `!x`, `~x`.
     Unary(UnaryOp, Box<Expr>),
-    /// `x++` (true) and `x--`.
+    /// `x++` (true) or `x--`.
     Step(Box<Expr>, bool),
     /// `x = …`, `x += …`, `x -= …`.
     Assign(Box<Expr>, AssignOp, Box<Expr>),
@@ -559,12 +559,12 @@ impl Metric {
         self.last(|f| if let FieldKind::Aggregate(a) = f { Some(*a) } else { None })
     }
 
-    /// Kind of a value.
+    /// Whether the value counts events or is a level.
     pub fn style(&self) -> Option<Style> {
         self.last(|f| if let FieldKind::Style(s) = f { Some(*s) } else { None })
     }
 
-    /// Labels of values.
+    /// Labels of rates and totals.
     pub fn units_type(&self) -> UnitsType {
         self.last(|f| if let FieldKind::UnitsType(u) = f { Some(*u) } else { None }).unwrap_or_default()
     }

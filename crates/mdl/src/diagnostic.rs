@@ -1,4 +1,4 @@
-//! Diagnostics about a text or a request: collected, never fatal by itself.
+//! Diagnostics about a text or a request. They are collected; no diagnostic is fatal by itself.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use crate::source::{Source, Span};
 /// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Worth knowing; nothing to do.
+    /// Information; the author need not do anything.
     Note,
-    /// Probably not what the author meant; the definition is used.
+    /// The definition is used, but probably does not say what the author meant.
     Warning,
     /// The definition or the request is dropped.
     Error,
@@ -25,7 +25,7 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One finding with its place.
+/// One finding with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{severity}[{code}]: {message}", Place(file, *line, *column))]
 pub struct Diagnostic {
@@ -37,11 +37,11 @@ pub struct Diagnostic {
     pub file: String,
     /// Position in the source.
     pub span: Span,
-    /// Line of the first byte from 1; 0 without a place.
+    /// Line of the first byte, from 1; 0 without a position.
     pub line: u32,
-    /// Column of the first byte from 1, in characters; 0 without a place.
+    /// Column of the first byte, from 1, in characters; 0 without a position.
     pub column: u32,
-    /// One sentence, no full stop.
+    /// The finding in one sentence, without a full stop.
     pub message: String,
     /// Advice on what to do about the problem.
     pub help: Option<String>,
@@ -58,14 +58,14 @@ impl fmt::Display for Place<'_> {
 }
 
 impl Diagnostic {
-    /// A finding at a place of a source.
+    /// Returns a finding at a position in a source.
     pub fn at(code: &'static str, severity: Severity, source: &Source, span: Span, message: impl Into<String>) -> Self {
         let (line, column) = source.position(span.start);
         let file = source.name().to_owned();
         Diagnostic { code, severity, file, span, line, column, message: message.into(), help: None, notes: Vec::new() }
     }
 
-    /// An error about a request, without a place in a text.
+    /// Returns an error about a request, without a position in a text.
     pub fn request(code: &'static str, message: impl Into<String>) -> Self {
         Diagnostic {
             code,
@@ -80,21 +80,21 @@ impl Diagnostic {
         }
     }
 
-    /// With advice.
+    /// Sets the advice.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
-    /// With one more fact.
+    /// Adds a note.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// Whether it is an error.
+    /// Whether the diagnostic is an error.
     pub fn is_error(&self) -> bool {
         self.severity == Severity::Error
     }
@@ -105,7 +105,7 @@ pub mod codes {
     macro_rules! codes {
         ($($name:ident = $code:literal, $meaning:literal;)*) => {
             $(#[doc = $meaning] pub const $name: &str = $code;)*
-            /// Code and meaning of each, in order.
+            /// Code and meaning of each diagnostic, in order.
             pub const ALL: &[(&str, &str)] = &[$(($code, $meaning)),*];
         };
     }

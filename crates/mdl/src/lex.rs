@@ -1,4 +1,4 @@
-//! Text to tokens and comments. Never fails: what is no token is reported and skipped.
+//! Splits a text into tokens and comments. The lexer never fails: it reports and skips text that is no token.
 
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::source::{Source, Span};
@@ -18,7 +18,7 @@ pub(crate) enum Kind<'s> {
     Bool(bool),
     /// An operator or a bracket.
     Mark(&'static str),
-    /// Behind the last token.
+    /// End of the text, after the last token.
     End,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Token<'s> {
     pub(crate) span: Span,
 }
 
-/// Longest first, as the longest one wins: `(*` is always the code bracket.
+/// Operators and brackets, longest first, because the longest match wins: `(*` is always the code bracket.
 const MARKS: [&str; 37] = [
     "(*", "*)", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "++", "--", "+=", "-=", "&", "|", "^", "~", "!", "%",
     "+", "-", "/", "*", "<", ">", "=", "(", ")", "{", "}", "[", "]", ",", ";", ".", "$",
@@ -43,7 +43,7 @@ enum Path {
 }
 
 pub(crate) struct Lexed<'s> {
-    /// Ends with [`Kind::End`].
+    /// The tokens; the last one is [`Kind::End`].
     pub(crate) tokens: Vec<Token<'s>>,
     /// Comments with their marks, in order.
     pub(crate) comments: Vec<Span>,
@@ -85,7 +85,7 @@ pub(crate) fn is_word(text: &str) -> bool {
 }
 
 impl<'s> Lexer<'s, '_> {
-    /// From `from` to where the reader is.
+    /// Returns the span from `from` to the current position.
     fn span(&self, from: usize) -> Span {
         Span { start: from as u32, end: self.at as u32 }
     }

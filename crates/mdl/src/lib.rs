@@ -1,5 +1,6 @@
-//! Metric Description Language: what is measured, where code goes, and which code. Texts and a focus in; findings, metrics
-//! and snippets out. No file, process or machine code is known here.
+//! Metric Description Language: it says what is measured, where code goes, and which code.
+//!
+//! The crate turns texts and a focus into findings, metrics and snippets. It knows no files, processes or machine code.
 //!
 //! ```
 //! use ingraft_mdl::{Library, Look, Options};
@@ -11,8 +12,8 @@
 //! assert!(library.metrics().is_empty());
 //! ```
 //!
-//! The stages: `lex` and `parse` make the tree ([`ast`]) and recover from errors; `check` is the static stage, all that can be
-//! told without a program; [`evaluate`] is the request stage, for a metric, a focus and a [`Program`]; `print` writes the tree.
+//! The stages: `lex` and `parse` make the tree ([`ast`]) and recover from errors. `check` is the static stage, which checks all that does
+//! not depend on a program. [`evaluate`] is the request stage, for a metric, a focus and a [`Program`]. `print` writes the tree.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

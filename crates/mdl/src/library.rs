@@ -43,7 +43,7 @@ pub struct ProcessDefinition {
     pub dir: Option<String>,
     /// The daemon definition to use.
     pub daemon: Option<String>,
-    /// Whether it is started without being asked for.
+    /// Whether ingraft may start the program without a request for it.
     pub auto_start: bool,
 }
 
@@ -54,32 +54,32 @@ pub struct Library {
     pub(crate) sources: Vec<Source>,
     pub(crate) lists: HashMap<String, Entry<List>>,
     pub(crate) constraints: HashMap<String, Entry<Constraint>>,
-    /// By public name.
+    /// Metrics by public name.
     pub(crate) metrics: HashMap<String, MetricEntry>,
     /// Public names of metrics by identifier.
     names: HashMap<String, String>,
     pub(crate) exclusions: Vec<Exclusion>,
     configs: Vec<Entry<Config>>,
-    /// Positions in `configs`.
+    /// Positions of named blocks in `configs`.
     named_configs: HashMap<(ConfigKind, String), usize>,
-    /// Names of definitions with errors, so that a reference to one is not one more error.
+    /// Names of definitions with errors. A reference to such a definition is not reported as another error.
     broken: HashSet<String>,
-    /// Names of metrics whose last definition has an error, public ones and identifiers.
+    /// Public names and identifiers of metrics whose last definition has an error.
     broken_metrics: HashSet<String>,
-    /// The texts of constraints.
+    /// The texts of constraints, by name.
     texts: HashMap<String, String>,
-    /// The texts of lists, constraints and exclusions that are not shipped, in their order.
+    /// The texts of all definitions except metrics that are not shipped, in their order.
     helpers: String,
 }
 
 impl Library {
-    /// Without any definition.
+    /// Returns a library without any definition.
     pub fn new(options: Options) -> Self {
         Library { options, ..Library::default() }
     }
 
-    /// Reads and checks a text and takes over every definition without an error. All findings come back, those of one
-    /// definition never hide those of another.
+    /// Reads and checks a text, and adds every definition without an error. Returns all findings: an error in one definition does not hide
+    /// those in another.
     pub fn load(&mut self, name: &str, text: &str) -> Vec<Diagnostic> {
         let mut diagnostics = Vec::new();
         let source = Source::new(name, text);
@@ -92,7 +92,7 @@ impl Library {
         let good = self.check(&source, &file, &mut diagnostics);
         diagnostics.sort_by_key(|d| d.span.start);
         let index = self.sources.len();
-        // metrics last: what they list of their constraints may stand behind them
+        // Metrics come last: a metric's facts include its constraints, which may stand after it in the text.
         let (metrics, others): (Vec<_>, Vec<_>) = (file.definitions.into_iter().zip(good))
             .partition(|(definition, _)| matches!(definition.kind, DefinitionKind::Metric(_)));
         for (definition, good) in others.into_iter().chain(metrics) {
@@ -141,7 +141,7 @@ impl Library {
                 self.constraints.insert(node.name.name.clone(), Entry { source, node });
             }
             DefinitionKind::Metric(node) => {
-                // the identifier is the key of replacing, the public name that of requests
+                // A new definition replaces the one of the same identifier. Requests use the public name.
                 let info = Arc::new(self.info(&node, doc, text));
                 self.broken_metrics.remove(&node.ident.name);
                 self.broken_metrics.remove(&info.name);
@@ -150,7 +150,7 @@ impl Library {
                 }
                 self.metrics.insert(info.name.clone(), MetricEntry { source, node, info });
             }
-            // what is no pattern was reported by the check
+            // The check has reported an invalid pattern.
             DefinitionKind::Exclude(node) => self.exclusions.extend(Exclusion::new(&node)),
             DefinitionKind::Config(node) => {
                 let key = node.name.as_ref().map(|n| (node.kind, n.name.clone()));
@@ -192,8 +192,8 @@ impl Library {
         }
     }
 
-    /// The texts of all definitions that metrics may use (lists, constraints, exclusions) but for the shipped ones. Two evaluations of one metric with
-    /// the same texts mean the same.
+    /// Returns the texts of all definitions except metrics that are not shipped. Two evaluations of one metric with the same texts give
+    /// the same.
     pub fn helpers(&self) -> &str {
         &self.helpers
     }
@@ -210,12 +210,12 @@ impl Library {
         self.metrics.get(name).map(|m| &m.info)
     }
 
-    /// The event of a metric whose whole value is counted by the kernel: `base is hwCounter("EVENT") { }` without code.
+    /// The event of a metric whose whole value the kernel counts: `base is hwCounter("EVENT") { }` without code.
     pub fn event(&self, name: &str) -> Option<&str> {
         self.metrics.get(name)?.node.event().map(|event| event.value.as_str())
     }
 
-    /// The text that a diagnostic is about; the latest of that name.
+    /// Returns the text to which a diagnostic refers: the latest one of that name.
     pub fn source(&self, name: &str) -> Option<&Source> {
         self.sources.iter().rev().find(|s| s.name() == name)
     }
@@ -236,7 +236,7 @@ impl Library {
         &self.exclusions
     }
 
-    /// Whether a definition with an error is, or may be, needed for a metric: its own, or one that it or a constraint of it names.
+    /// Whether a metric needs, or may need, a definition with an error: its own, or one that the metric or a constraint of it names.
     pub fn concerned(&self, metric: &str) -> bool {
         let Some(entry) = self.metrics.get(metric).filter(|_| !self.broken_metrics.contains(metric)) else {
             return true;

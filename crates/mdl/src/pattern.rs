@@ -1,4 +1,4 @@
-//! `exclude`: shell patterns and regular expressions over `/Code/MODULE/FUNCTION`, one matcher for every use.
+//! `exclude`: shell patterns and regular expressions over `/Code/MODULE/FUNCTION`. One matcher serves all uses.
 
 use crate::ast::Exclude;
 use crate::regex::Regex;
@@ -12,14 +12,14 @@ pub struct Exclusion {
 
 #[derive(Clone, Debug)]
 enum Matcher {
-    /// A shell pattern for the module and, unless whole modules are meant, one for the function.
+    /// A shell pattern for the module, and one for the function; `None` if the pattern means whole modules.
     Shell(Vec<char>, Option<Vec<char>>),
-    /// An expression for the whole path.
+    /// A regular expression for the whole path.
     Regex(Regex),
 }
 
 impl Exclusion {
-    /// Reads a definition; the error says in a sentence what is wrong with its pattern.
+    /// Reads a definition. The error says in a sentence why the pattern is invalid.
     pub fn new(exclude: &Exclude) -> Result<Self, String> {
         let no_case = exclude.no_case;
         let text = if no_case { exclude.pattern.value.to_lowercase() } else { exclude.pattern.value.clone() };
@@ -70,7 +70,7 @@ impl Exclusion {
     }
 }
 
-/// `*` is any text, `?` any character, `[a-z]` and `[!a-z]` one of a set. Linear in text times pattern.
+/// Matches a shell pattern: `*` is any text, `?` any character, `[a-z]` and `[!a-z]` one of a set. Time is linear in text times pattern.
 fn shell(pattern: &[char], text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let (mut p, mut t) = (0, 0);
@@ -102,7 +102,8 @@ fn shell(pattern: &[char], text: &str) -> bool {
     pattern[p.min(pattern.len())..].iter().all(|c| *c == '*')
 }
 
-/// Whether a set that begins `pattern` has the character, and the set's length; without a closing bracket it is a plain `[`.
+/// Whether the set at the beginning of `pattern` matches the character, and the set's length. Without a closing bracket, `[` is a plain
+/// character.
 fn set(pattern: &[char], c: char) -> Option<(bool, usize)> {
     let negated = matches!(pattern.get(1), Some('!' | '^'));
     let first = 1 + usize::from(negated);

@@ -5,22 +5,22 @@ use ingraft_model::{Avma, FunctionRef, ModuleRef, Offset, Pid, Scalar};
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// The pointers on the way: how far each lies behind where the one before it leads, or behind the address.
+    /// Offsets of the pointers on the path, in bytes: the first from the address, each other one from where the pointer before it leads.
     pub pointers: Vec<i64>,
     /// Distance of the integer from the place where the last pointer leads, in bytes.
     pub offset: i64,
-    /// The integer.
+    /// Width and sign of the integer.
     pub scalar: Scalar,
 }
 
-/// An integer in a variable of the program, or where a variable leads.
+/// An integer in a variable of the program, or one to which a variable leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
     /// Location of the variable.
     pub at: Location,
-    /// Path from there to the integer.
+    /// Path from the variable to the integer.
     pub access: Access,
-    /// Whether debugging information says what it is, not only how large.
+    /// Whether debugging information gives the type of the variable, not only its size.
     pub described: bool,
 }
 
@@ -31,7 +31,7 @@ pub enum Location {
     Lasting(Avma),
     /// Address in memory that may be unmapped.
     Fleeting(Avma),
-    /// Every thread has its own, so far from its pointer.
+    /// Offset from the thread pointer. Every thread has its own variable.
     PerThread(i64),
     /// Like [`Location::PerThread`], in a library.
     PerThreadOfLibrary(i64),
@@ -40,13 +40,13 @@ pub enum Location {
 /// Argument or result of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
-    /// Meaning of `$arg[n]`: an argument in the place of the n-th integer.
+    /// `$arg[n]`: the n-th argument, if it is passed as an integer.
     Argument(u8),
-    /// Meaning of `$return`.
+    /// `$return`.
     Result,
 }
 
-/// Reason why data of the program cannot be had.
+/// Reason why code cannot use data of the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unresolved {
     /// The program has nothing of that name.
@@ -57,7 +57,7 @@ pub enum Unresolved {
         /// Help in words: a similar name, or the names that the program has; `None` if it has none.
         help: Option<String>,
     },
-    /// It is no integer that code can read, or it is not known what it is.
+    /// The data is no integer that code can read, or its type is not known.
     #[error("{0}")]
     Unreadable(String),
 }
@@ -95,15 +95,16 @@ pub trait Program {
     fn module_name(&self, module: ModuleRef) -> &str;
     /// The name of a function.
     fn function_name(&self, function: FunctionRef) -> &str;
-    /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`; with members, what they lead to in it, pointers followed.
+    /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`. With members, the integer to which they lead from the
+    /// variable, through pointers.
     fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
         Err(Unresolved::unknown())
     }
-    /// Address of the variable that a name means, whatever its type; the name as for [`Program::variable`].
+    /// Address of the variable that a name means, whatever its type. The name has the form that [`Program::variable`] takes.
     fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
         Err(Unresolved::unknown())
     }
-    /// The functions that a function calls; why not if that is not known of all its calls before they are made.
+    /// The functions that a function calls; an error if some callee is not known before the call is made.
     fn callees(&self, _function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
         Err(Unresolved::unknown())
     }

@@ -2,7 +2,7 @@
 
 use regex::RegexBuilder;
 
-/// Size of a compiled expression at most, in bytes.
+/// Largest size of a compiled expression, in bytes.
 const SIZE_MAX: usize = 1 << 20;
 /// Depth to which groups may nest.
 const NESTING_MAX: u32 = 64;
@@ -12,10 +12,10 @@ const NESTING_MAX: u32 = 64;
 pub(crate) struct Regex(regex::Regex);
 
 impl Regex {
-    /// Compiles an expression; an error says what is wrong with it, in one line.
+    /// Compiles an expression. The error says in one line why the expression is invalid.
     pub(crate) fn new(text: &str) -> Result<Self, String> {
         let anchored = format!("^(?:{text})$");
-        // The expression must be right by itself: `a)|(b` would be right between the anchors.
+        // The expression must be valid by itself: `a)|(b` would be valid between the anchors.
         let compile = |text: &str| RegexBuilder::new(text).size_limit(SIZE_MAX).nest_limit(NESTING_MAX).build();
         compile(text).and_then(|_| compile(&anchored)).map(Regex).map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => "the regular expression is too long".to_owned(),

@@ -1,4 +1,4 @@
-//! Diagnostics as a compiler shows them: with the line, the place, and advice.
+//! Shows diagnostics as a compiler does: with the line, the position in it, and advice.
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
@@ -16,7 +16,7 @@ pub enum Look {
     Coloured,
 }
 
-/// One diagnostic, with an excerpt if its source is given.
+/// Renders one diagnostic, with an excerpt if its source is given.
 pub fn render(diagnostic: &Diagnostic, source: Option<&Source>, look: Look) -> String {
     let level = match diagnostic.severity {
         Severity::Error => Level::ERROR,
@@ -42,7 +42,7 @@ pub fn render(diagnostic: &Diagnostic, source: Option<&Source>, look: Look) -> S
     renderer.render(&[group])
 }
 
-/// The span on character borders inside the text.
+/// Returns the span of a diagnostic, moved to character boundaries inside the text.
 fn clamped(diagnostic: &Diagnostic, text: &str) -> std::ops::Range<usize> {
     let border = |mut at: usize| {
         at = at.min(text.len());
@@ -56,7 +56,7 @@ fn clamped(diagnostic: &Diagnostic, text: &str) -> std::ops::Range<usize> {
 }
 
 impl Library {
-    /// All diagnostics, with excerpts from the texts that were loaded, an empty line between.
+    /// Renders all diagnostics, with excerpts from the loaded texts, and an empty line between them.
     pub fn render(&self, diagnostics: &[Diagnostic], look: Look) -> String {
         let mut out = String::new();
         for diagnostic in diagnostics {

@@ -18,7 +18,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("paradyn.mdl", include_str!("../../../mdl/paradyn.mdl")),
 ];
 
-/// A library with all of them. A test holds that none has a finding.
+/// Returns a library with all shipped files. A test checks that no file has a finding.
 pub fn library(options: Options) -> Library {
     let mut library = Library::new(options);
     for (name, text) in FILES {

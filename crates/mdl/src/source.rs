@@ -3,27 +3,27 @@
 use std::fmt;
 use std::ops::Range;
 
-/// A stretch of a source text in bytes, end excluded.
+/// A range of a source text in bytes, end excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Span {
     /// Offset of the first byte.
     pub start: u32,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     pub end: u32,
 }
 
 impl Span {
-    /// From the beginning of `self` to the end of `other`.
+    /// Returns the span from the beginning of `self` to the end of `other`.
     pub fn to(self, other: Span) -> Span {
         Span { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// As a range of indices.
+    /// Returns the span as a range of indices.
     pub fn range(self) -> Range<usize> {
         self.start as usize..self.end as usize
     }
 
-    /// Whether `other` lies inside.
+    /// Whether `other` lies inside `self`.
     pub fn contains(self, other: Span) -> bool {
         self.start <= other.start && other.end <= self.end
     }
@@ -44,10 +44,10 @@ pub struct Source {
 }
 
 impl Source {
-    /// Longest text that is read; definitions are written by people.
+    /// Size in bytes of the longest text that is read. People write definitions by hand, so they are short.
     pub const MAX_BYTES: usize = 4 << 20;
 
-    /// Keeps a text under the name that diagnostics will show. Of a text longer than [`Source::MAX_BYTES`] nothing is kept.
+    /// Keeps a text under the name that diagnostics will show. If the text is longer than [`Source::MAX_BYTES`], keeps nothing of it.
     pub fn new(name: &str, text: &str) -> Self {
         let text = if text.len() > Self::MAX_BYTES { "" } else { text };
         let mut lines = vec![0];

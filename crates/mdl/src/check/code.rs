@@ -1,4 +1,4 @@
-//! Types of the code language: numbers, variables, and calls with a meaning of their own.
+//! Checks the types of the code language: numbers, variables, and the calls that the language itself defines.
 
 use ingraft_model::ObjectKind;
 
@@ -8,7 +8,7 @@ use crate::ast::{Accumulator, AssignOp, Clock, Code, CodeKind, Expr, ExprKind, V
 use crate::diagnostic::{Severity, codes};
 use crate::source::Span;
 
-/// Calls that act on an accumulator: name, which, number of arguments.
+/// Calls that act on an accumulator: the call's name, the kind of the accumulator, and the number of arguments.
 const REQUESTS: [(&str, Accumulator, usize); 9] = [
     ("startWallTimer", Accumulator::WallTimer, 1),
     ("stopWallTimer", Accumulator::WallTimer, 1),
@@ -21,7 +21,7 @@ const REQUESTS: [(&str, Accumulator, usize); 9] = [
     ("observe", Accumulator::Histogram, 2),
 ];
 
-/// Calls that act on a list of objects: the metric, an address, a kind.
+/// Calls that act on a list of objects. Their arguments are the metric, an address and a kind of object.
 const MARKS: [&str; 2] = ["discover", "retire"];
 
 impl Context<'_, '_> {
@@ -39,7 +39,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// An expression for its effect.
+    /// Checks an expression that stands as a statement.
     fn effect(&mut self, expr: &Expr) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
@@ -63,7 +63,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A variable that is assigned to.
+    /// Checks the target of an assignment.
     fn target(&mut self, target: &Expr) {
         if target.is_memory() {
             return self.value(target);
@@ -86,7 +86,7 @@ impl Context<'_, '_> {
                     Some("only vectors have slots: give the metric a `vector over …;`".to_owned());
                 return;
             }
-            // said by the parser
+            // The parser has reported any other target.
             _ => return,
         };
         match self.name(name, span) {
@@ -104,7 +104,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A number in code.
+    /// Checks an expression whose value the code uses.
     fn value(&mut self, expr: &Expr) {
         match &expr.kind {
             ExprKind::Int(_) | ExprKind::Text(_) | ExprKind::GlobalId => {}
@@ -132,7 +132,7 @@ impl Context<'_, '_> {
                     let message = "the time of a call is only known at its return";
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
                 }
-                // `$self` is by the wall clock
+                // `$self` is measured by the wall clock.
                 let clock = if let ExprKind::Elapsed(clock) = expr.kind { clock } else { Clock::Wall };
                 self.kept.insert(format!("{clock:?}"));
             }
@@ -170,7 +170,8 @@ impl Context<'_, '_> {
                 if let ExprKind::Arg(index) = &of.bare().kind
                     && let ExprKind::Int(index) = index.bare().kind
                 {
-                    // a floating-point argument is another one than the integer, a member is read through it
+                    // A floating-point argument is another value than the integer argument of the same number. A member is read through
+                    // the integer argument.
                     let float = ["double", "float"].contains(&field.name.as_str());
                     self.kept.insert(format!("$arg[{index}]{}", if float { &field.name } else { "" }));
                 }
@@ -187,7 +188,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// Checks an expression of which a member is taken as data of the program.
+    /// Checks an expression whose member is data of the program.
     fn data(&mut self, expr: &Expr) {
         match &expr.bare().kind {
             ExprKind::Field(of, _) => self.data(of),
@@ -214,7 +215,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A call that acts on an accumulator.
+    /// Checks a call that acts on an accumulator.
     fn request(&mut self, span: Span, name: &str, kind: Accumulator, count: usize, args: &[Expr]) {
         if args.len() != count {
             let message = format!("`{name}` takes {count} argument{}", if count == 1 { "" } else { "s" });
@@ -239,7 +240,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A histogram records times as they are measured, or other values.
+    /// Checks the value of `observe`. A histogram records either times as they are measured, or other values, not both.
     fn observed_value(&mut self, value: &Expr) {
         let time = matches!(value.bare().kind, ExprKind::Elapsed(_));
         if *self.observed.get_or_insert(time) != time {
@@ -275,7 +276,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A call that says what an object is from now on.
+    /// Checks `discover` or `retire`, which record the kind and the state of an object.
     fn mark(&mut self, span: Span, name: &str, args: &[Expr]) {
         let [list, address, kind] = args else {
             self.error(codes::TYPE, span, format!("`{name}` takes three arguments")).help =
@@ -292,7 +293,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A function of the program, or one that reads memory.
+    /// Checks a call of a function of the program, of `readSymbol` or of `readAddress`.
     fn call(&mut self, span: Span, name: &str, args: &[Expr]) {
         match (name, args) {
             ("readSymbol", [Expr { kind: ExprKind::Text(_), .. }]) => {}
@@ -315,7 +316,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// `&x` as an argument.
+    /// Checks `&x` as an argument of a call.
     fn address(&mut self, inner: &Expr) {
         match &inner.bare().kind {
             ExprKind::Name(name) => match self.name(name, inner.span) {

@@ -1,4 +1,4 @@
-//! Types of the meta language.
+//! Checks the types of the meta language.
 
 use std::collections::BTreeSet;
 
@@ -16,21 +16,22 @@ pub(super) struct Context<'a, 'd> {
     pub(super) scope: &'a Scope<'a>,
     source: &'a Source,
     out: &'d mut Vec<Diagnostic>,
-    /// Takes what is said beyond the limit of findings.
+    /// Receives the details of findings beyond the limit. It is never reported.
     spare: Diagnostic,
-    /// From the outermost to the innermost.
+    /// Names in scope with their types, from the outermost to the innermost.
     pub(super) names: Vec<(String, Type)>,
-    /// The types of `$constraint[i]`, in a constraint.
+    /// The types of `$constraint[i]`; `None` outside of a constraint.
     pub(super) chain: Option<Vec<Type>>,
     /// Index of the metric's vector.
     pub(super) vector: Option<Vector>,
-    /// Point where the code being checked runs, and whether behind the instruction.
+    /// Point where the code being checked runs, `None` if unknown, and whether the code runs after the instruction. `None` outside of
+    /// code.
     pub(super) place: Option<(Option<Point>, bool)>,
-    /// Arguments and clocks that code at the end of a call needs to know of its beginning, by name.
+    /// Names of the arguments and clocks that a call's record must keep from its beginning for the code at its end.
     pub(super) kept: BTreeSet<String>,
-    /// Whether the histogram observes a time alone.
+    /// Whether the histogram observes times alone; `None` before the first `observe`.
     pub(super) observed: Option<bool>,
-    /// Number of conditions of the meta language around.
+    /// Number of `if` statements of the meta language that enclose the statement being checked.
     conditions: u32,
 }
 
@@ -125,7 +126,7 @@ impl<'a, 'd> Context<'a, 'd> {
         }
         self.place = Some((point, insert.after));
         self.kept.clear();
-        // of code under conditions it is not known that it comes together
+        // If code stands under a condition, it is not known whether a request has it together with other code.
         let around = self.observed;
         if self.conditions > 0 {
             self.observed = None;
@@ -236,7 +237,7 @@ impl<'a, 'd> Context<'a, 'd> {
         Type::Unknown
     }
 
-    /// `name[index]`, the index being checked already.
+    /// Returns the type of `name[index]`. The caller has checked the index.
     pub(super) fn indexed(&mut self, name: &Ident, index: &Expr) -> Type {
         if name.name == "$constraint" {
             let Some(chain) = &self.chain else {

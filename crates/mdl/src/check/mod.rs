@@ -1,4 +1,4 @@
-//! The static stage: everything about a definition that can be told without a program.
+//! The static stage: checks everything about a definition that does not depend on a program.
 
 mod code;
 mod meta;
@@ -22,10 +22,10 @@ use crate::parse::closest;
 use crate::pattern::Exclusion;
 use crate::source::{Source, Span};
 
-/// Names that every body knows.
+/// Names that the language itself defines.
 const PREDEFINED: [&str; 7] = ["$procedures", "$modules", "$start", "$exit", "$machine", "$cmin", "$cmax"];
 
-/// Names to which the definitions of a file can refer: one another, in any order, and the library.
+/// Names to which the definitions of a file can refer: those of the file, in any order, and those of the library.
 pub(crate) struct Scope<'a> {
     library: &'a Library,
     lists: HashMap<&'a str, (&'a List, bool)>,
@@ -192,7 +192,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// A field that is given twice: the last one counts.
+    /// Warns about a field that is given twice, of which the last one is used, and about two metrics of one public name.
     fn repeated(&mut self, metric: &Metric) {
         let several =
             |kind: &FieldKind| matches!(kind, FieldKind::Use(_) | FieldKind::Constraint(_) | FieldKind::Scratch(_));

@@ -1,4 +1,4 @@
-//! Paths of constraints, and the one idiom of flags that counts wrongly.
+//! Checks paths of constraints, and warns about flags that count wrongly in recursion.
 
 use super::meta::Context;
 use crate::ast::{Code, CodeKind, Constraint, Expr, ExprKind, Meta, MetaKind, Path, Text};
@@ -8,7 +8,7 @@ use crate::diagnostic::{Severity, codes};
 pub(crate) const SYNC: [&str; 8] =
     ["Message", "Barrier", "Semaphore", "SpinLock", "Window", "Mutex", "CondVar", "RwLock"];
 
-/// Whether one focus can match both.
+/// Whether one focus can match both paths.
 pub(super) fn overlap(a: &Path, b: &Path) -> bool {
     let same = |(x, y): (&crate::ast::Ident, &crate::ast::Ident)| x.name == y.name || x.name == "*" || y.name == "*";
     a.parts.len() == b.parts.len() && !a.parts.is_empty() && a.parts.iter().zip(&b.parts).all(same)
@@ -56,7 +56,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// The kinds that a default is for.
+    /// Checks the kinds of objects that an `is default` constraint names.
     pub(super) fn kinds(&mut self, path: &Path, kinds: &[Text]) {
         let of_kinds = matches!(path.parts.as_slice(), [root] if root.name == "SyncObject");
         if !of_kinds && let Some(kind) = kinds.first() {
@@ -70,7 +70,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// `f = 1` at the entry and `f = 0` at the return: the return of an inner call lowers it for the outer one.
+    /// Warns about a flag that is set at the entry and set to 0 at the return: the return of an inner call clears it for the outer call.
     pub(super) fn lint_flag(&mut self, constraint: &Constraint, body: &[Meta]) {
         if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
             return;

@@ -1,4 +1,4 @@
-//! The types of the meta language and what their values have.
+//! The types of the meta language, and the fields of their values.
 
 use crate::ast::{Accumulator, Element, Path};
 
@@ -12,12 +12,12 @@ pub(crate) enum Type {
     Procedure,
     Module,
     Loop,
-    /// A resource of /Memory: only in the oldest files.
+    /// A resource of /Memory, which only the oldest files have.
     Memory,
     /// A variable of the metric or a flag.
     Data(Accumulator),
     List(Box<Type>),
-    /// Type of a value whose definition has an error, which is reported there.
+    /// Type of a value whose definition has an error. The error is reported at the definition.
     Unknown,
 }
 
@@ -114,7 +114,7 @@ impl Type {
         FIELDS.iter().filter(|(of, ..)| *of == kind).map(|(_, field, _)| *field).collect()
     }
 
-    /// Point at which code can be put.
+    /// Kind of the points that a value of this type means, alone or as items of a list; `None` if the type has no points.
     pub(crate) fn point(&self) -> Option<Point> {
         match self {
             Type::Points(point) => Some(*point),

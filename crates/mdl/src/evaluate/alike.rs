@@ -1,6 +1,8 @@
-//! Requests of which many are alike: of a metric at a thousand functions one is evaluated, and what came of it holds for the others with their
-//! function in its place. That is so where evaluation has put all code into the function that the focus names, and has asked nothing of the program
-//! but what the focus names.
+//! Evaluates many requests that are alike.
+//!
+//! If a metric is requested for a thousand functions, one request is evaluated. The result is reused for the other functions, with the
+//! function replaced. This is correct only if the evaluation put all code into the function that the focus names, and asked the program
+//! about nothing else than what the focus names.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -11,7 +13,7 @@ use crate::diagnostic::Diagnostic;
 use crate::library::Library;
 use crate::program::Program;
 
-/// So many requests that stand for others are kept: one request has a few metrics.
+/// Largest number of results that are kept for reuse; one request has a few metrics.
 const KEPT: usize = 16;
 
 /// Evaluates requests that are made to one program at one time.
@@ -22,7 +24,7 @@ pub struct Evaluator<'a> {
     known: RwLock<Vec<Known>>,
 }
 
-/// A request that stands for those at other functions.
+/// Result of a request that is reused for requests at other functions.
 struct Known {
     metric: String,
     focus: Focus,
@@ -30,14 +32,14 @@ struct Known {
 }
 
 impl Known {
-    /// Whether it stands for this request.
+    /// Whether the result can be reused for this request.
     fn is_like(&self, metric: &str, focus: &Focus) -> bool {
         self.metric == metric && differ_in_function(&self.focus, focus)
     }
 }
 
 impl<'a> Evaluator<'a> {
-    /// Nothing is evaluated yet. `flavors` are those that the program is said to have besides its own.
+    /// Returns an evaluator without results. The client states `flavors`; the program has them besides its own.
     pub fn new(library: &'a Library, program: &'a (dyn Program + Sync), flavors: &'a [Flavor]) -> Self {
         Evaluator { library, program, flavors, known: RwLock::default() }
     }
@@ -55,7 +57,7 @@ impl<'a> Evaluator<'a> {
             && found.instrumentation.insertions.iter().all(|insertion| insertion.function == function)
         {
             let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-            // another processor may have been faster
+            // Another thread may have added such a result in the meantime.
             if known.len() < KEPT && !known.iter().any(|known| known.is_like(metric, focus)) {
                 known.push(Known {
                     metric: metric.to_owned(),
@@ -67,7 +69,7 @@ impl<'a> Evaluator<'a> {
         Ok(found)
     }
 
-    /// The only function that a focus names.
+    /// Returns the function that the focus names; `None` if the focus names none or several.
     fn function(&self, focus: &Focus) -> Option<FunctionRef> {
         let [module, function] = focus.part("Code")?.names.as_slice() else { return None };
         match self.program.function(module, function).as_slice() {
@@ -94,7 +96,7 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Whether two foci are the same but for a function of the same module.
+/// Whether two foci are equal but for the function, which is of the same module in both.
 fn differ_in_function(one: &Focus, other: &Focus) -> bool {
     let (one, other) = (one.parts(), other.parts());
     one.len() == other.len()

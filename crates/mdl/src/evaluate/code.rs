@@ -1,5 +1,7 @@
-//! The code language: statements that the program executes, to snippets. `$arg[n]` at the end of a call stays what it is at its beginning
-//! until the code of both ends is joined.
+//! Lowers the code language (statements that the program executes) to snippets.
+//!
+//! `$arg[n]` in code at the end of a call is lowered as at the beginning. When the code of both ends is joined, it becomes the kept
+//! argument.
 
 use ingraft_model::{
     BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Resolution, Shape, Stmt,
@@ -51,7 +53,7 @@ impl<'a> Evaluation<'a> {
                     Some(Out::Const(_)) => out.append(&mut yes),
                     Some(condition) if no.is_empty() => out.push(Stmt::If(condition, yes)),
                     Some(condition) => {
-                        // the first branch may change what the condition looks at
+                        // The first branch may change a value that the condition reads, so the condition is evaluated once.
                         let decided = self.kept_at(code.span, "else");
                         out.push(Stmt::Set(decided, condition));
                         out.push(Stmt::If(Out::Variable(decided), yes));
@@ -63,7 +65,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the scratch variable for the value that is found at `span` of the text. All functions share it.
+    /// Returns the scratch variable for the value that the expression at `span` computes. The code in all functions shares it.
     pub(super) fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
         let key = (self.source, span);
         if let Some(known) = self.decisions.get(&key) {
@@ -74,7 +76,7 @@ impl<'a> Evaluation<'a> {
         new
     }
 
-    /// An expression for its effect.
+    /// Lowers an expression that stands as a statement.
     fn effect(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
@@ -134,14 +136,14 @@ impl<'a> Evaluation<'a> {
                 _ => self.effect_of_call(expr, out),
             },
             ExprKind::Call(..) => self.effect_of_call(expr, out),
-            // a value that nobody uses; only its findings matter
+            // The value is not used; only the findings about the expression matter.
             _ => {
                 self.value(expr);
             }
         }
     }
 
-    /// The value of a vector that an assignment adds to, and what it adds; none if it changes something else.
+    /// Returns the value of a vector that an assignment changes, and the amount that it adds; `None` if it changes something else.
     fn added(&mut self, assignment: &'a Expr) -> Option<Option<(Slot, Out)>> {
         let assignment = &assignment.bare().kind;
         let (ExprKind::Assign(target, ..) | ExprKind::Step(target, _)) = assignment else { return None };
@@ -150,13 +152,13 @@ impl<'a> Evaluation<'a> {
             ExprKind::Assign(_, AssignOp::Add, value) => self.value(value),
             ExprKind::Assign(_, AssignOp::Subtract, value) => Some(fold_unary(UnaryOp::Negate, self.value(value)?)),
             ExprKind::Step(_, up) => Some(Out::Const(if *up { 1 } else { -1 })),
-            // said by the checker
+            // The checker has reported such an assignment.
             _ => None,
         };
         Some(self.slot(&name.name, index).flatten().zip(amount))
     }
 
-    /// Adds to a value of a vector before the statement: the value then, or with `was` the value until then.
+    /// Adds to a value of a vector before the statement. Returns the new value, or with `was` the value before the addition.
     fn value_of_addition(&mut self, expr: &Expr, target: &Expr, (mut slot, amount): (Slot, Out), was: bool) -> Out {
         if !matches!(slot.number, Out::Const(_) | Out::Arg(_)) {
             let index = self.kept_at(target.span, "index");
@@ -173,7 +175,7 @@ impl<'a> Evaluation<'a> {
         Out::Variable(until_then)
     }
 
-    /// The list of objects that a call acts on.
+    /// Returns the list of objects that a call acts on; `None` if the expression names no such list.
     fn object_list(&mut self, expr: &'a Expr) -> Option<VariableId> {
         self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(Fold::Last))
     }
@@ -182,7 +184,7 @@ impl<'a> Evaluation<'a> {
         self.variables[v.0 as usize].shape
     }
 
-    /// A call of a function of the program whose value nobody uses.
+    /// Lowers a call of a function of the program whose result is not used.
     fn effect_of_call(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
         if let Some(Out::Call(call)) = self.value(expr) {
             out.push(Stmt::Call(*call));
@@ -199,7 +201,7 @@ impl<'a> Evaluation<'a> {
         out.extend(self.accumulator(expr, Shape::Timer(clock), "such a timer").map(|timer| act(timer, clock)));
     }
 
-    /// The variable that a start, stop or observation acts on.
+    /// Returns the variable of this shape that a start, stop, sample, observation or called function acts on.
     pub(super) fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
         let found = self.target(expr).filter(|v| self.variables[v.0 as usize].shape == shape);
         if found.is_none() {
@@ -208,7 +210,8 @@ impl<'a> Evaluation<'a> {
         found
     }
 
-    /// A value for the histogram: the time of the call alone as it is measured, anything else in its own unit.
+    /// Lowers the value of `observe`. A time alone stays in ticks of the clock if the text observes only times. Any other value is in its
+    /// own unit.
     fn observed(&mut self, expr: &'a Expr) -> Option<Out> {
         let unit = if self.observes_times { TimeUnit::Ticks } else { TimeUnit::Nanoseconds };
         let (value, unit) = match &expr.bare().kind {
@@ -238,7 +241,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// A value of the code language; `None` after a finding.
+    /// Lowers a value of the code language; `None` after a finding.
     pub(super) fn value(&mut self, expr: &'a Expr) -> Option<Out> {
         match &expr.kind {
             ExprKind::Int(value) => Some(Out::Const(*value)),
@@ -283,14 +286,14 @@ impl<'a> Evaluation<'a> {
                 let callees = Out::Variable(self.time_in_callees());
                 Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
             }
-            // said by the checker
+            // The checker has reported this address.
             ExprKind::Address(_) => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
             ExprKind::Assign(target, ..) => match self.added(expr) {
                 Some(added) => Some(self.value_of_addition(expr, target, added?, false)),
                 None => self.value_of_assignment(expr, target),
             },
-            // as in C, what it was before
+            // As in C, the result is the value before the step.
             ExprKind::Step(target, up) => {
                 if let Some(added) = self.added(expr) {
                     return Some(self.value_of_addition(expr, target, added?, true));
@@ -301,7 +304,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// An assignment inside an expression: it is made before the statement, whatever the value is needed for.
+    /// Makes an assignment that stands inside an expression before the whole statement, and returns the assigned value.
     fn value_of_assignment(&mut self, expr: &'a Expr, target: &'a Expr) -> Option<Out> {
         let mut own = Vec::new();
         self.effect(expr, &mut own);
@@ -309,12 +312,12 @@ impl<'a> Evaluation<'a> {
         self.value(target)
     }
 
-    /// The time of the call by a clock.
+    /// Returns the time of the call by a clock.
     fn elapsed(&mut self, expr: &Expr, clock: Clock, unit: TimeUnit) -> Option<Out> {
         self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(clock, unit))
     }
 
-    /// A value that exists only at the end of a call.
+    /// Returns a value that exists only at the end of a call. Elsewhere reports `otherwise` as an error.
     pub(super) fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
         match self.place {
             None | Some(PointKind::Exit | PointKind::CallAfter) => Some(value),
@@ -362,7 +365,7 @@ impl<'a> Evaluation<'a> {
         Some(Out::Call(Box::new(Call { callee: Called::Named(callee.name.clone()), args })))
     }
 
-    /// A value that the meta language knows when the request arrives.
+    /// Returns a value that the meta language knows when the request arrives, as a constant.
     pub(super) fn known(&mut self, expr: &'a Expr) -> Option<Out> {
         match self.expr(expr) {
             Value::Int(value) => Some(Out::Const(value)),
@@ -385,7 +388,7 @@ fn fold_unary(op: UnaryOp, value: Out) -> Out {
     }
 }
 
-/// An operator whose sides are both computed, as far as that can be told from outside: calls are made whatever the other side is.
+/// Returns an operator that computes both of its sides. If a side of `&&` or `||` has a call, the call is made whatever the other side is.
 fn both_sides(op: BinaryOp, a: Out, b: Out) -> Out {
     let bitwise = match op {
         BinaryOp::LogicalAnd => BinaryOp::And,

@@ -1,7 +1,7 @@
-//! Data of the program in code: variables by their names, members of what they and arguments lead to, integers at addresses.
+//! Data of the program in code: variables by name, members to which variables and arguments lead, and integers at addresses.
 //!
-//! A snippet must never fault. What lasts as long as the process is loaded; everything else is read by a system call, and is 0 where there is
-//! nothing.
+//! A snippet must never fault. Code loads data directly if it stays mapped as long as the process lives. Code reads all other data by a
+//! system call, and gets 0 where nothing is mapped.
 
 use std::collections::BTreeSet;
 
@@ -13,23 +13,24 @@ use crate::ast::{AssignOp, Callee, Expr, ExprKind};
 use crate::diagnostic::codes;
 use crate::program::{Access, Global, Location, Parameter, Unresolved};
 
-/// Most elements that `DYNINSTCountElmsInArray` adds up: each is a system call.
+/// Largest number of elements that `DYNINSTCountElmsInArray` adds up; each element takes a system call.
 const ELEMENTS_MAX: i64 = 16;
-/// Most functions in one request whose arguments or results members are taken of: each is looked for in all debugging information.
+/// Largest number of functions in one request of whose arguments or results code takes members; each takes a search of all debugging
+/// information.
 const LOOKS_MAX: u32 = 64;
-/// Bytes of an `int`, of which Paradyn's arrays are made.
+/// Size in bytes of an `int`, the element of Paradyn's arrays.
 const INT_BYTES: i64 = Scalar::INT.width.bytes() as i64;
 
-/// An integer of the program that is set.
+/// An integer of the program that code sets.
 enum Integer {
-    /// In the writable data of the program itself.
+    /// At this address in the writable data of the program itself.
     Lasting(Avma, Scalar),
-    /// Anywhere.
+    /// At an address that the code computes.
     At(Out, Scalar),
 }
 
 impl<'a> Evaluation<'a> {
-    /// A call that reads memory; none if it is another one.
+    /// Lowers a call that reads memory; `None` if it is another call.
     pub(super) fn data(&mut self, expr: &'a Expr, callee: &Callee, args: &'a [Expr]) -> Option<Option<Out>> {
         if callee.quoted {
             return None;
@@ -63,7 +64,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// `….field`: a member of data of the program, or a field that the meta language knows.
+    /// Lowers `….field`: a member of data of the program, or a field that the meta language knows.
     pub(super) fn member(&mut self, expr: &'a Expr, of: &'a Expr, field: &'a str) -> Option<Out> {
         let (mut base, mut members) = (of.bare(), vec![field]);
         while let ExprKind::Field(of, field) = &base.kind {
@@ -87,7 +88,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// `$arg[n].double`, `$return.float`: words of C that no member can have.
+    /// Lowers `$arg[n].double` or `$return.float`; `None` for other fields. Both are keywords of C, so no member has such a name.
     fn float(&mut self, expr: &Expr, base: &'a Expr, members: &[&str]) -> Option<Option<Out>> {
         let format = match members {
             ["float"] => FloatFormat::Single,
@@ -112,7 +113,7 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// `readSymbol("v") = e`, `$arg[0].m = e`, `readAddress(a) = e`.
+    /// Lowers an assignment to memory: `readSymbol("v") = e`, `$arg[0].m = e`, `readAddress(a) = e`.
     pub(super) fn assigned(&mut self, target: &'a Expr, op: AssignOp, value: Out, out: &mut Vec<Stmt>) {
         let change = |old: Out| match op {
             AssignOp::Set => value,
@@ -126,7 +127,7 @@ impl<'a> Evaluation<'a> {
             Some(Integer::At(mut address, scalar)) => {
                 let mut is_plain = true;
                 address.each(&mut |e| is_plain &= !matches!(e, Out::Read(..) | Out::Call(_)));
-                // what is read and what is set is the same, whoever changes the pointers that lead there
+                // The code reads and sets the same integer, even if another thread changes a pointer on the path to it.
                 if op != AssignOp::Set && !is_plain {
                     let kept = self.kept_at(target.span, "address");
                     out.push(Stmt::Set(kept, std::mem::replace(&mut address, Out::Variable(kept))));
@@ -138,7 +139,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// An integer of the program that is to be set.
+    /// Returns the integer of the program that an assignment sets.
     fn integer(&mut self, target: &'a Expr) -> Option<Integer> {
         let (mut base, mut members) = (target.bare(), Vec::new());
         while let ExprKind::Field(of, field) = &base.kind {
@@ -187,7 +188,7 @@ impl<'a> Evaluation<'a> {
         None
     }
 
-    /// The variable of a name, or what members lead to in it.
+    /// Lowers a variable by its name, or the integer to which members lead from it.
     fn symbol(&mut self, expr: &'a Expr, name: &'a Expr, members: &[&str]) -> Option<Out> {
         let ExprKind::Text(name) = &name.bare().kind else {
             return self.refuse(expr, "a variable whose name is not written out");
@@ -198,7 +199,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// An argument or a result, and what members lead to from there: the same in all functions where the code runs, and of a call in all that are called.
+    /// Returns an argument or a result, and the path by which the members lead from it to an integer. The path must be the same in all
+    /// functions where the code runs. At a call, it must be the same in all functions that are called.
     fn accessed(&mut self, expr: &'a Expr, base: &'a Expr, members: &[&str]) -> Option<(Out, Access)> {
         let value = self.value(base)?;
         let of = if let Out::Arg(n) = value { Parameter::Argument(n) } else { Parameter::Result };
@@ -227,12 +229,12 @@ impl<'a> Evaluation<'a> {
                 None => found = Some(access),
             }
         }
-        // without functions the code runs nowhere
+        // Without functions, the code runs nowhere, and the path does not matter.
         let nothing = || Access { pointers: Vec::new(), offset: 0, scalar: Scalar::INT };
         Some((value, found.unwrap_or_else(nothing)))
     }
 
-    /// The functions whose arguments and results the code sees: those where it is, or those that are called there.
+    /// Returns the functions whose arguments and results the code sees: those where it runs, or at a call those that are called there.
     fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionRef>> {
         if !self.place.is_some_and(PointKind::is_at_call) {
             return Some(self.there.clone());
@@ -271,7 +273,7 @@ pub(super) fn plus(address: Out, offset: Out) -> Out {
     if offset == Out::Const(0) { address } else { fold_binary(BinaryOp::Add, address, offset) }
 }
 
-/// Address of an integer that is reached from a value.
+/// Address of the integer to which a path leads from a value.
 fn address_in(value: Out, access: &Access) -> Out {
     let behind = |from, offset: i64| plus(from, Out::Const(offset));
     let read = |from, offset: &i64| Out::Read(Box::new(behind(from, *offset)), Scalar::POINTER);
@@ -282,7 +284,7 @@ fn reach(value: Out, access: &Access) -> Out {
     Out::Read(Box::new(address_in(value, access)), access.scalar)
 }
 
-/// Address of an integer to which a pointer in a variable leads; `None` if it lies in the variable.
+/// Address of the integer to which a pointer in a variable leads; `None` if the integer lies in the variable itself.
 fn address_from(global: &Global) -> Option<Out> {
     let Access { pointers, offset, scalar } = &global.access;
     let (first, rest) = pointers.split_first()?;
@@ -290,12 +292,12 @@ fn address_from(global: &Global) -> Option<Out> {
     Some(address_in(present(global, *first, Scalar::POINTER), &rest))
 }
 
-/// Address of data that each thread has of its own.
+/// Address at an offset from the thread pointer, of data that each thread has of its own.
 fn in_thread(offset: i64) -> Out {
     plus(Out::ThreadPointer, Out::Const(offset))
 }
 
-/// An integer in a variable.
+/// An integer at an offset in a variable.
 fn present(global: &Global, offset: i64, scalar: Scalar) -> Out {
     match global.at {
         Location::Lasting(at) => Out::Load(Avma(at.0.wrapping_add_signed(offset)), scalar),

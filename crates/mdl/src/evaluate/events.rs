@@ -1,4 +1,4 @@
-//! Events at points: what the kernel counts for a thread and the processor for it, asked by the thread itself.
+//! Events at points. The thread itself reads the count of events from the kernel or from the processor.
 
 use ingraft_model::{BinaryOp, Clock, Expr as Out, Shape, Stmt, Usage, VariableId, VariableKind};
 
@@ -6,19 +6,19 @@ use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::Expr;
 
-/// Method by which an event is known at a point.
+/// Method by which code at a point reads an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metered {
-    /// It is the processor time of the thread, which has a clock.
+    /// The event is the processor time of the thread, which a clock measures.
     ProcessorTime,
-    /// The kernel tells the thread.
+    /// The thread asks the kernel.
     Usage(Usage),
-    /// The thread reads a counter of its own, if the machine has one.
+    /// The thread reads its own processor counter, if the machine has one.
     Counter,
 }
 
 impl Metered {
-    /// The event of that name, as `perf list` has it. Whether there is one of that name is not known here.
+    /// Returns the method for an event by its name in `perf list`, without checking that such an event exists.
     pub fn named(event: &str) -> Metered {
         match event {
             "task-clock" | "cpu-clock" => Metered::ProcessorTime,
@@ -31,7 +31,7 @@ impl Metered {
     }
 }
 
-/// Number of starts of a timer of events, and the count of the events when it was started first.
+/// Variables of a timer of events: the number of its starts, and the count of events at the first start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventTimer {
     nest: VariableId,
@@ -39,18 +39,19 @@ pub(super) struct EventTimer {
 }
 
 impl<'a> Evaluation<'a> {
-    /// The only accumulator of events is the metric itself.
+    /// Returns the timer of events. One is enough, because the metric itself is the only accumulator of events.
     fn event_timer(&mut self) -> EventTimer {
         if let Some(known) = self.event_timer {
             return known;
         }
-        // as a flag it goes back when a call ends without passing its exit: what is counted until then is not in the value
+        // The variable is a flag, so the engine restores it when a call ends without passing its exit. The value lacks the events of this
+        // call.
         let nest = self.variable("started", VariableKind::Flag, Shape::Counter);
         let begun = self.variable("begun", VariableKind::Scratch, Shape::Counter);
         *self.event_timer.insert(EventTimer { nest, begun })
     }
 
-    /// Count of events that the thread has caused so far; `None` if the event is a time, or nothing was said of events.
+    /// Count of events that the thread has caused so far; `None` if the event is a time, or the metric has no event.
     fn caused(&self) -> Option<Out> {
         match self.metered? {
             Metered::ProcessorTime => None,

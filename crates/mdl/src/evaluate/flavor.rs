@@ -22,7 +22,7 @@ impl Evaluation<'_> {
         flavors.is_empty() || flavors.iter().any(|flavor| own(&flavor.name) || stated(&flavor.name))
     }
 
-    /// Says how the definition can be used: by a flavor that was stated with a spelling mistake, or that was not stated.
+    /// Returns advice on how the definition can be used: the client misspelled one of its flavors, or stated none.
     pub(super) fn flavor_help(&self, flavors: &[Ident]) -> String {
         let names: Vec<&str> = flavors.iter().map(|flavor| flavor.name.as_str()).collect();
         let misspelled = self.stated.iter().find_map(|stated| Some((stated, closest(stated.as_str(), &names)?)));

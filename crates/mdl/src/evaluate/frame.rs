@@ -1,5 +1,7 @@
-//! Calls from their beginning to their end: code at an entry and at the exits of a function, or before and behind a call, that belongs
-//! together. What it must remember in between, and what an exception or longjmp must not leave changed, goes into activation records.
+//! Calls from their beginning to their end.
+//!
+//! The code at the entry and at the exits of a function belongs together, and so does the code before and after a call. Activation records
+//! hold the values that the code must remember in between, and the variables that an exception or longjmp must not leave changed.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -16,7 +18,7 @@ use crate::diagnostic::codes;
 pub(super) enum Frame {
     /// A call of the function, from its entry to its exit.
     Function,
-    /// A call that the function makes, from before to behind the instruction.
+    /// A call that the function makes, from before to after the call instruction.
     Call,
 }
 
@@ -61,7 +63,7 @@ fn code(drafts: &[Draft]) -> Vec<Stmt> {
     drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
 }
 
-/// A record that the definition's code has, so that all its functions use the same.
+/// A record that the definition's code has, so that its code in all functions uses the same record.
 #[derive(Clone, Debug)]
 pub(super) struct KnownRecord {
     frame: Frame,
@@ -70,8 +72,8 @@ pub(super) struct KnownRecord {
 }
 
 impl Evaluation<'_> {
-    /// Joins the code at both ends of every frame that needs a record, and puts it into the record. What is opened first is closed last,
-    /// whatever order the text asks for at the exit.
+    /// Joins the code at both ends of every frame that needs a record, and puts it into the record. The record that is opened first is
+    /// closed last, whatever order the text asks for at the exit.
     pub(super) fn with_records(&mut self, drafts: Vec<Draft>) -> Vec<Draft> {
         if !drafts.iter().any(|d| d.place == Frame::of(d.place).closing()) {
             return drafts;
@@ -100,7 +102,7 @@ impl Evaluation<'_> {
         out
     }
 
-    /// The code at both ends of a frame with its records; `None` if it needs none.
+    /// Returns the code at both ends of a frame with its records; `None` if the frame needs no record.
     fn join(&mut self, frame: Frame, ends: &Ends) -> Option<[Draft; 2]> {
         let last = ends.closing.last()?;
         let (mut opening, mut closing) = (code(&ends.opening), code(&ends.closing));
@@ -139,8 +141,9 @@ impl Evaluation<'_> {
         Some([begin, end])
     }
 
-    /// Values of the beginning that code at the end needs, and the time in callees, if it asks for `$self`. Its arguments become those that
-    /// are kept.
+    /// Returns the values of the beginning that the code at the end needs, and the variable of the time in callees if the code uses
+    /// `$self`.
+    /// Replaces arguments in the code by kept arguments.
     fn kept(&self, closing: &mut [Stmt]) -> (Vec<Kept>, Option<VariableId>) {
         let (mut kept, mut callees) = (BTreeSet::new(), None);
         each_expr(closing, &mut |expr| {
@@ -158,8 +161,9 @@ impl Evaluation<'_> {
         (kept.into_iter().collect(), callees)
     }
 
-    /// Variables that the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers,
-    /// flags, and a metric that is a level. Events that are counted stay counted.
+    /// Returns the variables that the code changes at the beginning and again at the end, and that an unfinished call must not leave
+    /// changed:
+    /// timers, flags, and a metric that is a level. Counted events stay counted.
     fn changed_by_both(&self, opening: &[Stmt], closing: &[Stmt]) -> Vec<Restore> {
         let mut found = Vec::new();
         let ends = changed(closing);
@@ -183,15 +187,16 @@ impl Evaluation<'_> {
         self.metric.info.style == Style::SampledFunction || change.set || change.down
     }
 
-    /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps clocks and arguments.
+    /// Returns one record for each restored variable, but at least one. The last record is the innermost: it holds the code, and keeps
+    /// clocks and arguments.
     fn records(&mut self, frame: Frame, restored: &[Restore], kept: Vec<Kept>) -> (Vec<Record>, Record) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
         let outer = outer.iter().map(|v| self.record(frame, false, Vec::new(), Some(*v))).collect();
         (outer, self.record(frame, true, kept, innermost))
     }
 
-    /// A record: an equal one of the same definition, or a new one. Records of functions and of call sites have names of their own, as both may
-    /// have the same stack pointer.
+    /// Returns a record: an equal one of the same definition, or a new one. Records of functions and of call sites have different names,
+    /// because both may have the same stack pointer.
     fn record(&mut self, frame: Frame, innermost: bool, kept: Vec<Kept>, restore: Option<Restore>) -> Record {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
@@ -200,7 +205,7 @@ impl Evaluation<'_> {
         if let Some(known) = self.records.iter().find(same) {
             return known.record.clone();
         }
-        // by what it remembers: another evaluation may come upon it sooner or later
+        // The name lists the remembered values, because another evaluation may create the same record at another position.
         let restored = restore.and_then(|restore| self.variables.get(restore.variable().0 as usize));
         let restored = restored.map(|variable| variable.name.clone());
         let remembers: Vec<String> = restored.into_iter().chain(kept.iter().map(Kept::to_string)).collect();

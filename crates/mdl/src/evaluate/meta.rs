@@ -23,7 +23,7 @@ use crate::library::{Library, MetricEntry};
 use crate::program::Program;
 use crate::source::Span;
 
-/// Most rounds of foreach in one request: ten times the functions of the largest programs.
+/// Largest number of rounds of foreach in one request: ten times the functions of the largest programs.
 const MAX_ROUNDS: u32 = 5_000_000;
 
 /// A value of the meta language.
@@ -35,12 +35,12 @@ pub(super) enum Value<'a> {
     /// A procedure: all functions that its name means.
     Functions(Vec<FunctionRef>),
     Module(ModuleRef),
-    /// Each is a procedure of its own.
+    /// Functions, each a procedure of its own.
     FunctionList(Vec<FunctionRef>),
     ModuleList(Vec<ModuleRef>),
-    /// A list of the text.
+    /// A `resourceList` of the text.
     List(&'a List),
-    /// The points of a kind of these functions.
+    /// The points of this kind in these functions.
     Points(PointKind, Vec<FunctionRef>),
     /// The block at an offset of these functions, and the point at its beginning.
     Block(Vec<FunctionRef>, Offset),
@@ -53,11 +53,11 @@ pub(super) enum Value<'a> {
 pub(super) struct Body<'a> {
     pub(super) statements: &'a [Meta],
     pub(super) source: usize,
-    /// `$constraint[0]`, `$constraint[1]`, …
+    /// Values of `$constraint[0]`, `$constraint[1]`, …
     pub(super) chain: Vec<Value<'a>>,
 }
 
-/// A flag that the focus calls for.
+/// A flag that the focus needs.
 pub(super) struct Flag<'a> {
     pub(super) name: &'a str,
     pub(super) code: FlagCode<'a>,
@@ -65,9 +65,9 @@ pub(super) struct Flag<'a> {
 
 /// Method by which a flag is maintained.
 pub(super) enum FlagCode<'a> {
-    /// As the statements say.
+    /// These statements maintain the flag.
     Written(Body<'a>),
-    /// As a word says that stands at a place of a source, for these functions.
+    /// The word `inclusive` or `exclusive` maintains the flag for these functions. The word stands at this span of this source.
     Word(FlagWord, Vec<FunctionRef>, usize, Span),
 }
 
@@ -91,17 +91,17 @@ pub(super) enum Binding<'a> {
 pub(super) struct Evaluation<'a> {
     pub(super) library: &'a Library,
     pub(super) metric: &'a MetricEntry,
-    /// Asked for what the focus names; for all else there is [`Evaluation::beyond`].
+    /// The program, for questions about what the focus names; [`Evaluation::beyond`] is for all other questions.
     pub(super) program: &'a dyn Program,
-    /// The flavors that the program is said to have besides its own.
+    /// The flavors that the client states; the program has them besides its own.
     pub(super) stated: &'a [Flavor],
     pub(super) looked_beyond: Cell<bool>,
-    /// The source that spans refer to.
+    /// Index of the source to which spans refer.
     pub(super) source: usize,
     pub(super) diagnostics: Vec<Diagnostic>,
     pub(super) variables: Vec<Variable>,
     pub(super) insertions: Vec<Insertion>,
-    /// Names from the outermost to the innermost.
+    /// Names in scope, from the outermost to the innermost.
     pub(super) names: Vec<(&'a str, Binding<'a>)>,
     pub(super) chain: Vec<Value<'a>>,
     /// The address of the object that the focus names.
@@ -115,41 +115,43 @@ pub(super) struct Evaluation<'a> {
     pub(super) measured: Arc<[FunctionRef]>,
     /// Rounds of all foreach so far.
     rounds: u32,
-    /// Whether the metric's code is the replacement for a kind of object, and whether it has come to a statement that puts code somewhere.
+    /// Whether the metric's code replaces the base for a kind of object, and whether evaluation has reached a statement that inserts code.
     of_kind: bool,
     reached: bool,
-    /// All snippets, so that equal ones are one.
+    /// All snippets of the request, so that equal snippets are shared.
     pub(super) snippets: HashSet<Arc<Snippet>>,
-    /// Conditions with an else by their source and place, and where they are kept.
+    /// Scratch variables of values that code computes once (conditions with an else, addresses, indices, old values), by source and
+    /// position.
     pub(super) decisions: HashMap<(usize, Span), VariableId>,
-    /// In what the histogram's values are observed.
+    /// Unit in which the histogram observes its values; `None` before the first one.
     pub(super) observed: Option<ValueUnit>,
-    /// All that the text observes are times alone.
+    /// Whether the text observes only times alone.
     pub(super) observes_times: bool,
-    // what follows is about the definition whose code is being evaluated
+    // The following fields, up to `callees`, describe the definition whose code is being evaluated, except `looks`.
     /// Name and number of the definition.
     pub(super) definition: &'a str,
     pub(super) group: u32,
-    /// Whether it is a flag that is up while its functions themselves execute.
+    /// Whether the definition is a flag that is not 0 while its functions themselves execute.
     pub(super) exclusive: bool,
     /// Flag of the definition, if it is a constraint.
     pub(super) flag: Option<VariableId>,
-    /// Point where the code at hand will run; unknown after a finding.
+    /// Kind of point where the current code will run; `None` after a finding.
     pub(super) place: Option<PointKind>,
-    /// The functions in which it will run.
+    /// The functions in which the current code will run.
     pub(super) there: Vec<FunctionRef>,
-    /// Number of functions whose arguments and results were looked into.
+    /// Number of functions of whose arguments and results the whole request has taken members.
     pub(super) looks: u32,
     pub(super) drafts: Vec<Draft>,
-    /// Drafts that come last at entries.
+    /// Drafts that run last at entries.
     pub(super) late: Vec<Draft>,
     pub(super) records: Vec<KnownRecord>,
-    /// Time in instrumented callees, for `$self`.
+    /// Variable with the time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
-    /// Way in which code at points reads the metric's event, the variable of an event that a processor counter counts, and the event's timer.
+    /// Method by which code at points reads the metric's event, the variable of an event that a processor counter counts, and the event's
+    /// timer.
     pub(super) metered: Option<Metered>,
     pub(super) event: Option<VariableId>,
-    /// Assignments in expressions of the statement that is looked at.
+    /// Assignments inside expressions of the current statement, which run before it.
     pub(super) before: Vec<Stmt>,
     pub(super) event_timer: Option<EventTimer>,
 }
@@ -202,7 +204,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// The program, asked for what the focus does not name, or for what a function is: of another one it may say something else.
+    /// Returns the program, for questions about what the focus does not name, or about a function itself. The answer may be another one
+    /// for another function, so the result is not reused.
     pub(super) fn beyond(&self) -> &'a dyn Program {
         self.looked_beyond.set(true);
         self.program
@@ -256,11 +259,12 @@ impl<'a> Evaluation<'a> {
         }
         let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
         let body = replacement.unwrap_or(base_body);
-        // code that looks at the kind of the focus, and has none for it, does not restrict the metric to it
+        // If the code depends on the kind of object in the focus but has nothing for this kind, it does not restrict the metric to the
+        // kind.
         self.of_kind = matches!(body.chain.as_slice(), [Value::Text(_), Value::Text(root)] if *root == "SyncObject");
         let empty = body.statements.is_empty();
         self.measured = self.all_listed(&body, &flags);
-        // By the text, not by what of it has points now: others may come with a library, when values are read already.
+        // The whole text counts, not only the code that has points now: a library may be loaded and add points after values were read.
         let written =
             flags.iter().filter_map(|f| if let FlagCode::Written(b) = &f.code { Some(b.statements) } else { None });
         self.observes_times = observes_times_alone(std::iter::once(body.statements).chain(written));
@@ -296,7 +300,7 @@ impl<'a> Evaluation<'a> {
         found.into()
     }
 
-    /// The code of a flag.
+    /// Evaluates the code of a flag.
     fn maintain(&mut self, flag: Flag<'a>, id: VariableId) {
         self.definition = flag.name;
         self.group += 1;
@@ -318,7 +322,7 @@ impl<'a> Evaluation<'a> {
         self.place_drafts();
     }
 
-    /// Legal, but hardly what was wanted.
+    /// Warns that the metric counts nothing: this is legal, but hardly what the author wanted.
     fn counts_nothing(&mut self, empty: bool) {
         let info = &self.metric.info;
         let source = &self.library.sources[self.metric.source];
@@ -376,7 +380,7 @@ impl<'a> Evaluation<'a> {
                     (Some(false), Some(otherwise)) => self.statement(otherwise),
                     (Some(false), None) => {}
                     (None, otherwise) => {
-                        // what it is cannot be known: both sides are looked through for more findings
+                        // The condition is not known, so both branches are evaluated to find more errors.
                         self.statement(then);
                         if let Some(otherwise) = otherwise {
                             self.statement(otherwise);
@@ -407,7 +411,7 @@ impl<'a> Evaluation<'a> {
                 let items = self.elements(list).into_iter();
                 items.map(|(position, value)| Binding::Item(value, list, position)).collect()
             }
-            // every call site gets the same code
+            // All points get the same code, so one round is enough.
             Value::Points(..) | Value::Block(..) | Value::Refused => vec![Binding::Value(list)],
             _ => return self.wrong(expr, "a list"),
         };
@@ -418,7 +422,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// One round of a foreach; false when there were too many in this request.
+    /// Runs one round of a foreach; returns false after too many rounds in the request.
     fn iterate(&mut self, name: &'a str, list: &Expr, value: Binding<'a>, body: &'a Meta) -> bool {
         self.rounds += 1;
         if self.rounds > MAX_ROUNDS {
@@ -432,7 +436,7 @@ impl<'a> Evaluation<'a> {
         true
     }
 
-    /// The functions of a list of procedures, if the expression is the name of one.
+    /// Returns the functions of a list of procedures; empty if the expression is not the name of a list.
     pub(super) fn functions_of_list(&self, expr: &Expr) -> Vec<FunctionRef> {
         let ExprKind::Name(name) = &expr.bare().kind else { return Vec::new() };
         let Some(list) = self.library.lists.get(name) else { return Vec::new() };
@@ -440,7 +444,8 @@ impl<'a> Evaluation<'a> {
         self.elements(&list.node).into_iter().flat_map(|(_, value)| functions(value)).collect()
     }
 
-    /// Items of a list in this program, with their positions. Functions that the program does not have are skipped, none comes twice.
+    /// Returns the items of a list in this program, with their positions. Skips functions that the program does not have, and takes each
+    /// function once.
     fn elements(&self, list: &'a List) -> Vec<(u32, Value<'a>)> {
         let mut seen: Vec<FunctionRef> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());
@@ -470,7 +475,7 @@ impl<'a> Evaluation<'a> {
         values
     }
 
-    /// A value of the meta language.
+    /// Evaluates an expression of the meta language.
     pub(super) fn expr(&mut self, expr: &'a Expr) -> Value<'a> {
         match &expr.kind {
             ExprKind::Int(value) => Value::Int(*value),
@@ -503,7 +508,7 @@ impl<'a> Evaluation<'a> {
                     _ => self.wrong_value(expr, "two values of one type"),
                 }
             }
-            // libraryTag(f.tag) of 1995: the tag is already the answer
+            // `libraryTag(f.tag)` of 1995 returns its argument: the tag is already the answer.
             ExprKind::Call(callee, args) if callee.name == "libraryTag" && args.len() == 1 => self.expr(&args[0]),
             _ => self.wrong_value(expr, "a value that is known when the request arrives"),
         }
@@ -524,7 +529,8 @@ impl<'a> Evaluation<'a> {
             }
             "$modules" => Value::ModuleList(self.included_modules()),
             "$start" => self.named_functions(&["main", "start_thread"]),
-            // the last is what a thread of the GNU C library runs whose routine has returned: `start_thread` itself does not return
+            // `start_thread` itself does not return. A thread of the GNU C library runs `__libc_thread_freeres` after its routine has
+            // returned.
             "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit", "__libc_thread_freeres"]),
             "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
             "$cmin" | "$cmax" => Value::Int(0),
@@ -663,7 +669,7 @@ pub(super) fn unary(op: UnaryOp, value: i64) -> i64 {
     }
 }
 
-/// As the woven code computes: wrapping, division by 0 gives 0, shifts use the lower six bits.
+/// Computes as the woven code does: results wrap, division by 0 gives 0, shifts use the lower six bits.
 pub(super) fn binary(op: BinaryOp, a: i64, b: i64) -> i64 {
     match op {
         BinaryOp::Add => a.wrapping_add(b),

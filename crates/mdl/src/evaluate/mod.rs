@@ -1,4 +1,4 @@
-//! The request stage: a metric, a focus and a program to points and snippets.
+//! The request stage turns a metric, a focus and a program into points and snippets.
 
 mod alike;
 mod code;
@@ -44,8 +44,8 @@ pub fn evaluate(
     evaluate_and_tell(library, metric, focus, (program, &[])).map(|(evaluated, _)| evaluated)
 }
 
-/// Evaluates a request to a program that is said to have the further `flavors`. The second value tells whether the evaluation asked more
-/// of the program than what the focus names.
+/// Evaluates a request to a program that has the stated `flavors` besides its own. The second value tells whether the evaluation asked the
+/// program about more than what the focus names.
 fn evaluate_and_tell(
     library: &Library,
     metric: &str,

@@ -16,7 +16,7 @@ pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
 pub(super) struct Selection<'a> {
     /// Code of the constraint that replaces the metric's own code; `None` if no constraint does.
     pub(super) replacement: Option<Body<'a>>,
-    /// Flags under which constrained code runs, the one that is tested first in front. All cost the same to test.
+    /// Flags under which constrained code runs, in the order in which the code tests them. All flags cost the same to test.
     pub(super) flags: Vec<Flag<'a>>,
 }
 

@@ -1,4 +1,4 @@
-//! Texts in code: arguments of functions that are called, and what strings of the program are compared with.
+//! Texts in code: arguments of called functions, and texts that code compares with strings of the program.
 
 use std::sync::Arc;
 
@@ -10,12 +10,13 @@ use super::meta::{Evaluation, Value};
 use crate::ast::{Expr, ExprKind};
 use crate::diagnostic::codes;
 
-/// Most bytes of a text as an argument, where it lies on the stack, and of one that is compared, where each eight are a system call.
+/// Largest sizes in bytes: of a text as an argument, which lies on the stack, and of a compared text, where each eight bytes take a system
+/// call.
 const ARGUMENT_MAX: usize = 127;
 const COMPARED_MAX: usize = 63;
 
 impl<'a> Evaluation<'a> {
-    /// An argument of a function that is called: a number, a text, or the address of a counter.
+    /// Lowers an argument of a called function: a number, a text, or the address of a counter.
     pub(super) fn argument(&mut self, expr: &'a Expr) -> Option<Out> {
         if let ExprKind::Address(of) = &expr.bare().kind {
             return self.accumulator(of, Shape::Counter, "a counter").map(Out::Address);
@@ -27,7 +28,7 @@ impl<'a> Evaluation<'a> {
         Some(Out::Text(Arc::from(text)))
     }
 
-    /// `e == "text"` and `e != "text"`: whether the string at an address is the text. None if no side is a text.
+    /// Lowers `e == "text"` and `e != "text"`: whether the string at an address is the text. `None` if neither side is a text.
     pub(super) fn compared_texts(
         &mut self,
         expr: &'a Expr,
@@ -51,7 +52,7 @@ impl<'a> Evaluation<'a> {
         Some(if op == BinaryOp::Equal { equal } else { equal.map(negated) })
     }
 
-    /// Reads the string no further than the text is long, in as few pieces as there are.
+    /// Compares the string at an address with a text. Reads as many bytes of the string as the text has, in as few pieces as possible.
     fn is_text(&mut self, expr: &Expr, string: &'a Expr, text: &str) -> Option<Out> {
         let string = self.value(string)?;
         if text.len() > COMPARED_MAX {
@@ -80,12 +81,12 @@ impl<'a> Evaluation<'a> {
         equal
     }
 
-    /// A text that is known when the request arrives.
+    /// Returns the text of an expression, if it is known when the request arrives.
     fn text(&mut self, expr: &'a Expr) -> Option<String> {
         match &expr.bare().kind {
             ExprKind::Text(text) => Some(text.clone()),
             ExprKind::Name(_) | ExprKind::Index(..) | ExprKind::Field(..) => {
-                // what is wrong with it is said where it is evaluated as a value
+                // These findings are dropped. Evaluating the expression as a value reports them.
                 let findings = self.diagnostics.len();
                 let value = self.expr(expr);
                 self.diagnostics.truncate(findings);
@@ -95,7 +96,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// A text where only a number makes sense.
+    /// Reports a text where only a number makes sense.
     pub(super) fn text_alone(&mut self, expr: &Expr) -> Option<Out> {
         let help = "it may be an argument of a function that is called, or be compared with a string by == or !=";
         self.error(codes::TYPE, expr.span, "a text is no number".to_owned(), help);

@@ -1,4 +1,4 @@
-//! Vectors: what an index means, and what the values are called.
+//! Vectors: the meaning of an index, and the names of the values.
 
 use ingraft_model::{Call, Called, Expr as Out, Fold, IndexNames, Ranges, Shape, Stmt, VariableId};
 
@@ -7,14 +7,14 @@ use crate::ast::{Expr, ExprKind, List, Vector};
 use crate::diagnostic::codes;
 use crate::source::Span;
 
-/// A vector of the metric at hand.
+/// The vector of the metric that is evaluated.
 #[derive(Clone, Copy)]
 pub(super) struct Indexed<'a> {
     ranges: Ranges,
     by: By<'a>,
 }
 
-/// Index between the brackets.
+/// Meaning of the index between the brackets.
 #[derive(Clone, Copy)]
 enum By<'a> {
     /// An item of a list, or its position.
@@ -24,7 +24,7 @@ enum By<'a> {
     Number,
 }
 
-/// A value of a vector: of a key, or of the granule of these in which a number lies.
+/// A value of a vector: the value of a key, or with ranges the value of the granule in which the number lies.
 #[derive(Clone)]
 pub(super) struct Slot {
     vector: VariableId,
@@ -83,7 +83,7 @@ impl<'a> Evaluation<'a> {
         if let Value::List(list) = self.name(span, name) { Some(list) } else { None }
     }
 
-    /// The value that `m[x]` means; none if `m` is no vector.
+    /// Returns the value that `m[x]` means; `None` if `m` is no vector.
     pub(super) fn slot(&mut self, name: &str, index: &'a Expr) -> Option<Option<Slot>> {
         let vector = self.variable_named(name)?;
         match self.shape_of(vector) {

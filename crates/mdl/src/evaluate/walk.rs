@@ -1,10 +1,10 @@
-//! Through all statements and values of a snippet.
+//! Visits all statements and values of a snippet, or of a definition.
 
 use ingraft_model::{Expr, Stmt};
 
 use crate::ast::{Code, CodeKind, ExprKind, Meta, MetaKind};
 
-/// Every statement, outer ones before inner ones.
+/// Visits every statement, outer ones before inner ones.
 pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
     for stmt in stmts {
         visit(stmt);
@@ -14,7 +14,7 @@ pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
     }
 }
 
-/// Every value, inner ones before outer ones.
+/// Visits every value, inner ones before outer ones.
 pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
     for stmt in stmts {
         match stmt {
@@ -56,7 +56,7 @@ fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
     visit(expr);
 }
 
-/// Whether all that code of a definition observes are times of calls alone, wherever it stands, and there is such code.
+/// Whether a definition has `observe`, and every `observe` in it records a time of a call alone.
 pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>) -> bool {
     let (mut times, mut others) = (0, 0);
     for body in bodies {
@@ -73,7 +73,7 @@ pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>)
     times > 0 && others == 0
 }
 
-/// Every statement that the program is to execute, whether it will have a point or not.
+/// Visits every statement that the program is to execute, whether it will have a point or not.
 fn each_code<'a>(body: &'a [Meta], visit: &mut dyn FnMut(&'a Code)) {
     for meta in body {
         match &meta.kind {

@@ -12,7 +12,7 @@ enum Value {
     Word,
     Int,
     Bool,
-    /// Several strings in braces: 1994.
+    /// Several strings in braces, as in the files of 1994.
     Texts,
 }
 
@@ -50,7 +50,7 @@ fn keys(kind: ConfigKind) -> &'static [(&'static str, Value)] {
     }
 }
 
-/// Keys of 1994.
+/// Keys that only the files of 1994 have.
 const OLD_KEYS: [(&str, Value); 2] = [("name", Value::Text), ("args", Value::Texts)];
 
 /// The tunables that Paradyn had.

@@ -1,5 +1,5 @@
-//! Expressions. Operators of two operands group as in C; where Paradyn's grouping (one level, from the right) would give
-//! another value, that is said.
+//! Expressions. Operators of two operands group as in C. If Paradyn's grouping (one level, from the right) would give another value, the
+//! parser reports it.
 
 use super::{MAX_PARTS, Parser, Read, Stop, reserved};
 use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Clock, Expr, ExprKind, Ident, UnaryOp, precedence};
@@ -13,7 +13,7 @@ enum Tree {
     Node(BinaryOp, Box<Tree>, Box<Tree>),
 }
 
-/// A grouping up to what cannot change the value: sums are signed terms, chains of one associative operator are flat.
+/// Normal form of a grouping: groupings of equal value are equal. Sums are signed terms, and chains of one associative operator are flat.
 #[derive(PartialEq)]
 enum Canonical {
     Leaf(usize),
@@ -82,7 +82,7 @@ impl Parser<'_, '_> {
         Ok(Expr { kind, span })
     }
 
-    /// Counts one more part of the expression, so that no tree gets too high to walk.
+    /// Counts one more part of the expression. The limit keeps trees low enough for recursion.
     fn part(&mut self) -> Read<()> {
         self.parts += 1;
         if self.parts <= MAX_PARTS {
@@ -204,7 +204,7 @@ impl Parser<'_, '_> {
         Ok(index)
     }
 
-    /// Arguments up to and with the closing bracket.
+    /// Reads arguments up to and including the closing bracket.
     fn arguments(&mut self) -> Read<Vec<Expr>> {
         let mut args = Vec::new();
         if self.eat_mark(")") {
@@ -221,7 +221,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// `Call("f")`, `Call("f",)`, `Call("f", a, …)`.
+    /// Reads `Call("f")`, `Call("f",)` or `Call("f", a, …)`.
     fn quoted_call(&mut self) -> Read<ExprKind> {
         self.bump();
         self.need_mark("(")?;
@@ -236,7 +236,7 @@ impl Parser<'_, '_> {
         Ok(ExprKind::Call(callee, Vec::new()))
     }
 
-    /// `setCounter(x, e)` of 1995.
+    /// Reads `setCounter(x, e)` of 1995.
     fn counter_request(&mut self, word: &str) -> Read<ExprKind> {
         let span = self.bump();
         let op = match word {
@@ -261,7 +261,7 @@ fn in_paradyn(op: BinaryOp) -> bool {
     !matches!(op, Remainder | And | Or | Xor | ShiftLeft | ShiftRight)
 }
 
-/// The grouping of C from operator `*next` on, of operators that bind tighter than `loosest`.
+/// Groups as C does, from operator `*next` on, as long as operators bind tighter than `loosest`.
 fn climb(operators: &[BinaryOp], next: &mut usize, loosest: u8) -> Tree {
     let mut left = Tree::Leaf(*next);
     while let Some(op) = operators.get(*next).copied().filter(|op| precedence(*op) > loosest) {
@@ -272,7 +272,7 @@ fn climb(operators: &[BinaryOp], next: &mut usize, loosest: u8) -> Tree {
     left
 }
 
-/// The grouping of Paradyn from operand `from` on.
+/// Groups as Paradyn does, from operand `from` on.
 fn right(operators: &[BinaryOp], from: usize) -> Tree {
     let mut tree = Tree::Leaf(operators.len());
     for i in (from..operators.len()).rev() {

@@ -24,7 +24,7 @@ impl Parser<'_, '_> {
             _ => self.name("the list's name")?,
         };
         if self.at_mark("{") {
-            // the lists of 1994: names of functions, nothing else
+            // A list of 1994 holds names of functions and nothing else.
             let items = self.items("{", "}", false)?;
             let list = List { name, element: Element::Procedure, items, flavors: Vec::new(), library: false };
             return Ok(DefinitionKind::List(list));
@@ -114,7 +114,7 @@ impl Parser<'_, '_> {
             match self.text("an item in quotes") {
                 Ok(item) => items.push(item),
                 Err(Stop) => {
-                    // one bad item does not hide the rest of the list
+                    // An error in one item does not hide the rest of the list.
                     while !self.at_end()
                         && !["}", ")", ",", ";"].iter().any(|m| self.at_mark(m))
                         && !self.at_definition()

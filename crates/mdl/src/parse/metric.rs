@@ -41,7 +41,7 @@ impl Parser<'_, '_> {
         Ok(DefinitionKind::Metric(metric))
     }
 
-    /// Reports required fields that are not there; not if some field could not be read, as it may be that one.
+    /// Reports missing required fields. If some field could not be read, reports none, because that field may be the missing one.
     fn missing(&mut self, metric: &Metric) {
         let required = [
             ("name", metric.name().is_some()),
@@ -59,7 +59,7 @@ impl Parser<'_, '_> {
             Some("a metric needs name, units, aggregateOperator, style and base".to_owned());
     }
 
-    /// `None`: an old field without meaning.
+    /// Reads a field; `None` for an old field without meaning.
     fn field(&mut self) -> Read<Option<MetricField>> {
         let (start, span) = (self.at, self.span());
         let Some(word) = self.word() else {
@@ -181,7 +181,7 @@ impl Parser<'_, '_> {
         Ok(DefinitionKind::Constraint(self.constraint(name, false)?))
     }
 
-    /// From the path on. Only metrics have replacements; only outside of them are flags defined.
+    /// Reads a constraint from its path on. Replacements stand only inside of metrics, and flags only outside.
     fn constraint(&mut self, name: Ident, in_metric: bool) -> Read<Constraint> {
         let path = self.path()?;
         self.need_word("is")?;
@@ -210,7 +210,7 @@ impl Parser<'_, '_> {
             Some("default") => {
                 self.bump();
                 let kinds = if self.at_mark("{") { self.items("{", "}", true)? } else { Vec::new() };
-                // as everywhere, a `;` behind a closing brace may be missing
+                // As everywhere, the `;` after a closing brace may be missing.
                 if kinds.is_empty() || self.at_mark(";") {
                     self.semicolon()?;
                 }

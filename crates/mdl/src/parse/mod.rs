@@ -1,5 +1,6 @@
-//! Recursive descent by hand, with recovery: after an error the reader goes on behind the statement, field or definition that
-//! holds it, so that one run reports all of them.
+//! Recursive-descent parser, written by hand. After an error, the parser continues after the statement, field or definition with the
+//! error,
+//! so that one run reports all errors.
 
 mod config;
 mod expr;
@@ -15,7 +16,7 @@ use crate::source::{Source, Span};
 /// Options for reading a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Options {
-    /// All operators of two operands have one level and group from the right, as in Paradyn.
+    /// Whether all operators of two operands have one precedence and group from the right, as in Paradyn.
     pub compat_grouping: bool,
 }
 
@@ -23,10 +24,10 @@ pub struct Options {
 const MAX_DEPTH: u32 = 64;
 /// Most parts of one expression.
 const MAX_PARTS: u32 = 500;
-/// Most findings about one text; behind them reading ends.
+/// Largest number of findings about one text. After them, reading ends.
 pub(crate) const MAX_FINDINGS: usize = 1000;
 
-/// Words that begin a definition and nothing else; the reader never skips over one.
+/// Words that begin a definition and nothing else. The parser never skips one.
 const ONLY_DEFINITIONS: [&str; 5] = ["metric", "resourceList", "exclude", "tunable_constant", "visi"];
 
 /// All words that begin a definition.
@@ -57,7 +58,7 @@ pub(crate) fn reserved(word: &str) -> bool {
     RESERVED.contains(&format!(" {word} "))
 }
 
-/// An error was reported; whoever can recover does.
+/// An error was reported. The nearest caller that can recover does so.
 struct Stop;
 
 type Read<T> = Result<T, Stop>;
@@ -75,7 +76,7 @@ struct Parser<'s, 'd> {
     diagnostics: &'d mut Vec<Diagnostic>,
 }
 
-/// Reads a text. Definitions with errors are kept as far as they could be read, marked as broken.
+/// Parses a text. Definitions with errors from which the parser could recover inside of them are kept and marked as broken.
 pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic>) -> File {
     let Lexed { tokens, comments } = lex(source, diagnostics);
     let lexical = diagnostics.len();
@@ -84,7 +85,7 @@ pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic
     let mut definitions = Vec::new();
     let mut failed = false;
     while !parser.at_end() {
-        // a bracket that is left over after an error is no error of its own
+        // A bracket that is left over after an error is not reported as another error.
         if parser.eat_mark(";") || (failed && (parser.eat_mark("}") || parser.eat_mark("*)"))) {
             continue;
         }
@@ -123,12 +124,12 @@ impl<'s> Parser<'s, '_> {
         self.tokens.get(index).map_or(Span::default(), |t| t.span)
     }
 
-    /// Of the token before.
+    /// Span of the previous token.
     fn before(&self) -> Span {
         self.at.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(Span::default(), |t| t.span)
     }
 
-    /// From the token with index `start` to the one before.
+    /// Span from the token with index `start` to the previous one.
     fn span_from(&self, start: usize) -> Span {
         let first = self.tokens.get(start).map_or(Span::default(), |t| t.span);
         if self.at > start { first.to(self.before()) } else { Span { start: first.start, end: first.start } }
@@ -174,7 +175,7 @@ impl<'s> Parser<'s, '_> {
         found
     }
 
-    /// Reports without stopping.
+    /// Reports an error; parsing goes on.
     fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>) -> &mut Diagnostic {
         self.broken = true;
         self.report(code, Severity::Error, span, message)
@@ -197,7 +198,7 @@ impl<'s> Parser<'s, '_> {
         &mut self.diagnostics[last]
     }
 
-    /// An older spelling, accepted.
+    /// Notes an older spelling, which is accepted.
     fn old(&mut self, span: Span, message: impl Into<String>, help: impl Into<String>) {
         self.report(codes::OLD_SPELLING, Severity::Note, span, message).help = Some(help.into());
     }
@@ -233,14 +234,14 @@ impl<'s> Parser<'s, '_> {
         if self.at_word(word) { Ok(self.bump()) } else { self.expected(&format!("`{word}`")) }
     }
 
-    /// A `;`. Where a line ends without one it is reported and taken as written.
+    /// Reads a `;`. If it is missing at the end of a line or block, reports the error and continues as if it were there.
     fn semicolon(&mut self) -> Read<()> {
         if self.eat_mark(";") {
             return Ok(());
         }
         let before = self.before();
         if self.diagnostics.iter().any(|d| d.code == codes::UNTERMINATED && d.span == before) {
-            // a string without an end has swallowed it
+            // A string without an end contains the `;`.
             self.broken = true;
             return Ok(());
         }
@@ -254,7 +255,7 @@ impl<'s> Parser<'s, '_> {
         self.expected("`;`")
     }
 
-    /// A name that the author chooses.
+    /// Reads a name that the author chooses.
     fn name(&mut self, what: &str) -> Read<Ident> {
         match self.word() {
             Some(word) if reserved(word) => {
@@ -267,7 +268,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    /// A word where reserved ones do no harm: units, flavors, fields.
+    /// Reads a word where reserved ones do no harm: units, flavors, fields.
     fn any_word(&mut self, what: &str) -> Read<Ident> {
         match self.word() {
             Some(word) => Ok(Ident { name: word.to_owned(), span: self.bump() }),
@@ -307,7 +308,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    /// One of several words, given with what they mean.
+    /// Reads one of several words, which are given with their meanings.
     fn choice<T: Copy>(&mut self, what: &str, choices: &[(&'static str, T)]) -> Read<T> {
         if let Some((_, value)) = self.word().and_then(|w| choices.iter().find(|(k, _)| *k == w)) {
             let value = *value;
@@ -318,7 +319,7 @@ impl<'s> Parser<'s, '_> {
         self.expected_help(what, format!("one of: {}", words.join(", ")))
     }
 
-    /// Runs `read` one level deeper, unless that is too deep.
+    /// Runs `read` one level deeper, or reports that the nesting is too deep.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<T> {
         if self.depth >= MAX_DEPTH {
             let message = format!("nested more than {MAX_DEPTH} levels deep");
@@ -331,14 +332,14 @@ impl<'s> Parser<'s, '_> {
         result
     }
 
-    /// Whether a definition begins here that can stand nowhere else.
+    /// Whether the next tokens begin a definition that cannot be anything else.
     fn at_definition(&self) -> bool {
         let word = self.word().is_some_and(|w| ONLY_DEFINITIONS.contains(&w));
         word && matches!(self.ahead(1), Kind::Word(_) | Kind::Text(_) | Kind::Mark("{" | "("))
     }
 
-    /// Skips the rest of what began at token `start`: to behind a `;` or the block's end on its own level, but never over
-    /// the bracket that closes what surrounds it, nor over a word that only begins definitions.
+    /// Skips the rest of the part that began at token `start`. Stops after a `;` or after the end of a block, on the level of the part.
+    /// Never skips the bracket that closes the surrounding block, or a word that only begins definitions.
     fn recover(&mut self, start: usize) {
         self.broken = true;
         let mut level = 0_i32;
@@ -376,7 +377,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    /// `{ item item … }` with recovery after each item. The opening brace is next.
+    /// Reads `{ item item … }` with recovery after each item. The opening brace is the next token.
     fn block<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
         let open = self.need_mark("{")?;
         let mut items = Vec::new();
@@ -433,7 +434,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    /// The comment directly before the token with index `start`: no blank line between, and not behind other code.
+    /// Text of the comments directly before the token with index `start`, without a blank line between, and not on a line with other code.
     fn doc_before(&self, start: usize) -> String {
         let floor = start.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(0, |t| t.span.end);
         let mut next = self.tokens.get(start).map_or(0, |t| t.span.start);
@@ -454,7 +455,7 @@ impl<'s> Parser<'s, '_> {
     }
 }
 
-/// Text of a comment, without its marks and rules.
+/// Text of a comment, without its marks and ruled lines.
 fn comment_text(comment: &str) -> String {
     let inner = match comment.strip_prefix("/*") {
         Some(block) => block.strip_suffix("*/").unwrap_or(block),
@@ -464,13 +465,13 @@ fn comment_text(comment: &str) -> String {
     lines.filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// The candidate that is at most two edits away.
+/// Returns the nearest candidate, if it is at most two edits away and fewer than half the letters of the word differ.
 pub(crate) fn closest<'c>(word: &str, candidates: &[&'c str]) -> Option<&'c str> {
     let near = candidates.iter().map(|c| (distance(word, c), *c)).min_by_key(|(d, _)| *d)?;
     (near.0 <= 2 && near.0 * 2 < word.len().max(2)).then_some(near.1)
 }
 
-/// Number of edits between two short words, letter case aside; long words are never near.
+/// Number of edits between two short words, without regard to letter case. For long words the number is very large.
 fn distance(a: &str, b: &str) -> usize {
     if a.len() > 40 || b.len() > 40 || a.len().abs_diff(b.len()) > 2 {
         return usize::MAX / 4;

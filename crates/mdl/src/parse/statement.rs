@@ -1,4 +1,4 @@
-//! Statements of the two languages: what the tool executes, and what the program executes.
+//! Statements of the two languages: those that the tool executes, and those that the program executes.
 
 use super::{Parser, Read, Stop};
 use crate::ast::{Code, CodeKind, Expr, ExprKind, Insert, Meta, MetaKind};
@@ -102,7 +102,7 @@ impl Parser<'_, '_> {
         Ok(Code { kind, span: self.span_from(start) })
     }
 
-    /// `( expr )`, in code always with parentheses: what follows could be its continuation.
+    /// Reads `( expr )`. The parentheses are required, because the statement that follows could continue the expression.
     fn condition(&mut self) -> Read<Expr> {
         let start = self.at;
         self.need_mark("(")?;

@@ -1,4 +1,4 @@
-//! Expressions, with the parentheses of the author and those that the tree needs.
+//! Prints expressions, with the parentheses of the author and those that the tree needs.
 
 use crate::ast::{Clock, Expr, ExprKind, UnaryOp, precedence};
 use crate::source::{Source, Span};
@@ -8,14 +8,14 @@ const LOOSE: u8 = 0;
 const UNARY: u8 = 11;
 const POSTFIX: u8 = 12;
 
-/// An expression of `source`; numbers stay as they are written there.
+/// Prints an expression of `source`. Numbers stay as they are written there.
 pub(super) fn expression(source: &Source, expr: &Expr) -> String {
     let mut out = String::new();
     write(source, expr, LOOSE, &mut out);
     out
 }
 
-/// A number that is read from this text.
+/// Returns a number as the source writes it, if the text there is this number.
 fn written(source: &Source, span: Span, value: i64) -> String {
     let text = source.slice(span);
     let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
@@ -26,7 +26,7 @@ fn written(source: &Source, span: Span, value: i64) -> String {
     if read == Some(value) { text.to_owned() } else { number(value) }
 }
 
-/// A string as the lexer reads it back.
+/// Returns a string as the lexer reads it back.
 pub(super) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -45,7 +45,7 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
-/// A number as the lexer reads it back: it knows no sign.
+/// Returns a number as the lexer reads it back: negative numbers are hexadecimal, because the lexer knows no sign.
 pub(super) fn number(value: i64) -> String {
     if value < 0 { format!("{value:#x}") } else { value.to_string() }
 }
@@ -59,7 +59,7 @@ fn level(expr: &Expr) -> u8 {
     }
 }
 
-/// Writes `expr` where something of level `around` needs it.
+/// Writes `expr`, in parentheses if it binds less tightly than `around`.
 fn write(source: &Source, expr: &Expr, around: u8, out: &mut String) {
     if level(expr) < around {
         out.push('(');
@@ -130,7 +130,7 @@ fn bracketed(source: &Source, name: &str, index: &Expr, out: &mut String) {
     out.push(']');
 }
 
-/// A blank keeps `- -x` from being read as `--x`.
+/// Writes an operator before its operand. A blank keeps `- -x` from being read as `--x`.
 fn prefixed(source: &Source, mark: char, operand: &Expr, out: &mut String) {
     out.push(mark);
     let at = out.len();

@@ -1,5 +1,6 @@
-//! Definitions as a person would write them. What is printed reads as the same tree, and prints the same again; comments and
-//! single blank lines stay where they were.
+//! Prints definitions as a person would write them. The printed text reads as the same tree, and prints the same again. Comments and
+//! single
+//! blank lines stay where they were.
 
 mod expr;
 
@@ -47,7 +48,7 @@ pub fn print(source: &Source, file: &File) -> String {
     printer.out
 }
 
-/// Whether it takes several lines, and so an empty one around it.
+/// Whether a definition takes several lines, and therefore an empty line before and after it.
 fn is_block(kind: &DefinitionKind) -> bool {
     match kind {
         DefinitionKind::Constraint(c) => matches!(c.body, ConstraintBody::Flag(_) | ConstraintBody::Replace(..)),
@@ -69,9 +70,9 @@ struct Printer<'s> {
     comments: &'s [Span],
     out: String,
     indent: usize,
-    /// Offset in the source behind what was printed last.
+    /// Offset in the source after the part that was printed last.
     last: u32,
-    /// At the beginning of a block, where no blank line belongs.
+    /// Whether the printer is at the beginning of a block, where no blank line belongs.
     fresh: bool,
 }
 
@@ -82,7 +83,7 @@ impl<'s> Printer<'s> {
         }
     }
 
-    /// A blank line if the author left one directly before `start`.
+    /// Prints a blank line if the author left one directly before `start`.
     fn gap(&mut self, start: u32) {
         let between = self.source.slice(Span { start: self.last, end: start.max(self.last) });
         if between[between.trim_end().len()..].matches('\n').count() > 1 {
@@ -107,14 +108,14 @@ impl<'s> Printer<'s> {
         }
     }
 
-    /// Begins the line of what stands at `start`.
+    /// Begins the line of the part that begins at `start` in the source.
     fn start(&mut self, start: u32) {
         self.comments_before(start);
         self.gap(start);
         self.margin();
     }
 
-    /// Ends the line of what ended at `end`, with the comment that follows on the same line.
+    /// Ends the line of the part that ends at `end` in the source, with the comment that follows on the same line.
     fn end(&mut self, end: u32) {
         self.last = end;
         if let Some((comment, rest)) = self.comments.split_first() {
@@ -129,7 +130,7 @@ impl<'s> Printer<'s> {
         self.out.push('\n');
     }
 
-    /// The bracket, the items, and the closing bracket of a block that ends with `span`.
+    /// Prints the opening bracket, the items, and the closing bracket of a block that ends with `span`.
     fn items<T>(
         &mut self,
         open: &str,
@@ -210,7 +211,7 @@ impl<'s> Printer<'s> {
                     self.out.push_str(&line);
                     self.out.push('\n');
                 }
-                // comments of its lines stand behind them, without a gap
+                // Comments inside the list are printed after the lines, without a blank line between.
                 self.fresh = true;
                 self.close("}", span.end);
             }
@@ -285,7 +286,7 @@ impl<'s> Printer<'s> {
             self.out.push_str(&config_text(item, ConfigKind::Tunables));
             return;
         }
-        // the name of the oldest files is one of the items
+        // In the oldest files, the name of the block is one of its items.
         let named = config.name.as_ref().filter(|n| config.items.iter().all(|i| i.span != n.span));
         if let Some(name) = named {
             self.out.push(' ');
@@ -318,7 +319,7 @@ impl<'s> Printer<'s> {
         }
     }
 
-    /// The statement of a foreach or an if: a block on the same line, anything else on the next.
+    /// Prints the statement of a foreach or an if: a block on the same line, anything else on the next line.
     fn branch(&mut self, body: &Meta) {
         if let MetaKind::Block(inner) = &body.kind {
             self.items(" {", body.span, inner, |m| m.span, Self::meta);
@@ -354,7 +355,7 @@ impl<'s> Printer<'s> {
         }
     }
 
-    /// Whether a comment that is not printed yet lies inside.
+    /// Whether a comment that is not printed yet lies inside the span.
     fn has_comment(&self, span: Span) -> bool {
         self.comments.iter().take_while(|c| c.start < span.end).any(|c| span.contains(*c))
     }
@@ -395,7 +396,7 @@ impl<'s> Printer<'s> {
     }
 }
 
-/// A statement that is short by nature.
+/// Returns a statement on one line, if its form is short: an expression, or an `if` with one expression and no else.
 fn one_line(source: &Source, code: &Code) -> Option<String> {
     match &code.kind {
         CodeKind::Expr(expr) => Some(format!("{};", expression(source, expr))),

@@ -1,11 +1,11 @@
-//! Requests that are alike: what was evaluated for one function holds for others.
+//! Tests that the result of a request is reused for other functions only where it holds for them.
 
 use ingraft_mdl::{Evaluator, Options, evaluate, shipped};
 use ingraft_model::Focus;
 
 use crate::support::Table;
 
-/// Metrics of which each function has its own code.
+/// Metrics whose code differs from function to function.
 const PARTICULAR: &str = r#"
 resourceList particular is procedure { items { "/Code/server/call" }; flavor { unix }; }
 metric by_name {
@@ -34,7 +34,7 @@ metric by_list {
 }
 "#;
 
-/// In whatever order functions come, an evaluator says of each what evaluating it alone says.
+/// An evaluator returns for each function what a separate evaluation returns, in whatever order the functions come.
 #[test]
 fn an_evaluator_says_what_each_request_says_alone() {
     let mut library = shipped::library(Options::default());

@@ -1,10 +1,10 @@
-//! docs/mdl.md: every example in it holds, and its table of codes is the real one.
+//! Checks docs/mdl.md: every example works, and the table of codes equals that of the crate.
 
 use ingraft_mdl::{Look, Options, codes, format};
 
 const PAGE: &str = include_str!("../../../../docs/mdl.md");
 
-/// The fenced examples: what is said behind ```mdl, and the text.
+/// Returns the fenced examples: the words after ```mdl, and the text.
 fn examples() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut lines = PAGE.lines();
@@ -22,7 +22,7 @@ fn every_example_does_what_the_page_says() {
     let examples = examples();
     assert!(examples.len() >= 10);
     for (claim, text) in examples {
-        // examples use what is shipped
+        // Examples use definitions of the shipped library.
         let mut library = ingraft_mdl::shipped::library(Options::default());
         let findings = library.load("docs/mdl.md", &text);
         let said: Vec<String> = findings.iter().map(|d| format!("{} {}", d.severity, d.code)).collect();

@@ -1,4 +1,4 @@
-//! The request stage against a program that is a table.
+//! Tests of the request stage, with a program that is a table.
 
 use crate::support::{self, Table, library, show};
 use ingraft_mdl::{Evaluator, Library, Options, codes, evaluate, shipped};
@@ -50,7 +50,7 @@ fn blocks_are_no_ends_of_calls() {
     assert_eq!(shown.lines().count(), 3);
 }
 
-/// A metric `m` with these fields, around everything else that the tests name.
+/// A metric `m` with these fields, and all other definitions that the tests name.
 fn with(fields: &str) -> Library {
     library(&[&format!(
         "resourceList heap is procedure {{ items {{ \"malloc\", \"nothing\", \"calloc\", \"malloc\" }}; flavor {{ unix }}; }}\n\
@@ -165,7 +165,7 @@ fn the_tag_of_a_message_is_a_number_and_its_group_a_name() {
     assert_eq!(of("/SyncObject/Message/world/7"), "main Metric Append: if (($arg[4] == 7)) { v0++; }\n");
     assert_eq!(of("/SyncObject/Message/world"), "main Metric Append: v0 += 2;\n");
     assert_eq!(of("/SyncObject/Message/other"), "");
-    // a group may be a number as the program has it
+    // A group may be a number, as the program computes it.
     let own = "constraint own /SyncObject/Message/* is replace counter {
         append preInsn $start.entry (* if ($arg[5] == $constraint[1]) m++; *) } base is counter { }";
     let of_number = show(&with(own), "m", "/SyncObject/Message/0x44000000/7");
@@ -192,7 +192,7 @@ fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
         "{}",
         of("here")
     );
-    // 0x5000, as a variable
+    // The address of the variable `level` is 0x5000.
     assert!(of("server.c:level").contains("if (($arg[0] == 20480)) { v0++; }"), "{}", of("server.c:level"));
     assert!(of("level+0x28").contains("if (($arg[0] == 20520)) { v0++; }"), "{}", of("level+0x28"));
     assert!(of("own").contains("`own`: every thread has its own"), "{}", of("own"));
@@ -207,7 +207,7 @@ fn data_of_the_program_is_read_where_it_lies() {
     };
     expect("m = readSymbol(\"level\");", "v0 = u16 at 0x5000;");
     expect("m = readSymbol(\"server.c:level\") + $globalId;", "v0 = (u16 at 0x5000 + number of v0);");
-    // a library may be unloaded
+    // A library may be unloaded, so the code reads its variable by a system call.
     expect("m = readSymbol(\"shared\");", "v0 = read(1879048192, u16);");
     expect("m = readSymbol(\"level\").a.b;", "v0 = read((u64 at 0x5000 + 8), u16);");
     expect("m = readSymbol(\"shared\").a.b.c;", "v0 = read((read(read(1879048192, u64), u64) + 8), u16);");
@@ -228,7 +228,7 @@ fn data_of_the_program_is_read_where_it_lies() {
     ] {
         assert!(shown(code).contains(reason), "{}", shown(code));
     }
-    // kept from the entry, read at the return
+    // The argument is kept from the entry; the result is read at the return.
     let both = with(&base("append preInsn $start.return (* m += $arg[0].a + $return.a; *)"));
     let end = "close r1 $arg[0] { v0 += (read((saved $arg[0] + 8), u16) + read(($return + 8), u16)); }";
     assert!(show(&both, "m", "").contains(end), "{}", show(&both, "m", ""));
@@ -236,7 +236,7 @@ fn data_of_the_program_is_read_where_it_lies() {
     let called = with(&base(&format!("{calls} append postInsn c (* m += $arg[1].a.b + $return.a; *)")));
     let end = "close r1 $arg[1] { v0 += (read((read(saved $arg[1], u64) + 8), u16) + read(($return + 8), u16)); }";
     assert!(show(&called, "m", "").contains(end), "{}", show(&called, "m", ""));
-    // what differs between functions has no one way
+    // Code at entries is made for each function separately, so the member may lie elsewhere in each.
     let several = with(&base("foreach f in $procedures append preInsn f.entry (* m += $arg[0].a; *)"));
     assert!(!show(&several, "m", "").contains("error"), "each function has its own snippet");
 }
@@ -260,7 +260,7 @@ fn texts_and_floating_point_numbers_and_settings() {
     expect("$arg[0].a = $arg[1];", "write(($arg[0] + 8), u16, $arg[1]);");
     expect("$arg[0].a -= 3;", "write(($arg[0] + 8), u16, (read(($arg[0] + 8), u16) - 3));");
     expect("readAddress($arg[0] + 4) = 9;", "write(($arg[0] + 4), u32, 9);");
-    // the way there is gone once
+    // The code follows the pointers once.
     let once = "v1 = (read($arg[0], u64) + 8); write(v1, u16, (read(v1, u16) + 1));";
     expect("$arg[0].a.b++;", once);
     let long = format!("if ($arg[0] == \"{}\") m++;", "x".repeat(64));
@@ -385,13 +385,13 @@ fn a_vector_over_keys_adds_to_what_the_code_names() {
         ("m[$arg[0] + 1] -= $arg[1];", "v0[($arg[0] + 1)] += -($arg[1]);"),
         ("if (m[1] > 0) m[0]++;", "if ((v0[1] > 0)) { v0[0] += 1; }"),
         ("m[m[$arg[0]]] += m[2];", "v0[v0[$arg[0]]] += v0[2];"),
-        // an assignment in a value names its key once
+        // An assignment inside a value evaluates its key once.
         ("if (m[$arg[0]]++ < 5) m[1]++;", "v1 = v0[$arg[0]]; v0[$arg[0]] += 1; if ((v1 < 5)) { v0[1] += 1; }"),
         ("m[0] += (m[f(1)] -= 2);", "v1 = call \"f\"(1); v0[v1] += -2; v0[0] += v0[v1];"),
     ] {
         assert!(keyed(code).contains(expected), "{}", keyed(code));
     }
-    // what is kept from the entry is in the key as well
+    // An argument in a key is kept from the entry, too.
     let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
     let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
     assert!(shown.contains("close r1 time $arg[0] { v0[saved $arg[0]] += $elapsed; }"), "{shown}");
@@ -413,7 +413,7 @@ fn a_vector_over_indices_adds_to_what_the_index_means() {
     let at_start = |code: &str| format!("append preInsn $start.entry (* {code} *)");
     let each = "foreach f in parts append preInsn f.entry (* m[f]++; m[$arg[0]] += 2; *)";
     for (over, body, expected) in [
-        // an item keeps its place in the list, whatever the program has of it
+        // An item keeps its position in the list, whichever items the program has.
         ("list parts", each.to_owned(), "v0[(1 - 0) / 1 < 2] += 1; v0[($arg[0] - 0) / 1 < 2] += 2;"),
         ("table 16, 20, 8", at_start("m[$arg[0]]++;"), "v0[($arg[0] - 16) / 8 < 3] += 1;"),
         ("map \"place\", 5", at_start("m[$arg[0]] -= 3;"), "v0[(call \"place\"($arg[0]) - 0) / 1 < 5] += -3;"),
@@ -458,7 +458,7 @@ fn a_later_definition_takes_the_place_of_an_earlier_one() {
     assert_eq!(library.load("again.mdl", again).len(), 0);
     assert!(library.metric("m").is_none());
     assert_eq!(library.metric("n").map(|i| i.unit.as_str()), Some("v"));
-    // one with an error does not
+    // A later definition with an error does not replace the earlier one.
     assert_eq!(library.load("bad.mdl", "metric m { name \"n\"; }").len(), 1);
     assert_eq!(library.metric("n").map(|i| i.unit.as_str()), Some("v"));
 }
@@ -513,7 +513,7 @@ fn one_request_of_thousands_is_cheap() {
     let each = begin.elapsed() / 13_900;
     assert_eq!(insertions, 13_900);
     println!("{each:?} a request");
-    // a hundred times what it takes
+    // The limit is a hundred times the usual duration.
     assert!(each < std::time::Duration::from_micros(200), "{each:?}");
     let begin = std::time::Instant::now();
     let all = evaluate(&library, "calls", &Focus::whole_program(), &program).expect("evaluated").instrumentation;

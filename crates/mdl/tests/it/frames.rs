@@ -1,4 +1,4 @@
-//! Code at exits and around calls: what is remembered from the beginning of a call to its end.
+//! Tests of code at exits and around calls: what it remembers from the beginning of a call to its end.
 
 use ingraft_mdl::{Program, evaluate};
 use ingraft_model::{Focus, Instrumentation};
@@ -22,7 +22,7 @@ fn done(text: &str, metric: &str, focus: &str) -> Instrumentation {
     evaluate(&library(&[text]), metric, &focus, &Table::server()).expect("evaluated").instrumentation
 }
 
-/// One line per variable.
+/// Returns one line per variable.
 fn variables(done: &Instrumentation) -> String {
     let line = |(i, v): (usize, &ingraft_model::Variable)| {
         let sampled = if v.sampled { " sampled" } else { "" };
@@ -44,7 +44,7 @@ fn exits_and_calls_take_counters() {
             "foreach c in $start.calls { append preInsn c (* m++; *) prepend postInsn c (* m += $return; *) }",
             "main.calls Metric Append: v0++;\nmain.calls after Metric Prepend: v0 += $return;\n",
         ),
-        // scratch and events that are only counted need no record
+        // Scratch variables and events that are only counted need no record.
         (
             "append preInsn $start.entry (* tmp = $arg[2]; m++; *) prepend preInsn $start.return (* if (tmp > 9) m += tmp; tmp = 0; *)",
             "main Metric Append: v1 = $arg[2]; v0++;\nmain.return Metric Prepend: if ((v1 > 9)) { v0 += v1; } v1 = 0;\n",
@@ -75,7 +75,7 @@ fn timers_are_in_records() {
 
 #[test]
 fn all_code_at_the_ends_of_a_call_is_in_its_record() {
-    // in the order in which it would run, a condition inside
+    // The record holds the code of both ends in the order in which it would run, conditions included.
     let body = "append preInsn $start.entry (* tmp = 1; *) prepend preInsn $start.entry (* if ($arg[0]) startWallTimer(m); *) \
                 append preInsn $start.return (* tmp = 0; *) prepend preInsn $start.return (* stopWallTimer(m); *)";
     assert_eq!(
@@ -83,7 +83,7 @@ fn all_code_at_the_ends_of_a_call_is_in_its_record() {
         "main Metric Prepend: open r2 restore v0 { if ($arg[0]) { start v0; } v1 = 1; }\n\
          main.return Metric Append: close r2 restore v0 { stop v0; v1 = 0; }\n"
     );
-    // what is opened first is closed last
+    // The record that is opened first is closed last.
     let body =
         "append preInsn $start.entry (* startWallTimer(m); *) append preInsn $start.return (* stopWallTimer(m); *)";
     assert!(base("wallTimer", body).contains("main.return Metric Prepend: close"));
@@ -147,7 +147,7 @@ fn arguments_and_time_are_kept_from_the_entry() {
         "main.calls Metric Prepend: open r2 $arg[2] { }\n\
          main.calls after Metric Append: close r2 $arg[2] { if (($return < saved $arg[2])) { v0++; } }\n"
     );
-    // what only comes together when the request arrives names the metric
+    // If the limit is exceeded only when the code of a request is joined, the error names the metric.
     let many = "append preInsn $start.return (* m += $arg[0] + $arg[1] + $arg[2] + $arg[3].double; *) \
                 append preInsn $start.return (* m += $elapsed + $cpu; *)";
     let many = base("counter", many);
@@ -176,7 +176,7 @@ fn time_without_callees_adds_up() {
          v1 m.callees Scratch Counter Plain\n\
          v2 m.calls(m.callees, time) Activations Activations Plain sampled\n"
     );
-    // one variable per record: the code is in the innermost, which has the time
+    // Each restored variable has its own record. The innermost record holds the code and the time.
     let both = "append preInsn $start.entry (* m++; *) prepend preInsn $start.return (* m--; tmp += $self; *)";
     assert_eq!(
         base("counter", both),
@@ -202,7 +202,7 @@ fn histograms_hold_ticks_or_values() {
                   if (1) append preInsn $start.return (* observe(m, $return); *) }";
     let mixed = show(&library(&[&metric(chosen)]), "m", "");
     assert!(mixed.contains("error[MDL032]: `m` observes a time alone and other values"), "{mixed}");
-    // code that comes later is of the same unit
+    // The text decides on the unit, so that code in libraries that are loaded later has the same unit.
     let nowhere =
         |code: &str| format!("base is histogram {{ foreach f in none prepend preInsn f.return (* {code} *) }}");
     let list = "resourceList none is procedure { items { \"nowhere\" }; flavor { unix }; }";
@@ -210,7 +210,7 @@ fn histograms_hold_ticks_or_values() {
         let later = done(&format!("{list} {}", metric(&nowhere(code))), "m", "");
         assert_eq!(variables(&later), format!("v0 m Counter Histogram(Fine) {unit} sampled\n"), "{code}");
     }
-    // what is observed elsewhere is in nanoseconds, and then so is a time alone
+    // Other code observes values that are no time alone. Therefore a time alone is in nanoseconds, too.
     let both = "base is histogram { if (1) prepend preInsn $start.return (* observe(m, $elapsed); *) \
                 if (1) foreach f in none prepend preInsn f.return (* if ($return) { observe(m, $return); } *) }";
     let both = done(&format!("{list} {}", metric(both)), "m", "");
@@ -244,7 +244,7 @@ fn flags_in_words() {
          call.calls FlagClear Append: open r3 flag v1 { v1 = 0; }\n\
          call.calls after FlagSet Prepend: close r3 flag v1 { v1 = 1; }\n"
     );
-    // a count of what is left of calls under a flag is none of the metric's calls
+    // Records of flags also count unfinished calls. These counts are not sampled, because they are not about calls of the metric.
     let done = done(&with("constraint inside;"), "m", "/Code/server/call");
     assert!(done.variables[1..].iter().all(|v| !v.sampled));
     assert_eq!(done.insertions.iter().map(|i| i.group).collect::<Vec<_>>(), [0, 1, 1]);
@@ -277,7 +277,7 @@ fn waits_for_one_mutex_in_one_function() {
          pthread_mutex_lock FlagSet Prepend: open r6 restore v2 { if (($arg[0] == 4096)) { v2 = 1; } }\n\
          pthread_mutex_lock.return FlagClear Append: close r6 restore v2 { v2 = 0; }\n"
     );
-    // the wait in a lock is the function's own time: its calls of the lock do not lower the flag
+    // The wait in a lock is the function's own time, so calls of the lock's functions do not clear the flag.
     let done = done(EXAMPLES, "lock_wait", "/Code/server/call,/SyncObject/Mutex/0x1000");
     let program = Table::server();
     for insertion in &done.insertions {
@@ -285,7 +285,7 @@ fn waits_for_one_mutex_in_one_function() {
         let at_calls = insertion.point.is_at_call();
         assert_eq!(names, if at_calls { &["pthread_mutex_lock"][..] } else { &[] });
     }
-    // a `default` constraint needs no flag, a module the nesting one
+    // A `default` constraint needs no flag. A focus on a module needs the flag that counts activations.
     assert!(
         show(&library(&[EXAMPLES]), "lock_wait", "/SyncObject/Mutex")
             .starts_with("pthread_mutex_lock Metric Append: open r1 restore v0 { start v0; }\n")
@@ -293,7 +293,7 @@ fn waits_for_one_mutex_in_one_function() {
     assert_eq!(show(&library(&[EXAMPLES]), "lock_wait", "/Code/server").lines().count(), 2 + 2 * 5);
 }
 
-/// The insertions of the flags with names instead of numbers.
+/// Returns the insertions of the flags, with names instead of numbers.
 fn flag_code(done: &Instrumentation) -> Vec<String> {
     let flags = done.insertions.iter().filter(|i| i.group > 0);
     flags

@@ -1,4 +1,5 @@
-//! Texts with errors and exactly what is said about them: tests/golden/mdl/NAME.mdl and NAME.out. UPDATE=1 rewrites the latter.
+//! Tests the findings about texts with errors: tests/golden/mdl/NAME.mdl is the text, NAME.out the exact findings. UPDATE=1 rewrites
+//! NAME.out.
 
 use std::fs;
 use std::path::Path;

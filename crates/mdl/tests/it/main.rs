@@ -1,4 +1,4 @@
-//! The language as a whole: texts in, findings, metrics, snippets and texts out.
+//! Tests of the whole language: texts in, and findings, metrics, snippets and texts out.
 
 mod alike;
 mod docs;

@@ -1,4 +1,4 @@
-//! Files in Paradyn's own dialect.
+//! Tests of files in Paradyn's own dialect.
 
 use ingraft_mdl::{Library, Look, Options};
 

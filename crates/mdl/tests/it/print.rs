@@ -1,4 +1,4 @@
-//! A printed text reads as the same, and prints the same again.
+//! Tests that a printed text reads as the same tree, and prints the same again.
 
 use ingraft_mdl::{Options, format};
 use proptest::prelude::*;
@@ -135,7 +135,7 @@ proptest! {
         let once = formatted(&text);
         let twice = formatted(&once);
         prop_assert_eq!(&twice, &once, "{}", text);
-        // no comment is lost
+        // No comment is lost.
         prop_assert_eq!(text.matches("//").count() + text.matches("/* b").count(), once.matches("//").count() + once.matches("/* b").count());
     }
 
@@ -144,7 +144,7 @@ proptest! {
         let squeeze = |t: &str| t.chars().filter(|c| !c.is_whitespace()).collect::<String>();
         let plain = body.replace("// c\n", "").replace("/* b */", "").replace("// open\n", "").replace("// between\n", "");
         let printed = formatted(&plain);
-        // the printer adds the comma of nothing and removes no bracket
+        // The printer adds no comma and removes no bracket.
         prop_assert_eq!(squeeze(&printed), squeeze(&plain));
     }
 }

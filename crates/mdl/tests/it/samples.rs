@@ -1,9 +1,9 @@
-//! Small samples with their verdicts: what Paradyn accepted is accepted, what it refused is refused, unless the language was
-//! extended there on purpose.
+//! Small samples with their verdicts. The crate accepts what Paradyn accepted and refuses what Paradyn refused, unless an extension of the
+//! language changes the verdict on purpose.
 
 use ingraft_mdl::{Diagnostic, Library, Look, Options};
 
-/// A metric whose base holds `body`, with lists, a flag, a scratch counter and a timer around.
+/// A metric whose base holds `body`, with the lists, flag, scratch counter and timer that it may use.
 fn around(body: &str) -> String {
     format!(
         "resourceList heap is procedure {{ items {{ \"malloc\" }}; flavor {{ unix }}; }}\n\
@@ -301,7 +301,7 @@ fn what_the_end_of_a_call_needs_has_room() {
     illegal(&end("if ($arg[0] > $arg[1]) { m += $arg[2] + $arg[3]; tmp = $arg[2].double + $self; }"), six);
     legal(&end("m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[4] + $arg[4] + $arg[3].x;"));
     legal(&end("m += $elapsed + $self + $arg[0] + $arg[1] + $arg[2] + $arg[2].float;"));
-    // elsewhere nothing has to be kept
+    // At an entry, no argument has to be kept.
     legal(&code("m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[4] + $arg[5];"));
 }
 
@@ -318,7 +318,7 @@ fn a_histogram_holds_times_or_values() {
     illegal(&observing("observe(m, $elapsed); observe(m, $cpu); observe(m, $elapsed - $cpu);", ""), mixed);
     illegal(&observing("", "if ($return) observe(m, ($elapsed)); else observe(m, 7);"), mixed);
     legal(&observing("observe(m, $elapsed); observe(m, $cpu);", "observe(m, $return);"));
-    // one of the two is chosen when the request arrives
+    // The request chooses one of the two branches.
     legal(&metric(
         "base is histogram { foreach f in $procedures if (f.name == \"a\") append preInsn f.return (* observe(m, $elapsed); *) \
          else append preInsn f.return (* observe(m, $return); *) }",
@@ -344,7 +344,7 @@ fn warnings() {
     }
 }
 
-/// One bad definition never hides the rest: who needs what is known.
+/// One definition with an error never hides the rest: the library knows which metrics need it.
 #[test]
 fn errors_concern_those_who_need_the_definition() {
     let mut library = Library::new(Options::default());
@@ -365,7 +365,7 @@ fn errors_concern_those_who_need_the_definition() {
     {
         assert_eq!(library.concerned(metric), concerned, "{metric}");
     }
-    // a good one takes its place
+    // A later definition without errors replaces it.
     let mended = "metric wrong { name \"called_wrong\"; units u; aggregateOperator sum; style EventCounter; base is counter { } }";
     assert!(library.load("u.mdl", mended).is_empty());
     assert!(!library.concerned("called_wrong"));

@@ -1,4 +1,4 @@
-//! The metrics that come with ingraft.
+//! Tests of the metrics that come with ingraft.
 
 use ingraft_mdl::{Library, Look, Options, Program, evaluate, shipped};
 use ingraft_model::Focus;
@@ -28,7 +28,7 @@ fn every_metric_has_a_sentence_of_documentation_and_its_own_name() {
     }
 }
 
-/// Whole-program requests either work or are refused for what is not woven yet, by name and with a place.
+/// All requests for the whole program work. A refusal would have to name the metric and a position.
 #[test]
 fn every_metric_is_enabled_or_refused_by_name() {
     let library = shipped::library(Options::default());
@@ -85,7 +85,7 @@ fn times_of_functions_and_modules() {
     }
 }
 
-/// A focus on a kind of objects restricts to that kind, or is refused.
+/// A focus on a kind of objects restricts the metric to that kind, or is refused.
 #[test]
 fn a_focus_on_a_kind_of_objects_restricts_to_it() {
     let library = shipped::library(Options::default());

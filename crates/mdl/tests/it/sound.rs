@@ -1,4 +1,4 @@
-//! Rules that every instrumentation keeps, whatever it came from: the promises on which code generation relies.
+//! Checks the rules that every instrumentation keeps and on which code generation relies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::support::{Table, library};
 
-/// Checks an instrumentation.
+/// Checks the rules for one instrumentation.
 #[track_caller]
 pub fn assert_sound(done: &Instrumentation) {
     let check = Check { done };
@@ -44,7 +44,7 @@ fn is_end(insertion: &Insertion) -> bool {
     matches!(insertion.point, PointKind::Exit | PointKind::CallAfter)
 }
 
-/// The records that code opens or closes, in the order in which it does.
+/// Returns the records that code opens or closes, in the order of execution.
 fn named(chain: &[&Insertion], open: bool) -> Vec<Record> {
     fn collect(stmts: &[Stmt], open: bool, out: &mut Vec<Record>) {
         for stmt in stmts {
@@ -197,7 +197,7 @@ fn shipped_metrics_at_all_kinds_of_focus() {
     assert!(sound > 100, "{sound}");
 }
 
-/// Statements about a counter V and a scratch variable T, that can stand anywhere, only at returns, or only where V is a timer.
+/// Statements about a counter V and a scratch variable T. They are for any point, only for returns, or only for a V that is a timer.
 const ANYWHERE: [&str; 8] = [
     "V++;",
     "V -= 1;",
@@ -212,7 +212,7 @@ const AT_RETURNS: [&str; 4] =
     ["T = $self;", "V += $elapsed - $cpu;", "if ($return > $arg[5].double) V += $elapsed - $self;", "V += $return;"];
 const TIMER: [&str; 3] = ["startWallTimer(V);", "if ($arg[0]) stopWallTimer(V);", "T = $arg[1];"];
 
-/// A few insertions at the points of a function F.
+/// Generates a few insertions at the points of a function F.
 fn body(timer: bool) -> impl Strategy<Value = String> {
     let points = prop::sample::select(&["preInsn F.entry", "preInsn F.return", "preInsn F.calls", "postInsn F.calls"]);
     let code = (prop::sample::select(&ANYWHERE), prop::sample::select(&AT_RETURNS), prop::sample::select(&TIMER));
@@ -231,7 +231,7 @@ fn body(timer: bool) -> impl Strategy<Value = String> {
     prop::collection::vec(insertion, 0..7).prop_map(|insertions| insertions.concat())
 }
 
-/// A body about this counter, scratch variable and function.
+/// Returns the body with these names for the counter, the scratch variable and the function.
 fn filled(body: &str, counter: &str, scratch: &str, function: &str) -> String {
     let words = body.replace('V', counter).replace('F', function);
     words.replace('T', scratch).replace(&format!("Wall{scratch}imer"), "WallTimer")
@@ -267,7 +267,7 @@ proptest! {
             for focus in ["", "/Code/server/call"] {
                 match evaluate(&library, name, &Focus::parse(focus).expect("focus"), &Table::server()) {
                     Ok(done) => assert_sound(&done.instrumentation),
-                    // more arguments than a record keeps
+                    // The code uses more arguments than a record keeps.
                     Err(findings) => prop_assert!(findings.iter().all(|f| f.code == "MDL005"), "{findings:#?}"),
                 }
             }

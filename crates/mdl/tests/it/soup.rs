@@ -1,4 +1,4 @@
-//! Texts that nobody wrote: nothing may panic, hang, or point outside of the text. PROPTEST_CASES raises the number of tries.
+//! Tests with random texts: nothing may panic, hang, or point outside of the text. PROPTEST_CASES raises the number of tries.
 
 use ingraft_mdl::{Library, Look, Options, evaluate, format};
 use ingraft_model::Focus;
@@ -107,7 +107,7 @@ const WORDS: &[&str] = &[
     "command",
 ];
 
-/// Everything that can be done with a text.
+/// Does everything with a text that the crate can do.
 fn all(text: &str) {
     for compat_grouping in [false, true] {
         let mut library = Library::new(Options { compat_grouping });

@@ -3,7 +3,7 @@
 use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
 use ingraft_model::{Avma, Focus, FunctionRef, ModuleRef, Offset, Pid, PointKind, Scalar, Width};
 
-/// These texts, which have no error.
+/// Returns a library with these texts, which must have no error.
 pub fn library(texts: &[&str]) -> Library {
     let mut library = Library::new(Options::default());
     for (i, text) in texts.iter().enumerate() {
@@ -13,7 +13,7 @@ pub fn library(texts: &[&str]) -> Library {
     library
 }
 
-/// One line per insertion, at other points than entries with the point; or the findings.
+/// Returns one line per insertion, or the findings. At other points than entries, the line names the point.
 pub fn show(library: &Library, metric: &str, focus: &str) -> String {
     let program = Table::server();
     let focus = Focus::parse(focus).expect("focus");
@@ -58,7 +58,7 @@ impl Table {
         Table { modules, flavors: vec!["linux".to_owned(), "unix".to_owned()] }
     }
 
-    /// A server with what the shipped metrics look for.
+    /// A server with the functions that the shipped metrics look for.
     pub fn server() -> Self {
         Table::new(&[
             ("server", &["main", "call", "processCommand", "queue_put", "queue_get"]),
@@ -136,7 +136,7 @@ impl Program for Table {
             Location::PerThread(_) | Location::PerThreadOfLibrary(_) => panic!("not asked for here"),
         })
     }
-    /// Only `call` calls by name, `main`.
+    /// Only the callees of `call` are known: it calls `main`.
     fn callees(&self, function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
         let unknown = || Unresolved::Unreadable("a call of something that is computed".to_owned());
         (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
@@ -152,13 +152,13 @@ impl Program for Table {
     }
 }
 
-/// All members but the last are pointers at the beginning of what they are in; the last is an integer behind it.
+/// Path through members: each member but the last is a pointer at offset 0, and the last one is an integer at offset 8.
 fn through(members: usize) -> Access {
     let scalar = Scalar { width: Width::Two, signed: false };
     Access { pointers: vec![0; members.saturating_sub(1)], offset: if members == 0 { 0 } else { 8 }, scalar }
 }
 
-/// A table with an index, as an engine has one.
+/// A table with an index by function name, as an engine has one.
 pub struct Indexed {
     table: Table,
     index: std::collections::HashMap<String, Vec<FunctionRef>>,
