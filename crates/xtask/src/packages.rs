@@ -1,4 +1,4 @@
-//! Debian packages that the tests use. A test that lacks one is skipped, and says so; installing is only possible as root.
+//! Debian packages that the tests use. If a package is missing, its tests are skipped and say so. Only root can install packages.
 
 use std::process::Command;
 
@@ -38,7 +38,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3.11/ensurepip", "python3-venv"),
 ];
 
-/// Installs the missing packages as root where there is apt-get; elsewhere names them.
+/// Installs the missing packages if this is root and there is apt-get; otherwise prints their names.
 pub fn install() -> Result<()> {
     let present = |program: &str| std::path::Path::new(program).exists() || ingraft_testing::have(program);
     let missing: Vec<&str> =
@@ -51,7 +51,7 @@ pub fn install() -> Result<()> {
         return Ok(());
     }
     eprintln!("installing {}", missing.join(" "));
-    // Packages of servers would start them; a policy that forbids it is only set while they are installed.
+    // Packages of servers start them. A policy forbids this while the packages are installed.
     let policy = std::path::Path::new("/usr/sbin/policy-rc.d");
     let own_policy = !policy.exists();
     if own_policy {

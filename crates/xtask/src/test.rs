@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::packages;
 
-/// Runs every test in a release build: the time in which a target is held is part of what they check.
+/// Runs every test in a release build, because tests also check the time for which a target is held.
 pub fn run(arguments: &[&str]) -> Result<()> {
     packages::install()?;
     let full = arguments.contains(&"--full");

@@ -1,10 +1,10 @@
-//! Cost of a counted call, beside the same patch made by hand.
+//! Measures the cost of a counted call, beside the same patch made by hand.
 
 use ingraft_testing::Mutatee;
 
 use super::{Row, median, short, tool};
 
-// rounds of a millisecond or two: most are disturbed by nothing else on the machine
+// A round takes a millisecond or two, so that other work on the machine disturbs few rounds.
 const CALLS: u64 = 1_000_000;
 const ROUNDS: usize = 301;
 
@@ -20,7 +20,7 @@ pub fn rows() -> Vec<Row> {
             values.collect::<Vec<f64>>()
         };
         let (plain, hand, woven) = (of_kind("plain"), of_kind("hand"), of_kind("woven"));
-        // Each round measures the three one after the other: their ratio is less disturbed than they are.
+        // Each round measures the three kinds of call one after the other, so other work disturbs their ratio less than their times.
         let ratio = median(woven.iter().zip(&hand).map(|(woven, hand)| woven / hand));
         let (plain, hand, woven) = (median(plain), median(hand), median(woven));
         let detail = format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(woven), short(hand), short(plain));

@@ -1,4 +1,4 @@
-//! Analysis: how fast, how much of real programs can be counted; and how much memory woven code takes.
+//! Measures the speed of the analysis, the share of functions in real programs that can be counted, and the memory that woven code takes.
 
 use std::process::Command;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// The time that a command takes longer with nothing cached than with everything: the analysis.
+/// Measures the analysis: the time that a command takes longer with nothing cached than with everything cached.
 fn speed(pid: i32) -> Vec<Row> {
     let executable =
         target::maps(pid).into_iter().filter(|m| m.permissions.contains('x') && m.name.ends_with("/postgres"));

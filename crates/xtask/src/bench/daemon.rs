@@ -1,4 +1,4 @@
-//! Cost of a daemon that samples a thousand functions ten times a second.
+//! Measures the cost of a daemon that samples a thousand functions ten times a second.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Time for which threads are held when something is inserted or removed.
+//! Measures the time for which threads are held during an insertion or a removal.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -32,7 +32,8 @@ fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) 
 
 fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<Row> {
     let directory = open_directory();
-    // Run in a session of its own, as servers are: threads of one session share the processors evenly with the thread that measures them.
+    // The program runs in a session of its own, as servers do. Threads of one session share the processors evenly with the thread that
+    // measures.
     let mut command = Command::new("setsid");
     command.arg(exposed(&program("threads").expect("gcc"), directory.path())).arg(count.to_string());
     let tool = if unprivileged && is_root() {
@@ -54,7 +55,7 @@ fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f
     vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
 }
 
-/// The hold time that is reported, beside the one that the worst of two spinning threads misses by its own clocks.
+/// Compares the reported hold time with the time that the worse of two spinning threads misses by its own clocks.
 fn told() -> Vec<Row> {
     let (mut target, tool) = (Mutatee::start("gaps", &["2"]), tool());
     let (mut told, mut missed) = (Vec::new(), Vec::new());
@@ -77,7 +78,7 @@ fn told() -> Vec<Row> {
     )]
 }
 
-/// Threads whose stacks hold calls of the function that is to be timed.
+/// Measures the hold time if 200 threads have the timed function on their stacks, 30 calls deep.
 fn deep() -> Vec<Row> {
     let target = Mutatee::start("onstack", &["200", "29"]);
     let tool = tool();

@@ -47,13 +47,13 @@ impl Row {
         }
     }
 
-    /// Something that could not be measured here.
+    /// A value that could not be measured on this machine.
     fn skipped(what: impl Into<String>, why: impl Into<String>) -> Row {
         Row { what: what.into(), limit: String::new(), measured: format!("skipped: {}", why.into()), reached: None }
     }
 }
 
-/// A number with three digits that count.
+/// Formats a number with three significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         large if large >= 1000.0 => format!("{value:.0}"),
@@ -63,8 +63,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// The cost model beside the measurement: the worst-case cost of a metric's code per call, as `metrics --cost` says, in multiples of the
-/// measured cost; a factor of two either way.
+/// Compares the cost model with a measurement: the worst-case cost of a metric's code per call, as `metrics --cost` says, in multiples of
+/// the
+/// measured cost. The limits are a factor of two either way.
 fn predicted(metric: &str, measured: f64) -> [Row; 2] {
     let outcome = tool().run(["metrics", "--cost"]).assert_code(0);
     let lowered = outcome.all("lowered").into_iter().find(|m| m["metric"] == metric).cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Cost of inserting, deleting and sampling many metric-focus pairs at once.
+//! Measures the cost of inserting, deleting and sampling many metric-focus pairs at once.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Functions whose entries and exits can be woven, by names that a focus can have.
+/// Returns functions whose entries and exits can be woven, by names that a focus can have.
 fn functions(client: &Tool, pid: i32) -> Vec<String> {
     let listed = client.run(["functions", "-p", &pid.to_string(), "postgres:*"]).assert_code(0);
     let whole = |f: &&&serde_json::Value| f["how"]["entry"] == "in-place" && f["how"]["exit"] == "in-place";
@@ -53,7 +53,7 @@ fn pairs(metric: &str, functions: &[String]) -> Vec<String> {
 }
 
 fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
-    // Other benchmarks measure the costs of the first insertion in a target.
+    // Another function is inserted first, because other benchmarks measure the costs of the first insertion in a target.
     let other = functions.last().map_or("*", String::as_str);
     let first = client.count(pid, &[&format!("postgres:{other}")]);
     let (mut took, mut held_in, mut out, mut held_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -89,7 +89,7 @@ fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
 fn sampled(daemon: &Daemon, client: &Tool, pid: i32, functions: &[String]) -> Row {
     let mut arguments: Vec<String> =
         ["watch", "-p", &pid.to_string(), "--interval", "100ms"].map(str::to_owned).to_vec();
-    // a timer is read at more places than a count
+    // The engine reads more places in memory for a timer than for a count.
     let half = functions.get(..5_000).unwrap_or(functions);
     arguments.extend(pairs("calls", half));
     arguments.extend(pairs("wall_time", half));

@@ -1,4 +1,4 @@
-//! Time from the start of a command to the first value.
+//! Measures the time from the start of a command to the first value.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub fn rows() -> Vec<Row> {
         let _ = session.interrupt().assert_code(0).assert_removed();
         elapsed
     };
-    // Each run has a state directory of its own: nothing is cached.
+    // Each run has a state directory of its own, so that nothing is cached.
     let cold = median((0..9).map(|_| first_value(&tool())));
     let warm_tool = tool();
     first_value(&warm_tool);

@@ -1,4 +1,4 @@
-//! Cost of a timed call, beside two readings of the clock by hand.
+//! Measures the cost of a timed call, beside two readings of the clock by hand.
 
 use ingraft_testing::{Mutatee, open_directory};
 
@@ -38,7 +38,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// A count that waits for a function that never runs.
+/// A count under the flag of a function that never runs.
 const GATED: &str = r#"
 constraint insideFunction /Code/* is inclusive;
 resourceList gatedFunctions is procedure { items { "woven" }; flavor { unix }; }

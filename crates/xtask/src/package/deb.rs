@@ -10,7 +10,7 @@ use super::programs::Programs;
 use super::tree::{Layout, Tree};
 use super::{VERSION, needs, output_of};
 
-/// The revision of the packaging behind the version.
+/// Revision of the packaging, which follows the version.
 const REVISION: &str = "1";
 const LAYOUT: Layout =
     Layout { prefix: "usr", zsh: "zsh/vendor-completions", programs: "/usr/bin", config: "/etc/ingraft" };
@@ -87,7 +87,7 @@ fn sums(root: &Path) -> Result<(String, u64)> {
     files.sort();
     let (mut lines, mut bytes) = (String::new(), 0);
     for file in files {
-        // The package manager reckons in whole pages.
+        // The package manager counts in whole pages.
         bytes += std::fs::metadata(root.join(&file))?.len().next_multiple_of(4096);
         let line = output_of(Command::new("md5sum").current_dir(root).arg(&file))?;
         write!(lines, "{}", String::from_utf8_lossy(&line))?;
