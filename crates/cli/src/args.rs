@@ -328,7 +328,7 @@ pub(crate) struct CountArgs {
     #[arg(value_name = "FUNCTION")]
     pub(crate) functions: Vec<String>,
 
-    // After the positional arguments, because COMMAND is the last of them.
+    // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: Target,
 }
@@ -388,7 +388,7 @@ pub(crate) struct LatencyArgs {
     #[arg(value_name = "FUNCTION", required = true)]
     pub(crate) functions: Vec<String>,
 
-    // After the positional arguments, because COMMAND is the last of them.
+    // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: Target,
 }
@@ -431,7 +431,7 @@ pub(crate) struct WatchArgs {
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
     pub(crate) pairs: Vec<Pair>,
 
-    // After the positional arguments, because COMMAND is the last of them.
+    // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: Target,
 }

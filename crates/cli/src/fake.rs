@@ -28,7 +28,7 @@ pub(crate) struct Script {
     pub(crate) ends: Option<v1::Ended>,
     /// Whether the stream breaks after the last reading.
     pub(crate) breaks: bool,
-    /// Values at the stop of the removal.
+    /// Values that the removal returns as the last ones.
     pub(crate) last: Vec<i64>,
     /// Gives the distribution of a histogram with this number of values; `None` if the metric is no histogram.
     pub(crate) distribution: Option<fn(i64) -> Distribution>,

@@ -63,7 +63,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
         Failure::failed(format!("cannot start threads: {e}"), "raise the limit of processes (ulimit -u)")
     })?;
     let result = runtime.block_on(with_engines(command, &cli.common, started, &mut out));
-    // a call of the engine that hangs ends with the process
+    // If a call of the engine hangs, it ends with the process.
     runtime.shutdown_timeout(GOODBYE);
     result
 }

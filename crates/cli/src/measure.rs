@@ -296,7 +296,7 @@ impl Session<'_> {
         let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
         let nothing_left = self.sites.iter().all(Site::is_all_out);
         let mut last = None;
-        // people see only the first pairs by name; scripts get an object for each pair
+        // People see only the first pairs by name; scripts get an object for each pair.
         let named = if out.json() { usize::MAX } else { words::NAMED };
         let more = new.len().saturating_sub(named);
         for (number, object) in new.into_iter().enumerate() {
@@ -325,7 +325,7 @@ impl Session<'_> {
             }
         }
         let slept_ns = site.reading.values.iter().map(|value| value.slept_ns).max().unwrap_or(0);
-        // the sleep is the difference of two clocks that are not read at the same moment, hence the tolerance
+        // The time asleep is the difference of two clocks that are not read at the same moment, hence the tolerance.
         if slept_ns > site.told_slept_ns.saturating_add(SLEEP_NS) {
             site.told_slept_ns = slept_ns;
             output::warn(&words::slept(slept_ns), format);
@@ -337,7 +337,7 @@ impl Session<'_> {
         let started = |request: &&Request| matches!(request.target, Target::Command(_));
         let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.pairs);
         let pairs = || self.sites.iter().flat_map(|site| &site.enabled.pairs);
-        // a focus with a pattern stands for the foci of the matching functions
+        // A focus with a pattern stands for the foci of the matching functions.
         let measures = |p: &PairInfo, m: &str, f: &str| p.metric == m && (p.focus == f || f.contains(['*', '?']));
         let absent: Vec<_> = asked.filter(|(m, f)| !pairs().any(|p| measures(p, m, f))).collect();
         if absent.is_empty() {
@@ -352,7 +352,7 @@ impl Session<'_> {
 
     /// Reports the functions whose modules were never loaded; fails if nothing else was asked for.
     fn tell_awaited(&self) -> Result<(), Stop> {
-        // `tell_absent` has reported the pairs in started programs
+        // `tell_absent` has reported the pairs in started programs.
         let started = self.plan.requests.iter().any(|request| request.target.is_started());
         let told =
             |text: &str| started && self.plan.requests.iter().any(|r| r.pairs.iter().any(|(_, f)| f.contains(text)));
@@ -379,14 +379,14 @@ impl Session<'_> {
         let mut farewells = Vec::new();
         let format = self.format();
         self.tell_missed();
-        // the costs are read once for all sites, because an engine reads the costs of all its targets anyway
+        // The command reads the costs once for all sites, because an engine reads the costs of all its targets anyway.
         let mut inserted = Vec::new();
         for client in self.context.engines.clients().iter().filter(|_| counted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
             inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
         }
         if self.plan.measure.no_remove {
-            // without a removal, nothing else reports changes to the code
+            // Without a removal, nothing else reports changes to the code.
             let is_ours = |i: &&objects::Inserted| {
                 self.sites.iter().any(|s| (s.enabled.pid, s.host()) == (i.pid, i.host.clone()))
             };
@@ -688,7 +688,7 @@ impl Site {
         }
         self.awaited.clone_from(&removed.awaited);
         if self.ended && removed.text_restored == Some(true) {
-            // the process is gone, and its text with it
+            // The process is gone, and its text with it.
             removed.text_restored = None;
         }
         if !removed.children_left.is_empty() {

@@ -82,7 +82,7 @@ pub(crate) struct Attached {
     pub(crate) stopped_ms: f64,
     /// Number that names the measurement after `--no-remove`.
     pub(crate) measurement: u64,
-    /// Number of calls in progress whose states are as if the engine had seen them begin.
+    /// Number of calls in progress at the insertion whose flags and timers are as if the engine had seen them begin.
     pub(crate) caught_up: u64,
     /// Number of threads whose stacks could not be unwound.
     pub(crate) not_unwound: u32,

@@ -11,7 +11,7 @@ use crate::signals::Signals;
 
 /// Runs the command. Targets are independent: a failure with one target does not keep the others from being restored.
 pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
-    // The signals stay taken over to the end, so that Ctrl-C cannot end the command between two targets.
+    // The command keeps the signals to the end, so that Ctrl-C cannot end it between two targets.
     let _signals = Signals::take()?;
     let mut worst: Option<Kind> = None;
     let mut found = false;

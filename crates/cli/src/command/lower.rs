@@ -36,7 +36,7 @@ pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, o
     let definitions = measure::sources(&args.files)?;
     let mut library = Library::new(Options::default());
     for source in &definitions {
-        // the check above has reported all errors already
+        // The check above has reported all errors already.
         let _ = library.load(&source.name, &source.text);
     }
     let flavors = args.flavors.names;
@@ -92,7 +92,7 @@ async fn lowered(ask: &Lower, engines: &Engines, common: &Common) -> Result<Vec<
     Ok(all)
 }
 
-/// One line for each kind of point of each metric.
+/// Renders one line for each kind of point of each metric.
 fn table(metrics: &[Lowered], width: Option<usize>) -> String {
     let mut table = Table::new()
         .shrinking("HOST")
@@ -131,7 +131,7 @@ fn place(p: &Piece) -> String {
     if p.after { format!("behind {}", p.point) } else { p.point.to_owned() }
 }
 
-/// A metric with its code.
+/// Renders a metric with its code.
 fn listing(m: &Lowered) -> String {
     let mut text = format!("\n{HEADING}{}{HEADING:#}", m.metric);
     if !m.focus.is_empty() {

@@ -60,8 +60,8 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
     Ok(())
 }
 
-/// Refuses definitions with errors that the given metrics need, with the same words as `check`, before anything is touched. Errors in other
-/// definitions do not matter.
+/// Refuses definitions with errors that the given metrics need, with the same words as `check`. The caller has touched no target yet.
+/// Errors in other definitions do not matter.
 pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());
@@ -70,7 +70,7 @@ pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Forma
     if metrics.iter().any(|metric| library.concerned(metric)) { accept(definitions, format) } else { Ok(()) }
 }
 
-/// Refuses definitions with errors before anything is touched, with the same words as `check`.
+/// Refuses definitions with errors, with the same words as `check`. The caller has touched no target yet.
 pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());

@@ -36,7 +36,7 @@ async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) ->
         drop(progress);
         let Some(its) = inserted.into_iter().find(|i| i.pid == pid) else { continue };
         if !its.kept_measurements.is_empty() {
-            // the engine examines the code that it has woven when it answers this call
+            // The engine examines its woven code when it answers this call.
             its.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &its.host, what), common.format));
         }
         for measurement in &its.kept_measurements {

@@ -155,7 +155,7 @@ pub(crate) struct Enabled {
     pub(crate) pairs: Vec<PairInfo>,
     pub(crate) refused: Vec<RefusedFunction>,
     pub(crate) warnings: Vec<String>,
-    /// Number of calls in progress whose states are as if the engine had seen them begin.
+    /// Number of calls in progress at the insertion whose flags and timers are as if the engine had seen them begin.
     pub(crate) caught_up: u64,
     /// Number of threads whose stacks could not be unwound.
     pub(crate) not_unwound: u32,
@@ -187,7 +187,7 @@ pub(crate) struct Ended {
 /// One step of a stream of values.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// The measurement has grown: all its pairs; the values of the new pairs follow.
+    /// All pairs of a measurement that has grown. Later readings include the values of the new pairs.
     Grown(Grown),
     Reading(Reading),
     Ended(Ended),
@@ -264,7 +264,7 @@ impl Request {
     }
 }
 
-/// Puts the parts of an insertion's answer together.
+/// Collects the parts of the answer to an insertion.
 #[derive(Default)]
 pub(super) struct Collector {
     enabled: Option<v1::Enabled>,
@@ -372,7 +372,7 @@ pub(crate) fn block_of(focus: &str) -> Option<String> {
     focus.part("Code")?.names.get(2)?.strip_prefix('#').map(str::to_owned)
 }
 
-/// Returns each refused function once. A function that some pairs may measure is returned once for each pair that may not.
+/// Returns each refused function once. If some pairs measure a function, it is returned once for each pair that may not measure it.
 /// The pair is named unless the pair is about the function alone.
 fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> Vec<RefusedFunction> {
     let place = |f: &v1::RefusedFunction| f.function.as_ref().map(|f| (f.module.clone(), f.offset));
@@ -380,7 +380,7 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
     for r in &refused {
         of.entry(place(r)).or_default().extend(r.pair.map(|pair| pair as usize));
     }
-    // a pair about another function does not concern this one
+    // A pair about another function does not concern this one.
     let is_elsewhere = |pair: &PairInfo, at: &Option<(String, u64)>| {
         pair.function.as_ref().is_some_and(|f| at.as_ref() != Some(&(f.module.clone(), f.offset)))
     };
@@ -399,7 +399,7 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
             .and_then(|n| pairs.get(n as usize))
             .filter(|pair| partly || alone && !is_its_own(pair) || block_of(&pair.focus).is_some());
         if partly && pair.is_none() {
-            // the refusal of the pair covers the match, so it is not reported again
+            // Another entry reports that a pair may not measure the function, so the match with the pattern is not reported again.
             continue;
         }
         let pair = pair.map(|pair| (pair.metric.clone(), pair.focus.clone()));

@@ -128,7 +128,7 @@ async fn dial(uri: &str, endpoint: Endpoint) -> Result<Channel, Failure> {
 }
 
 async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
-    // The socket is tried once by hand, because those errors are more exact than the errors of the channel.
+    // This function first connects to the socket itself, because the errors of the socket are more exact than those of the channel.
     match tokio::time::timeout(CONNECT, UnixStream::connect(path)).await {
         Ok(Ok(_)) => {}
         Ok(Err(e)) if e.kind() == std::io::ErrorKind::PermissionDenied => {

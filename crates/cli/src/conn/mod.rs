@@ -179,7 +179,7 @@ impl Client {
         let (name, cgroup) = (name.unwrap_or_default(), cgroup.unwrap_or_default());
         let request = v1::ListProcessesRequest { glob: String::new(), name, cgroup };
         let mut found = self.list_processes(request, progress).await?;
-        // the daemon is usually on the same machine, so the list may contain this command itself
+        // The daemon is usually on the same machine, so the list may contain this command itself.
         let own = i32::try_from(std::process::id()).ok();
         found.retain(|process| Some(process.pid) != own);
         Ok(found)
@@ -196,7 +196,8 @@ impl Client {
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
             if chooses && !part.chosen {
-                // a daemon that does not know these fields of the request returns all processes, although none of them was asked for
+                // A daemon that does not know these fields of the request returns all processes, although the request asks for none of
+                // them.
                 let what = "the daemon does not choose processes by name or control group";
                 let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
                 return Err(Failure { host: self.host(), ..failure });

@@ -66,7 +66,7 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
     page.verdict()
 }
 
-/// The failure of the demo itself, not of a command that it shows.
+/// Returns a failure of the demo itself, not of a command that it shows.
 fn trouble(what: &str, error: &dyn std::error::Error) -> Stop {
     Failure::failed(format!("{what}: {error}"), "run the demo again; if it stays so, please report it").into()
 }
@@ -235,7 +235,7 @@ impl Stage<'_> {
                         }
                         before = Some(reading);
                     }
-                    // the request names its functions one by one, so a library cannot add any
+                    // The request names its functions one by one, so a library cannot add any.
                     Some((_, Ok(Event::Grown(_)))) => {}
                     Some((_, Err(failure))) => break Err(failure.into()),
                     Some((_, Ok(Event::Ended(_)))) | None => {

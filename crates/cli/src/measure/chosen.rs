@@ -72,7 +72,7 @@ impl Session<'_> {
             let mut inserting = Inserting::new(client, requests, self.format());
             loop {
                 let (request, enabled) = tokio::select! {
-                    // once the last answer has arrived, a signal ends the measurement instead of cancelling the insertion
+                    // Once the last answer has arrived, a signal ends the measurement instead of cancelling the insertion.
                     biased;
                     next = inserting.next() => match next {
                         Some(next) => next,
@@ -142,7 +142,7 @@ impl Session<'_> {
             let mut progress = Progress::new("looking at processes", self.format());
             let found = match client.choose(choice, &mut progress).await {
                 Ok(found) => found,
-                // a control group may vanish with its last process, and come again
+                // A control group may vanish with its last process, and appear again later.
                 Err(failure) if failure.kind == Kind::NotFound => Vec::new(),
                 Err(failure) => return Err(failure.into()),
             };

@@ -90,7 +90,7 @@ impl Kin {
         ended.into_iter().for_each(|left| self.miss(left.why));
     }
 
-    /// Whether this look does not try the child.
+    /// Whether the current look skips the child.
     fn leaves(&self, child: &(Option<String>, i32)) -> bool {
         self.left_out.get(child).is_some_and(LeftOut::is_left_alone)
     }

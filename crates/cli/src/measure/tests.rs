@@ -206,7 +206,7 @@ async fn latencies_are_sorted_by_any_column() {
         last: vec![50, 0, 900],
         ..latencies()
     };
-    // numbers and names have different orders, and neither is the order of the functions in the request
+    // Numbers and names have different orders, and neither is the order of the functions in the request.
     for (sort, expected) in
         [("calls", "c b a"), ("total", "c b a"), ("p50", "c b a"), ("p99.9", "c b a"), ("name", "a b c")]
     {
@@ -342,7 +342,7 @@ async fn text_that_was_not_restored_is_a_failure() {
 #[tokio::test]
 async fn a_signal_ends_a_measurement_like_its_time() {
     let _alone = QUIET.write().await;
-    // The signal is taken over before it is sent, so that it cannot end the test itself.
+    // The test takes the signal over before it sends it, so that the signal cannot end the test itself.
     let _ours = Signals::take().unwrap();
     let script = script();
     let removed = script.removed.clone();

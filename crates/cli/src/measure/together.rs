@@ -42,14 +42,16 @@ pub(crate) struct Together {
 }
 
 impl Together {
-    /// Takes note of a reading of `sites[at]`. Returns the combined values if it is time to show them, otherwise nothing.
+    /// Records a reading of `sites[at]`. Returns the combined values if it is time to show them, otherwise nothing.
     pub(crate) fn reading<'a>(&mut self, sites: &'a [Site], at: usize) -> Vec<Combined<'a>> {
         if sites.len() < 2 {
             return Vec::new();
         }
         self.heard.resize(sites.len(), false);
         let Some(heard) = self.heard.get(at).copied() else { return Vec::new() };
-        // the others are late, so the values are shown without their new readings; this reading is the first of the next round
+        // The target has sent a second reading, so the other targets are late. The combined values are shown without new readings of
+        // these, and
+        // this reading is the first of the next round.
         let shown = if heard { self.take(sites) } else { Vec::new() };
         if let Some(heard) = self.heard.get_mut(at) {
             *heard = true;
@@ -104,7 +106,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Box::new(all)
     });
     let value = match info.aggregate {
-        // the numbers of values of histograms are added, whatever the operator
+        // The numbers of values of histograms are added, whatever the operator is.
         _ if distribution.is_some() => numbers().fold(0, i64::saturating_add),
         Aggregate::Sum => numbers().fold(0, i64::saturating_add),
         Aggregate::Min => numbers().min()?,
@@ -269,7 +271,7 @@ mod tests {
         }
         read(&mut sites[0], 2_000_000_000, &[5]);
         assert_eq!(told(&together.reading(&sites, 0)), [("calls".to_owned(), 7, None, 2, 3)]);
-        // a target that has ended is not waited for
+        // The combined values do not wait for a target that has ended.
         sites[2].ended = true;
         read(&mut sites[1], 2_000_000_000, &[6]);
         assert_eq!(told(&together.reading(&sites, 1)), [("calls".to_owned(), 11, None, 3, 3)]);

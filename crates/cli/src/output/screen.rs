@@ -77,7 +77,7 @@ fn with_columns(line: &str) -> impl Iterator<Item = (char, Option<usize>)> {
     let mut escape = false;
     line.chars().map(move |c| {
         if escape || c == '\x1b' {
-            // a sequence ends with its first letter
+            // An escape sequence ends with its first letter.
             escape = !c.is_ascii_alphabetic();
             return (c, None);
         }
@@ -111,7 +111,7 @@ mod tests {
             frame.put("\x1b[1mabcdef\x1b[0m\n\nab\n████▏ x\n");
             frame.take(width)
         };
-        // 6, 0, 2 and 7 columns
+        // The lines of the frame have 6, 0, 2 and 7 columns.
         for (width, n) in [(7, 4), (6, 5), (4, 6), (3, 7), (1, 16), (0, 16), (80, 4)] {
             assert_eq!(rows(width), format!("\r\x1b[{n}A\x1b[J"), "{width} columns");
         }
