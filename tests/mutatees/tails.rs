@@ -1,7 +1,7 @@
-//! A Rust program whose functions end by jumps to others.
+//! A Rust program with functions that end by jumps to other functions.
 //!
 //! run N US          N calls of `tails::work::direct` and of `tails::work::through`; the last function of each sleeps for US microseconds
-//! The answer has `ns FUNCTION TIME`, from right before each call to right behind it, and `tally FUNCTION CALLS`.
+//! The answer has `ns FUNCTION TIME`, from right before each call to right after it, and `tally FUNCTION CALLS`.
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 

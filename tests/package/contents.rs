@@ -83,7 +83,7 @@ fn lintian_finds_nothing(deb: &Path) {
     if !have("lintian") {
         return println!("skipped: lintian is not installed");
     }
-    // As root it would ask for another user; it only reads.
+    // lintian only reads files, so it may run as root.
     output(Command::new("lintian").args(["--allow-root", "--fail-on", "error,warning"]).arg(deb));
 }
 

@@ -1,4 +1,4 @@
-//! A clean Debian, booted with systemd in namespaces of its own.
+//! Boots a clean Debian with systemd in its own namespaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::process::{Child, Command, Stdio};
 
 use ingraft_testing::{build_directory, have, is_root, target, wait_until};
 
-/// Programs that make and boot it.
+/// Programs that make and boot the Debian system.
 const TOOLS: [&str; 6] = ["mmdebstrap", "tar", "unshare", "nsenter", "pivot_root", "setpriv"];
-/// Packages besides the essential ones and apt.
+/// Packages of the system besides apt and the essential ones.
 const PACKAGES: &str = "systemd,systemd-sysv,man-db,bash-completion";
 const SUITE: &str = "bookworm";
 
-/// A running Debian. It ends, with all processes in it, when this is dropped.
+/// A running Debian system. Dropping it ends the system with all its processes.
 pub struct Debian {
     unshare: Child,
-    /// Process id of its first process, as seen from here.
+    /// Process id of the system's first process, as seen from outside of the system.
     init: i32,
     cgroup: PathBuf,
     root: tempfile::TempDir,
 }
 
 impl Debian {
-    /// Unpacks a Debian and boots it. An error names what is missing for that.
+    /// Unpacks a Debian system and boots it. The error says why this machine cannot run one.
     pub fn boot() -> Result<Debian, String> {
         if !is_root() {
             return Err("only root can boot a Debian".to_owned());
@@ -38,7 +38,7 @@ impl Debian {
 
         let cgroup = groups.join(format!("ingraft-test-{}", std::process::id()));
         fs::create_dir(&cgroup).map_err(|error| format!("cannot make a control group: {error}"))?;
-        // All of it ends with this test, however that ends.
+        // All processes of the system end with this test, however the test ends.
         let mut command = Command::new("sh");
         command
             .args(["-c", "echo $$ >\"$0\" && exec setpriv --pdeathsig KILL unshare \"$@\""])
@@ -62,12 +62,12 @@ impl Debian {
         Ok(debian)
     }
 
-    /// Root directory of the system, as seen from here.
+    /// Root directory of the system, as seen from outside of the system.
     pub fn root(&self) -> &Path {
         self.root.path()
     }
 
-    /// A command in the system, as root.
+    /// Returns a command that runs in the system as root.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -78,13 +78,14 @@ impl Debian {
         command
     }
 
-    /// Runs a script in it and returns its output; panics when it fails.
+    /// Runs a script in the system and returns its output; panics if the script fails.
     #[track_caller]
     pub fn run(&self, script: &str) -> String {
         ingraft_testing::output(self.command("sh").args(["-ec", script]))
     }
 
-    /// Returns all paths in it but those of the package manager's own books, logs and caches.
+    /// Returns all paths in the system except those below directories for temporary files, logs, caches, and the data of systemd and of
+    /// the package manager.
     pub fn paths(&self) -> Vec<String> {
         let script = "find / -xdev -not -path '/var/lib/dpkg/*' -not -path '/var/log/*' -not -path '/var/cache/*' \
                       -not -path '/tmp/*' -not -path '/var/tmp/*' -not -path '/var/lib/systemd/*' | sort";
@@ -94,14 +95,14 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // With the first process of its namespace every other ends. It may have ended already.
+        // When the first process of the namespace ends, all others end, too. The process may have ended already.
         let _ = self.unshare.kill();
         let _ = self.unshare.wait();
         wait_until("the control group can go", || remove_cgroup(&self.cgroup));
     }
 }
 
-/// Removes a control group and those below it. Processes in it may still be ending.
+/// Removes a control group and those below it; returns whether it succeeded. It fails while processes in the group are ending.
 fn remove_cgroup(path: &Path) -> bool {
     for entry in fs::read_dir(path).into_iter().flatten().flatten() {
         if entry.path().is_dir() {
@@ -121,7 +122,7 @@ fn cgroups() -> Option<PathBuf> {
     Some(PathBuf::from(mount[1]))
 }
 
-/// Makes an archive of a clean Debian, once for all runs in this build directory. Returns why it cannot be made.
+/// Makes an archive of a clean Debian system, once for all runs in this build directory. The error says why it cannot be made.
 fn archive() -> Result<PathBuf, String> {
     let path = build_directory().join(format!("debian-{SUITE}.tar"));
     if !path.exists() {

@@ -1,4 +1,4 @@
-//! The package is installed in a clean Debian, used, upgraded, removed and purged.
+//! Tests that the package can be installed in a clean Debian, used, upgraded, removed and purged.
 
 use std::fs;
 
@@ -35,7 +35,7 @@ fn the_package_lives_in_a_clean_debian() {
     measurements_outlive_the_daemon(&debian, pid);
     programs_of_the_daemon_outlive_it(&debian);
 
-    // Installing the same version again is an upgrade too.
+    // The installation of the same version again is an upgrade, too.
     let old = main_pid(&debian);
     debian.run("dpkg --install /var/tmp/ingraft.deb");
     assert_ne!(main_pid(&debian), old, "an upgrade starts the daemon again");
@@ -64,7 +64,7 @@ fn the_programs_run(debian: &Debian) {
     );
     let count = said.lines().rev().find(|line| line.contains("\"type\":\"count\"")).unwrap_or_else(|| panic!("{said}"));
     assert!(count.contains("\"calls\":1000"), "{said}");
-    // The demo measures the program itself, which must know the names of its functions.
+    // The demo measures functions of the program itself by name, so the stripped program must have their symbols.
     assert!(debian.run("ingraft demo --for 500ms").contains("Counted exactly, and left no trace."));
 }
 
@@ -98,7 +98,7 @@ fn the_service_runs(debian: &Debian) {
     assert_eq!(debian.run("systemctl is-active ingraftd"), "active\n");
     assert_eq!(debian.run("systemd-analyze verify ingraftd.service 2>&1"), "");
     assert_eq!(debian.run("stat -c %a /run/ingraft/ingraftd.sock /var/lib/ingraft"), "600\n700\n");
-    // A daemon with a filter of system calls could not suspend those of its targets.
+    // If the daemon had a filter of system calls, it could not suspend the filters of its targets.
     let status = debian.run(&format!("cat /proc/{}/status", main_pid(debian).trim()));
     assert!(status.contains("\nSeccomp:\t0\n"), "{status}");
     debian.run("systemctl reload ingraftd");
@@ -109,7 +109,7 @@ fn main_pid(debian: &Debian) -> String {
     debian.run("systemctl show --property MainPID --value ingraftd")
 }
 
-/// Measurements that were asked to stay are there when the daemon has started again.
+/// Kept measurements are still there after a restart of the daemon.
 fn measurements_outlive_the_daemon(debian: &Debian, pid: i32) {
     let text = Text::of(pid);
     debian
@@ -123,7 +123,7 @@ fn measurements_outlive_the_daemon(debian: &Debian, pid: i32) {
     assert!(status.contains("\"kept\":1"), "{status}");
 }
 
-/// A program that the daemon has started is not a part of its service.
+/// A program that the daemon has started is no part of the daemon's service, and lives on without it.
 fn programs_of_the_daemon_outlive_it(debian: &Debian) {
     debian.run(
         "ingraft --daemon unix:/run/ingraft/ingraftd.sock count malloc --for 100ms -- sleep 1000

@@ -1,4 +1,4 @@
-//! The Debian package: its contents, and its whole life in a clean Debian with systemd.
+//! Tests of the Debian package: its contents, and its whole life in a clean Debian with systemd.
 
 #![forbid(unsafe_code)]
 
@@ -12,14 +12,14 @@ use std::process::Command;
 /// Programs that make the package; a test that lacks one of them is skipped.
 const TOOLS: [&str; 4] = ["dpkg-deb", "strip", "gzip", "md5sum"];
 
-/// The package, in a directory that goes when this is dropped.
+/// The package, in a directory that is removed when this value is dropped.
 struct Package {
     path: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl Package {
-    /// Makes the package from the programs beside this test. An error names what is missing for it.
+    /// Makes the package from the programs beside this test. The error names a program that this machine lacks.
     fn make() -> Result<Package, String> {
         if let Some(missing) = TOOLS.iter().find(|tool| !ingraft_testing::have(tool)) {
             return Err(format!("{missing} is not installed"));

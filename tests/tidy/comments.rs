@@ -1,10 +1,10 @@
-//! Comments begin with their subject: a reader who sees one alone knows what it is about.
+//! Checks that comments begin with their subject, so that a reader who sees one comment alone knows its subject.
 
-/// Words with which no comment begins: they stand for a subject, or ask for it.
+/// Words with which no comment may begin: they stand for a subject, or ask for it.
 const WITHOUT_SUBJECT: &[&str] = &["What", "Who", "Whose", "Whom", "How", "Its", "Which"];
 
-/// The first words of comments that have no subject, each with the number of its line. A comment begins behind a line that is none, and behind
-/// an empty line of a comment.
+/// Returns the first words of comments that have no subject, each with the number of its line. A comment begins after a line that is no
+/// comment, and after an empty line of a comment.
 fn without_subject(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut begins = true;
@@ -22,7 +22,7 @@ fn without_subject(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Directories whose comments are held to this.
+/// Directories whose comments are checked.
 const HELD: &[&str] = &["crates", "tests"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Edges between crates, and between the folders of a crate: the table is the architecture (docs/architecture.md).
+//! Checks the edges between crates, and between the folders of a crate, by the table of the architecture (docs/architecture.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Crates that are no part of the product, each with the crates of the product that it may link.
 const TOOLS: &[(&str, &[&str])] = &[("xtask", &["testing"]), ("testing", &[])];
 
-/// Crates that tests and benchmarks of any crate may use besides.
+/// Crates that tests and benchmarks of any crate may use in addition.
 const FOR_TESTS: &[&str] = &["testing"];
 
-/// Crates whose folders form no cycle: a folder never uses one that uses it, directly or over others.
+/// Crates whose folders form no cycle: no folder uses itself through other folders.
 const LAYERED: &[&str] = &["analysis", "codegen", "engine"];
 
 #[test]
@@ -56,7 +56,7 @@ fn folders_of_a_crate_form_no_cycle() {
     }
 }
 
-/// Everything that the table lets a crate reach, directly or not.
+/// Returns all crates that the table lets a crate reach, directly or not.
 fn below(name: &str) -> BTreeSet<&'static str> {
     let mut reached = BTreeSet::new();
     let mut open: Vec<&str> = vec![name];
@@ -85,7 +85,7 @@ fn every_crate_is_described() {
 
 #[test]
 fn pure_crates_know_no_system() {
-    // Bytes and values in, values out: no file, no clock, no process, no thread.
+    // A pure crate turns bytes and values into values, and uses no file, clock, process or thread.
     const PURE: &[&str] = &["model", "analysis", "mdl", "codegen"];
     const SYSTEM: &[&str] = &[
         "std::fs",
@@ -100,7 +100,7 @@ fn pure_crates_know_no_system() {
         "std::thread",
         "available_parallelism",
     ];
-    // the analysis of one image runs in the pool of its caller
+    // The analysis of one image runs in the thread pool of its caller.
     const RAYON: &[&str] = &["analysis"];
     for name in PURE {
         let rayon: &[&str] = if RAYON.contains(name) { &[] } else { &["rayon::"] };

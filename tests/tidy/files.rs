@@ -1,12 +1,12 @@
-//! Rules for source files.
+//! Checks rules for source files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Number of lines that a file may have: one idea each.
+/// Largest number of lines of a file; a file is about one idea.
 const LINES_MAX: usize = 1000;
 
-/// All Rust sources below a directory, with their text.
+/// Returns all Rust sources below a directory, with their text.
 pub fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut open = vec![directory.to_owned()];
@@ -26,7 +26,7 @@ pub fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// The text files that are under version control, or nothing where there is no git.
+/// Returns the text files that are under version control; nothing if there is no git.
 fn tracked() -> Vec<(PathBuf, String)> {
     let root = crate::root();
     let Ok(output) = Command::new("git").current_dir(&root).args(["ls-files", "-z"]).output() else {
@@ -70,7 +70,7 @@ fn files_are_short() {
 
 #[test]
 fn nothing_is_left_unfinished() {
-    // Written in halves so that this file passes its own check.
+    // The words are written in halves, so that this file passes its own check.
     let words = [
         concat!("TO", "DO"),
         concat!("FIX", "ME"),
@@ -80,7 +80,7 @@ fn nothing_is_left_unfinished() {
     ];
     for (path, text) in tracked() {
         if path.ends_with("Cargo.toml") || path.ends_with("Cargo.lock") {
-            continue; // names the lints against the same
+            continue; // these files name the lints against such words
         }
         for (number, line) in text.lines().enumerate() {
             for word in words {
@@ -96,7 +96,7 @@ fn no_private_paths() {
     for (path, text) in tracked() {
         for (number, line) in text.lines().enumerate() {
             for word in words {
-                // `/proc/PID/root/PATH` is the kernel's
+                // `/proc/PID/root/PATH` is a path of the kernel's.
                 let found = line
                     .match_indices(word)
                     .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '}' || c == '>'));

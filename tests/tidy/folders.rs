@@ -1,12 +1,13 @@
-//! Folders of a crate and the paths between them, read from the text of its sources.
+//! Finds the folders of a crate and the paths between them in the text of its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The folders that each folder of a crate uses, each with the files of the first that name the second.
+/// For each folder of a crate the folders that it uses, each with the files that name it.
 type Uses = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// A cycle between the folders below the `src` directory of a crate, as one line for each arrow with the files that use it; `None` if the
+/// Returns a cycle between the folders below the `src` directory of a crate: one line for each use, with the files that make it. `None` if
+/// the
 /// folders form no cycle. Paths that begin with `super` are not read.
 pub fn cycle(src: &Path) -> Option<String> {
     let mut files = Vec::new();
@@ -27,7 +28,7 @@ fn cycle_of(files: &[(String, String)]) -> Option<String> {
     Some(found.windows(2).map(arrow).collect::<Vec<_>>().join("\n"))
 }
 
-/// The graph of folders. A name that the crate's root re-exports counts as a use of the folder that it comes from.
+/// Returns the graph of folders. A name that the crate's root re-exports counts as a use of the folder that defines it.
 fn uses(files: &[(String, String)]) -> Uses {
     let folders: BTreeSet<String> = files.iter().filter_map(|(name, _)| folder(name)).collect();
     let root = files.iter().find(|(name, _)| name == "lib.rs").map_or("", |(_, text)| text.as_str());
@@ -44,14 +45,15 @@ fn uses(files: &[(String, String)]) -> Uses {
     uses
 }
 
-/// The folder of a file: its first component, without the ending of a file that lies in `src` itself; `None` for the root of the crate.
+/// Returns the folder of a file: the first component of its path. A file in `src` itself counts as a folder of its name without the
+/// extension; the root of the crate has none (`None`).
 fn folder(name: &str) -> Option<String> {
     let first = name.split('/').next().unwrap_or_default();
     let first = first.strip_suffix(".rs").unwrap_or(first);
     (!matches!(first, "lib" | "main")).then(|| first.to_owned())
 }
 
-/// The shortest way from a folder over others back to itself.
+/// Returns the shortest path of uses from a folder through others back to itself.
 fn way_back(uses: &Uses, start: &String) -> Option<Vec<String>> {
     let mut ways = vec![vec![start.clone()]];
     let mut seen = BTreeSet::new();
@@ -73,7 +75,7 @@ fn way_back(uses: &Uses, start: &String) -> Option<Vec<String>> {
     None
 }
 
-/// The names that the root re-exports, each with its folder.
+/// Returns the names that the root re-exports, each with its folder.
 fn exported(root: &str, folders: &BTreeSet<String>) -> BTreeMap<String, String> {
     let mut exported = BTreeMap::new();
     for statement in root.split(';') {
@@ -87,7 +89,7 @@ fn exported(root: &str, folders: &BTreeSet<String>) -> BTreeMap<String, String> 
     exported
 }
 
-/// The first name of each path that begins at the crate's root, the members of `crate::{…}` included.
+/// Returns the first name of each path that begins at the crate's root, including the members of `crate::{…}`.
 fn first_names(text: &str) -> Vec<String> {
     const ROOT: &str = "crate::";
     let mut names = Vec::new();
@@ -101,7 +103,7 @@ fn first_names(text: &str) -> Vec<String> {
     names
 }
 
-/// The first name of each member of a group of paths, up to the brace that closes the group.
+/// Returns the first name of each member of a group of paths, up to the brace that closes the group.
 fn members(group: &str) -> Vec<String> {
     let (mut depth, mut names, mut begins) = (0, Vec::new(), true);
     for (at, c) in group.char_indices() {

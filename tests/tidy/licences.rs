@@ -1,4 +1,4 @@
-//! Every dependency's licence is one of those that deny.toml allows, for machines without cargo-deny.
+//! Checks that deny.toml allows every dependency's licence, for machines without cargo-deny.
 
 #[test]
 fn dependencies_have_allowed_licences() {
@@ -17,7 +17,7 @@ fn allowed() -> Vec<String> {
     line.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Whether an SPDX expression can be fulfilled with these licences. OR binds loosest, then AND.
+/// Whether these licences fulfil an SPDX expression. AND binds tighter than OR.
 fn satisfied(expression: &str, allowed: &[String]) -> bool {
     let parts = |word: &str| split(expression, word);
     let alternatives = parts(" OR ");

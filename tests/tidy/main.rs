@@ -1,4 +1,4 @@
-//! Checks that no compiler makes: the shape of the source tree. Reads files and `cargo metadata`, runs nothing.
+//! Checks that no compiler makes, of the shape of the source tree. They read files and `cargo metadata`, and run no program of the tree.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Sentences of the documents are short.
+//! Checks that sentences of the documents are short.
 //!
 //! A sentence ends at `.`, `!`, `?` or `:` before a blank or at the end of a line, and with its paragraph, heading or list item. A word is
 //! a run of characters between blanks that has a letter or digit; code in backquotes is one word, and a link is its text. Blocks of code
@@ -25,7 +25,7 @@ fn documents() -> Vec<(String, String)> {
     names.into_iter().map(read).collect()
 }
 
-/// The sentences of a document, each with the number of the line on which its paragraph begins.
+/// Returns the sentences of a document, each with the number of the line on which its paragraph begins.
 fn sentences(text: &str) -> Vec<(usize, String)> {
     let (mut found, mut paragraph, mut begin) = (Vec::new(), String::new(), 1);
     let mut code = false;
@@ -53,7 +53,7 @@ fn sentences(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The sentences of a paragraph.
+/// Returns the sentences of a paragraph.
 fn split(paragraph: &str) -> Vec<String> {
     let (mut found, mut sentence, mut code) = (Vec::new(), String::new(), false);
     let mut characters = paragraph.chars().peekable();
@@ -64,7 +64,7 @@ fn split(paragraph: &str) -> Vec<String> {
                 sentence.push('x');
             }
             _ if code => {}
-            // The address of a link.
+            // The address of a link is no text.
             ']' if characters.peek() == Some(&'(') => while characters.next().is_some_and(|c| c != ')') {},
             '.' | '!' | '?' | ':' if characters.peek().is_none_or(|next| *next == ' ') => {
                 found.push(std::mem::take(&mut sentence));
@@ -76,7 +76,7 @@ fn split(paragraph: &str) -> Vec<String> {
     found
 }
 
-/// Number of words of a sentence.
+/// Returns the number of words of a sentence.
 fn words(sentence: &str) -> usize {
     sentence.split_whitespace().filter(|word| word.contains(|c: char| c.is_alphanumeric())).count()
 }

@@ -1,5 +1,6 @@
-//! docs/json.md against the types of the records that the command line prints: records, keys, types of values, and when a key is
-//! null or left out. Both are read as text.
+//! Compares docs/json.md with the types of the records that the command line prints: the records, their keys, the types of values, and
+//! when a
+//! key is null or left out. The test reads both as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +9,13 @@ use serde_json::Value;
 /// Files with the types of the records.
 const SOURCES: &[&str] = &["crates/cli/src/objects.rs", "crates/cli/src/objects/histograms.rs"];
 
-/// Key of any record, which the document describes once for all.
+/// Key that any record may have. The document describes it once.
 const EVERYWHERE: &str = "host";
 
 /// A key as scripts see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Word for the type of its value.
+    /// Word for the type of the key's value.
     kind: String,
     /// Whether the value may be null.
     null: bool,
@@ -22,16 +23,16 @@ struct Key {
     left_out: bool,
 }
 
-/// The keys of a record by path; `a.b` is a key of an object, `a[].b` one of the objects of a list.
+/// Keys of a record by path: `a.b` is a key of an object, `a[].b` one of the objects of a list.
 type Keys = BTreeMap<String, Key>;
 
-/// A field of a type: name, type, attributes.
+/// Field of a type: its name, its type, and its attributes.
 type Field = (String, String, String);
 
 /// The fields of structures by the name of the structure.
 type Structures = BTreeMap<String, Vec<Field>>;
 
-/// The structures of the sources, and the name of each record with the structure that it is.
+/// Returns the structures of the sources, and the name of each record with the name of its structure.
 fn structures() -> (Structures, Vec<(String, String)>) {
     let (mut found, mut variants) = (BTreeMap::new(), Vec::new());
     for source in SOURCES {
@@ -61,7 +62,7 @@ fn structures() -> (Structures, Vec<(String, String)>) {
     (found, variants)
 }
 
-/// `TakenOut` as `taken_out`.
+/// Converts a name such as `TakenOut` to `taken_out`.
 fn snake(name: &str) -> String {
     let mut text = String::new();
     for character in name.chars() {
@@ -73,7 +74,7 @@ fn snake(name: &str) -> String {
     text
 }
 
-/// Adds the keys of a structure below a prefix. `left_out`: whether all of the structure may be missing.
+/// Adds the keys of a structure, below a prefix. `left_out` tells whether the whole structure may be missing.
 fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mut Keys) {
     for (field, of, attributes) in &all[name] {
         if field == EVERYWHERE {
@@ -119,13 +120,13 @@ fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mu
 
 /// A section of the document.
 struct Section {
-    /// The keys of its table.
+    /// Keys in the section's table.
     keys: Keys,
-    /// Examples of the section.
+    /// Examples in the section.
     examples: Vec<Value>,
 }
 
-/// The sections of the third level by heading.
+/// Returns the sections of the third level, by heading.
 fn sections(page: &str) -> BTreeMap<String, Section> {
     let mut rows: BTreeMap<String, (Vec<&str>, Vec<Value>)> = BTreeMap::new();
     let mut heading = String::new();
@@ -159,7 +160,7 @@ fn documented(tables: &BTreeMap<&str, &[&str]>, name: &str, prefix: &str, left_o
         let cells: Vec<&str> = row.trim_matches('|').splitn(3, '|').map(str::trim).collect();
         let [key, kind, meaning] = cells[..] else { panic!("{name}: not three cells: {row}") };
         let own = key.split('`').nth(1).unwrap_or_default();
-        // An object inside a group has its keys whenever it is there.
+        // An object inside a group has its keys whenever the object is present.
         let absent = left_out && !own.contains('.') || meaning.contains("left out");
         if let Some((_, group)) = key.split_once("keys of [") {
             let group = group.split(']').next().unwrap_or_default();

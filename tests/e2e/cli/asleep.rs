@@ -1,4 +1,4 @@
-//! Threads that sleep in the kernel where nobody can stop them while something is removed: their gs base cannot be set back then.
+//! Tests of removals while a thread sleeps in the kernel where nobody can stop it, so that its gs base cannot be restored.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{
@@ -7,10 +7,10 @@ use ingraft_testing::{
 
 use crate::{tool, unprivileged_tool};
 
-/// Ways in which the sleeper sleeps.
+/// Ways in which the target's sleeper can sleep.
 const WAYS: [&str; 2] = ["vfork", "fault"];
 
-/// Has the sleeper sleep, and waits until it does. `None` where this machine does not let it, which is printed.
+/// Makes the sleeper sleep, and waits until it does. If this machine does not let it sleep in this way, prints so and returns `None`.
 fn put_to_sleep(target: &mut Mutatee, how: &str) -> Option<i32> {
     let reply = target.ask(how);
     if let Some(why) = reply.lines.iter().find_map(|line| line.strip_prefix("skipped ")) {
@@ -23,7 +23,7 @@ fn put_to_sleep(target: &mut Mutatee, how: &str) -> Option<i32> {
     Some(tid)
 }
 
-/// Panics unless the answer says that everything is out but the memory, and whom that waits for.
+/// Panics unless the report says that the text is restored, that memory is left, and that the removal of the memory waits for the sleeper.
 #[track_caller]
 fn assert_unfinished(outcome: &Outcome, sleeper: i32) {
     let removed = outcome.one("removed");
@@ -33,7 +33,7 @@ fn assert_unfinished(outcome: &Outcome, sleeper: i32) {
     assert!(outcome.stderr.contains(&sleeper.to_string()), "a warning names it: {outcome:#?}");
 }
 
-/// Panics unless threads have counters of their own, their calls can be timed, and nothing remains.
+/// Panics unless a count has values by thread, calls can be timed, and nothing remains after both.
 #[track_caller]
 fn assert_measurable(tool: &Tool, target: &mut Mutatee, before: &Text) {
     let session = tool.count(target.pid(), &["work"]);
@@ -61,7 +61,7 @@ fn has_area(pid: i32) -> bool {
     target::maps(pid).iter().any(|mapping| mapping.name.contains("memfd:ingraft"))
 }
 
-/// A target whose sleeper has counted and sleeps now, with the command that counts it.
+/// Returns a target whose sleeper has counted and sleeps now, with the command that counts it.
 fn counted_and_asleep(tool: &Tool, how: &str) -> Option<(Mutatee, Text, Session, i32)> {
     put_counted_to_sleep(tool, Mutatee::start("asleep", &[]), how)
 }
@@ -123,7 +123,7 @@ fn measured_again_before_the_sleeper_wakes() {
     for how in WAYS {
         let Some((mut target, before, session, sleeper)) = counted_and_asleep(&tool, how) else { continue };
         assert_unfinished(&session.interrupt().assert_code(0), sleeper);
-        // another engine, and the sleeper still has what the first one gave it
+        // Another engine inserts this measurement. The sleeper still has the gs base that the first engine set.
         let session = tool.count(target.pid(), &["work"]);
         target.ask("work 30").assert_right();
         target.ask("wake").assert_right();

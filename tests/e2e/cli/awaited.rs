@@ -1,4 +1,5 @@
-//! Functions of libraries that come later: they are waited for where their module is named, and a name that nobody has is told.
+//! Tests of functions in libraries that are loaded later. If a request names the module, the command waits; a name that nothing has is
+//! reported.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,10 +39,10 @@ fn waiting_does_not_hide_a_wrong_name() {
     let target = Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")]);
     let (before, pid) = (Text::of(target.pid()), target.pid_text());
     let wait = |what: &[&str]| tool().run([&["count", "-p", &pid, "--wait", "10s", "--for", "10ms"], what].concat());
-    // the module is there and has no such function
+    // The module is loaded, but has no such function.
     let _ = wait(&["loads:local_wrok"]).assert_error(3, &["local_wrok"]);
     let _ = wait(&["local_wrok"]).assert_error(3, &["local_wrok"]);
-    // nothing ever came, and one module has almost that name
+    // No module of this name is ever loaded, and one module has a similar name.
     let outcome = wait(&["libcc:malloc"]).assert_code(3);
     assert!(outcome.stderr.contains("waiting for libcc") && outcome.stderr.contains("`libc`"), "{}", outcome.stderr);
     let outcome = wait(&["libcc:malloc", "loads:local_work"]).assert_code(0);
@@ -51,7 +52,7 @@ fn waiting_does_not_hide_a_wrong_name() {
 
 #[test]
 fn a_started_program_is_always_waited_for() {
-    // the one of the system: others may be scripts that start it
+    // This is the interpreter of the system; other programs named python3 may be scripts that start it.
     const PYTHON: &str = "/usr/bin/python3";
     if !std::path::Path::new(PYTHON).exists() {
         skip!("{PYTHON} is not there");
@@ -75,7 +76,7 @@ fn a_started_program_that_never_loads_it_is_an_error() {
     let _ = tool().run(["count", "--until-exit", "true:no_such_function", "--", "true"]).assert_code(3);
 }
 
-/// A program that needs many libraries; each has a constructor that calls a function.
+/// Builds a program that needs many libraries, each of which has a constructor that calls a function.
 fn crowd(directory: &std::path::Path, many: usize) -> String {
     std::fs::write(directory.join("main.c"), "int main(void) { return 0; }").expect("a source");
     let mut build = Command::new("gcc");
@@ -89,7 +90,7 @@ fn crowd(directory: &std::path::Path, many: usize) -> String {
     directory.join("crowd").to_str().expect("a path").to_owned()
 }
 
-/// The shortest of some runs: what else goes on on the machine does not make it shorter.
+/// Returns the time of the shortest of five runs, because other work on the machine only makes runs longer.
 fn shortest(mut run: impl FnMut()) -> Duration {
     let time = |_| {
         let begin = Instant::now();
@@ -112,7 +113,7 @@ fn a_program_with_many_libraries_is_held_few_times() {
     let outcome = run("*:plugin_born");
     assert_eq!(outcome.all("count").len(), MANY);
     assert_eq!(outcome.counts()["plugin_born"], MANY as u64, "every constructor is counted");
-    // what a program without libraries takes is not the libraries'
+    // The time for a program without libraries is not counted for the libraries.
     let alone = shortest(|| drop(tool().run(["count", "--until-exit", "true:*", "--", "true"])));
     let own = shortest(|| drop(output(Command::new(&program).current_dir(directory.path()))));
     let measured = shortest(|| drop(run("main")));

@@ -1,5 +1,5 @@
-//! Servers that fork a process for each client or on command, followed from their first process on: no call is lost, compared with their own
-//! statistics.
+//! Tests of servers that fork a process for each client or on command. The tests follow the children from their beginning, and compare the
+//! counts with the server's own statistics: no call may be lost.
 
 use std::process::Stdio;
 
@@ -11,7 +11,8 @@ use nix::unistd::Pid;
 
 use crate::tool;
 
-/// Watches metrics in a process and in the children that it will have; returns when it and `others`, those it has, are attached.
+/// Watches metrics in a process and in the children that it will have. Returns when the process and `others`, its present children, are
+/// attached.
 pub(crate) fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
     let pid = pid.to_string();
     let fixed = ["watch", "-p", &pid, "--follow", "fork", "--interval", "200ms", "--max-overhead", "10000"];
@@ -22,7 +23,7 @@ pub(crate) fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
     session
 }
 
-/// The last value of a metric in a process and the children that it had since.
+/// Returns the last value of a metric in a process, including the children that it had since the insertion.
 #[track_caller]
 pub(crate) fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
     let samples = outcome.all("sample");
@@ -30,13 +31,13 @@ pub(crate) fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
     of_pair.and_then(|s| s["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}: {outcome:#?}"))
 }
 
-/// Returns a statistic of the server, over all statements but those that ask for statistics.
+/// Returns a statistic of the server over all statements, except those that ask for statistics.
 fn told(sql: &mut PostgresSession, what: &str) -> f64 {
     let answer = sql.ask(&format!("select {what} from pg_stat_statements where query not like '%pg_stat%';"));
     answer.parse().expect("a number")
 }
 
-/// Runs pgbench, and compares what was measured in its backends, so many processes, with what the server says.
+/// Runs pgbench, and compares the values measured in its backends with what the server reports. `processes` is the number of new backends.
 fn pgbench(arguments: &[&str], processes: u64) {
     let postgres = match Postgres::start() {
         Ok(postgres) => postgres,
@@ -58,8 +59,9 @@ fn pgbench(arguments: &[&str], processes: u64) {
     let of = |metric: &str| value_in(&outcome, postgres.pid(), metric);
     assert_eq!((of("postgres_executions"), of("postgres_execution_latency")), (calls, calls));
     let ms = of("postgres_execution_time") as f64 / 1e6;
-    // PostgreSQL's own clock runs inside of the function. In a new process, the measured code lies in pages that the process has not
-    // touched.
+    // PostgreSQL reads its own clock inside of the measured function, so its times are shorter. In a new process, the measured code lies
+    // in
+    // pages that the process has not touched.
     let off = 0.01 * time + 0.002 * calls as f64 + 0.02 * processes as f64;
     assert!((ms - time).abs() < off, "{ms} ms, but PostgreSQL says {time} ms in {calls} calls");
     println!("{calls} calls, {ms:.3} ms; PostgreSQL says {time:.3} ms");

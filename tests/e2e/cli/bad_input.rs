@@ -1,4 +1,5 @@
-//! Bad input and bad luck, line by line: one line what, one line what to do, the documented exit code, the target untouched.
+//! Tests of bad input and failures: the report has one line with the problem and one with advice, the exit code is the documented one, and
+//! the target is untouched.
 
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use ingraft_testing::{Mutatee, Outcome, is_root, open_directory, output, program
 
 use crate::{tool, unprivileged_tool};
 
-/// Attaches to one function and fails as expected; the target keeps its code.
+/// Runs a command that must fail in this way, and checks that the target keeps its code.
 #[track_caller]
 fn refused(target: &Mutatee, arguments: &[&str], code: i32, words: &[&str]) -> Outcome {
     let before = Text::of(target.pid());
@@ -77,7 +78,7 @@ fn several_processes_of_a_name() {
     let name = unique.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
     let first = Mutatee::spawn(Command::new(&unique).arg("1"));
     let session = {
-        // Alone it is found by its name.
+        // If only one process has the name, it is found by the name.
         let mut session = tool().start(["count", "-n", &name, "work_0"]);
         session.wait_for("attached");
         session
@@ -97,7 +98,7 @@ fn functions_that_do_not_exist() {
     refused(&target, &["count", "-p", &pid, "no_such_module:work_0"], 3, &["no_such_module"]);
     refused(&target, &["count", "-p", &pid, "threads+0x3"], 3, &["threads+0x3"]);
     refused(&target, &["count", "-p", &pid, "threads+0xffffffffffffffff"], 3, &["threads+0x"]);
-    // One of two is wrong: nothing is done at all.
+    // If one of two functions is wrong, neither is inserted.
     refused(&target, &["count", "-p", &pid, "work_0", "no_such_function"], 3, &["no_such_function"]);
 }
 
@@ -116,7 +117,7 @@ fn an_ambiguous_function() {
     let session = tool().count(target.pid(), &["libother:plugin_work"]);
     let truth = target.ask("call 10");
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    // dlsym looks into the library that was opened.
+    // dlsym looks for the function in the library that was opened.
     assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
 }
 
@@ -152,7 +153,7 @@ fn a_kernel_thread() {
 fn a_zombie() {
     let mut target = Mutatee::start("corner", &[]);
     let zombie = target.ask("zombie").after("child").to_owned();
-    // A zombie is no process any more that could be measured.
+    // A zombie has no memory any more, so it cannot be measured.
     let _ = tool().run(["count", "-p", &zombie, "work"]).assert_error(3, &["zombie", "ended"]);
 }
 
@@ -178,7 +179,7 @@ fn somebody_else_traces_it() {
     let outcome =
         tool().run(["count", "-p", &target.pid_text(), "work_0"]).assert_error(4, &["traced", "tracer", "debugger"]);
     assert!(outcome.stderr.contains(&std::process::id().to_string()), "the tracer is named: {outcome:#?}");
-    // Whoever is in no hurry waits for the tracer's end, or for Ctrl-C.
+    // With `--wait`, the command waits for the tracer's end, or for Ctrl-C.
     let arguments = ["count", "-p", &target.pid_text(), "work_0", "--wait", "1h"];
     let mut given_up = tool().start(arguments);
     given_up.wait_for_word("deferred");
@@ -234,7 +235,7 @@ fn a_target_that_is_not_dumpable() {
 fn a_32_bit_target() {
     let directory = open_directory();
     let source = directory.path().join("small.s");
-    // pause() for ever
+    // The program calls pause() for ever.
     std::fs::write(&source, ".globl _start\n_start: movl $29, %eax\nint $0x80\njmp _start\n").expect("a source");
     let program = directory.path().join("small");
     let built = Command::new("gcc").args(["-m32", "-nostdlib", "-static", "-o"]).arg(&program).arg(&source).output();
@@ -299,7 +300,7 @@ fn a_full_disk() {
     if !mounted.is_ok_and(|status| status.success()) {
         skip!("no file system can be mounted here");
     }
-    // Full but for a page: directories can be made, a journal cannot be written.
+    // The file system has only about a page left: directories can be made, but no journal can be written.
     let _ = std::fs::write(directory.path().join("filler"), vec![0_u8; 16 << 10]);
     let target = Mutatee::start("threads", &["1"]);
     let before = Text::of(target.pid());
@@ -339,8 +340,8 @@ fn no_daemon() {
 
 #[test]
 fn hostile_files_on_disk() {
-    // A process whose executable is fine but which maps a library that is damaged in every header field in turn: analysis must say
-    // what it cannot use and go on with the rest.
+    // The executable of the process is sound, but it maps a library that is damaged in one header field after the other. The analysis must
+    // report the parts that it cannot use and continue with the rest.
     let directory = open_directory();
     let good = std::fs::read(program("libplugin.so").expect("gcc")).expect("a library");
     let mut target = Mutatee::start("corner", &[]);
@@ -359,7 +360,7 @@ fn hostile_files_on_disk() {
     assert_eq!(session.interrupt().assert_code(0).calls("work"), 3, "{pid}");
 }
 
-/// A metric under a flag that can be set nowhere counts nothing, however well its own code is woven.
+/// A metric counts nothing if its flag can be set nowhere, even if its own code is woven.
 #[test]
 fn a_focus_that_cannot_be_instrumented() {
     let target = Mutatee::start("shapes", &[]);
@@ -392,7 +393,7 @@ fn a_focus_that_cannot_be_instrumented() {
     assert_eq!((&told["metric"], &told["function"]), (&"inside".into(), &name.into()), "{told}");
 }
 
-/// A metric that could only ever be 0 is refused.
+/// A metric is refused if its value could only ever be 0.
 #[test]
 fn metrics_that_measure_nothing() {
     let target = Mutatee::start("threads", &["1"]);

@@ -1,4 +1,4 @@
-//! Children that are born inside a call go on with it: flags are up, timers run and calls are open in them as in the thread that forked.
+//! Tests of children that are born inside a measured call: their flags, timers and open calls are those of the thread that forked.
 
 use ingraft_testing::server::Nginx;
 use ingraft_testing::target::{self, Text};
@@ -12,10 +12,10 @@ use crate::tool;
 const INSIDE: &str = "resourceList works is procedure { items { \"work\" }; flavor { unix }; }
     metric worked { name \"worked\"; units calls; aggregateOperator sum; style EventCounter; constraint insideFunction;
     base is counter { foreach f in works append preInsn f.entry constrained (* worked++; *) } }\n";
-/// Of a time: what lies between the program's own look at a clock and the entry, exit or birth that it stands for, for each process, on a machine with
-/// more to do than it has processors.
+/// Tolerance for each process: the time between the program's reading of its clock and the entry, exit or birth for which the reading
+/// stands, on a machine with more threads than processors.
 const EDGE_NS: u64 = 2_000_000;
-/// Longest time from the end of a thread to the look by which it is noticed.
+/// Longest time from the end of a thread until the engine notices the end.
 const LOOK_NS: u64 = 20_000_000;
 
 fn last(outcome: &Outcome, metric: &str) -> u64 {
@@ -24,8 +24,8 @@ fn last(outcome: &Outcome, metric: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {metric}: {outcome:#?}"))
 }
 
-/// Has children be born in these ways while `serve` is measured with flag, wall timer, timer of processor time and histogram, and returns what the
-/// program says itself.
+/// Measures `serve` with a flag, a wall timer and a timer of processor time while it makes children in these ways. Returns the outcome and
+/// the program's own account.
 fn bear(program: &str, ways: &[&str]) -> (Outcome, Reply) {
     let mut target = Mutatee::start(program, &[]);
     let before = Text::of(target.pid());
@@ -80,8 +80,9 @@ fn by_fork_from_another_thread() {
     assert_times(&outcome, &truth);
 }
 
-/// They end inside the call: their timers end with them, when that is noticed. Of processor time only the last moment may be missing; wall time goes on
-/// until then.
+/// These children end inside the call. Their timers stop when the engine notices the end: processor time may lack only the last moment,
+/// and
+/// wall time runs on until then.
 #[test]
 fn children_that_end_in_the_middle() {
     let (outcome, truth) = bear("births", &["leave"]);
@@ -104,14 +105,14 @@ fn by_vfork() {
     assert_times(&outcome, &truth);
 }
 
-/// The C library does not know of them: they have the number of the thread that made them, and count there.
+/// The C library does not know these children: they have the number of the thread that made them, and count there.
 #[test]
 fn by_clone_without_the_c_librarys_knowledge() {
     let (outcome, truth) = bear("births", &["clone", "syscall"]);
     assert_eq!(last(&outcome, "worked"), truth.number("calls work"), "{outcome:#?}");
 }
 
-/// The ages of processes, and their processor times, in nanoseconds.
+/// Returns the sums of the ages and of the processor times of processes, in nanoseconds.
 fn lives(pids: &[i32]) -> [u64; 2] {
     let first = |path: String| {
         let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
@@ -127,10 +128,10 @@ fn lives(pids: &[i32]) -> [u64; 2] {
     [pids.iter().map(age).sum(), pids.iter().map(cpu).sum()]
 }
 
-/// Workers are born in the master's main function and never leave it: all that they do is inside.
+/// Workers are born inside the master's main function and never leave it, so all their work is inside of it.
 #[test]
 fn workers_of_nginx_are_inside_what_made_them() {
-    /// Of figures in hundredths of a second.
+    /// Tolerance for times that the kernel tells in hundredths of a second.
     const SLACK_NS: u64 = 50_000_000;
     let nginx = match Nginx::start() {
         Ok(nginx) => nginx,
@@ -164,7 +165,7 @@ fn workers_of_nginx_are_inside_what_made_them() {
         own.unwrap_or_else(|| panic!("no {metric}: {outcome:#?}"))
     });
     assert_eq!(requests["value"].as_u64(), Some(served), "{outcome:#?}");
-    // what the master did before the measurement is not in it
+    // The values lack the time of the master before the measurement.
     for (n, seen) in [wall, cpu].into_iter().enumerate() {
         let (least, most) = (least[n] - latest[n], most[n] - earliest[n] + SLACK_NS);
         let value = seen["value"].as_u64().expect("a time");

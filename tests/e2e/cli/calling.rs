@@ -1,4 +1,4 @@
-//! Definitions that call functions of the program: what they return, and that the program is none the worse for it.
+//! Tests of definitions that call functions of the program: the results are right, and the program is unharmed.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Session, scaled, source_directory};
@@ -52,9 +52,9 @@ fn values_are_those_that_the_functions_return() {
     let nested = |i: i64| i * helper(helper(1, 0), helper(i, 0)) + 1;
     assert_eq!(value(&outcome, pairs[1]), (0..n).map(nested).sum::<i64>());
     assert_eq!(value(&outcome, pairs[2]), 3 * n);
-    // which of its codes it is was chosen when the program started
+    // The loader chose one of several versions of the function when the program started.
     assert_eq!(value(&outcome, pairs[3]), 4 * n);
-    // both sides of || are computed
+    // Both sides of `||` are computed.
     assert_eq!(truth.tally("helper"), 6 * n.cast_unsigned());
     target::assert_clean(target.pid(), &before);
     target.ask("work 10").assert_right();
@@ -69,7 +69,7 @@ fn what_a_called_function_does_is_not_counted() {
     let n = scaled(10_000, 500_000);
     let truth = target.ask(&format!("work {n}"));
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    // the program's own calls, although the function ran twice as often
+    // Only the program's own calls are counted, although the function ran twice as often.
     assert_eq!(pairs.map(|pair| value(&outcome, pair)), [6 * n.cast_signed(), n.cast_signed(), 0]);
     assert_eq!((truth.tally("work"), truth.tally("reenter")), (2 * n, n));
     target::assert_clean(target.pid(), &before);
@@ -118,7 +118,7 @@ fn removal_waits_for_a_call_to_return() {
     assert_eq!(value(&outcome, "lingering@/Code/guest/gate"), 0);
     before.assert_in(target.pid());
     assert!(target::arenas(target.pid()) > 0, "a thread is to return there");
-    // as long as it has not, nothing can take them away
+    // As long as the thread has not returned, no command can unmap the arena.
     tool().detach(target.pid());
     assert!(target::arenas(target.pid()) > 0);
     target.ask("leave").assert_right();

@@ -1,4 +1,4 @@
-//! Code before and behind the calls that functions make: counts, arguments, results and times against the program's own.
+//! Tests of code before and after the calls that functions make: counts, arguments, results and times must equal the program's own.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn definitions() -> String {
     path.to_str().expect("a path").to_owned()
 }
 
-/// Watches pairs while the target does something; the last sample of each.
+/// Watches pairs while the target obeys `run`, and returns the last sample of each.
 fn watch(target: &mut Mutatee, pairs: &[&str], run: impl FnOnce(&mut Mutatee)) -> (Outcome, Vec<i64>) {
     let before = Text::of(target.pid());
     let (pid, file) = (target.pid_text(), definitions());
@@ -83,7 +83,7 @@ fn calls_that_end_by_exceptions_and_jumps() {
         assert_eq!(told.tally("caught"), u64::try_from(n).expect("small"));
         t.ask(&format!("jump {n}")).assert_right();
     });
-    // thrower, what begins and ends the catching, direct; _setjmp, jumper, direct
+    // A throw makes four calls: thrower, two that begin and end the catching, and direct. A jump makes three: _setjmp, jumper and direct.
     assert_eq!(values, [4 * n, 3 * n]);
     target.ask("throw 100").assert_right();
 }
@@ -96,7 +96,7 @@ fn callees_that_are_measured_themselves_are_left_out() {
         t.ask(&format!("make {n}")).assert_right();
         t.ask(&format!("libraries {n}")).assert_right();
     });
-    // of the six calls that a round makes, the direct one is measured itself
+    // A round makes six calls. One of them, `direct`, is measured itself and therefore left out.
     assert_eq!(values, [5 * n + n, 0]);
 }
 
@@ -111,7 +111,7 @@ fn calls_side_by_side_and_jumped_past() {
     });
     let calls = 3 * n + n / 2 + (n + 2) / 3;
     assert_eq!(values[..2], [calls, calls]);
-    // what is measured apart is the whole, but for what lies between two readings
+    // The two parts that are measured separately make up the whole, except for the time between two readings.
     assert!(values[2] > 0 && values[3] > 0 && values[2] + values[3] <= values[4], "{values:?}");
     target.ask("crowd 100").assert_right();
 }
@@ -155,7 +155,7 @@ fn as_many_as_callgrind_sees() {
     };
     let directory = ingraft_testing::open_directory();
     let file = directory.path().join("out");
-    // bound at once: what the loader does at a first call would be calls of the caller
+    // The program binds all functions at its start. Otherwise the loader's work at a first call would count as calls of the caller.
     let status = Command::new("valgrind")
         .args(["-q", "--tool=callgrind", &format!("--callgrind-out-file={}", file.display())])
         .env("LD_BIND_NOW", "1")

@@ -1,4 +1,5 @@
-//! Calls that began before a measurement: what depends on them is as if they had been seen, and nothing is counted for them.
+//! Tests of calls that began before a measurement: flags and timers are as if the engine had seen the calls begin, and the calls are not
+//! counted.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Reply, Session, Tool, scaled, source_directory};
@@ -10,7 +11,7 @@ fn inside() -> String {
     source_directory().join("tests/e2e/mdl/inside.mdl").to_str().expect("a path").to_owned()
 }
 
-/// The first sample of a metric that was taken later than the program's clock says.
+/// Returns the first sample of a metric that was taken after the time `ns` of the program's clock.
 fn sample_after(session: &mut Session, metric: &str, ns: u64) -> (u64, i64) {
     loop {
         let sample = session.wait_for("sample");
@@ -21,7 +22,7 @@ fn sample_after(session: &mut Session, metric: &str, ns: u64) -> (u64, i64) {
     }
 }
 
-/// Values of the metrics at a moment that the halted program names.
+/// Values of the metrics at a moment at which the program has halted and whose time it states.
 struct Seen {
     inside: i64,
     calls: i64,
@@ -31,8 +32,9 @@ struct Seen {
 impl Seen {
     fn after(session: &mut Session, truth: &Reply) -> Seen {
         let now = truth.number("now");
-        // The timers of halted threads run on at a known rate. A sample whose time a busy machine takes late has too little for it, so the largest
-        // of some counts.
+        // The timers of halted threads run on at a known rate. If a busy machine takes the time of a sample late, the computed value is
+        // too small,
+        // so the largest of five counts.
         let wall = (0..5).map(|_| {
             let (time, value) = sample_after(session, "wall_time", now);
             value - (truth.number("threads") * (time - now)).cast_signed()
@@ -42,15 +44,16 @@ impl Seen {
         Seen { inside: value("naps_inside"), calls: value("calls"), wall }
     }
 
-    /// Panics unless what came since an earlier moment is what the program says.
+    /// Panics unless the changes since an earlier moment are those that the program reports.
     #[track_caller]
     fn assert_since(&self, earlier: &Seen, truth: &Reply, truth_earlier: &Reply) {
         let since = |what: &str| (truth.number(what) - truth_earlier.number(what)).cast_signed();
         assert_eq!(self.calls - earlier.calls, since("tally nap"));
         assert_eq!(self.inside - earlier.inside, since("inside"));
         let (measured, own) = (self.wall - earlier.wall, since("ns"));
-        // A thread that loses its processor between the program's reading of the clock and ours is as far off as a loaded machine makes it wait; a
-        // timer that were wrong would be off by a thread's whole time.
+        // If a thread loses its processor between the program's reading of the clock and ours, the difference is the time for which a
+        // loaded machine
+        // makes it wait. A wrong timer would be off by a thread's whole time.
         let waited = 150_000_000;
         assert!((measured - own).abs() <= own / 100 + waited, "{measured} ns, but {own} by the program's clock");
     }
@@ -93,7 +96,7 @@ fn flags_and_timers_of_threads_that_run() {
     catch_up_with_threads_that_run(&tool());
 }
 
-/// Panics unless what depends on calls in progress is as if they had been seen.
+/// Panics unless flags and timers are as if the engine had seen the calls in progress begin.
 pub fn catch_up_with_threads_that_run(tool: &Tool) {
     let mut target = Mutatee::start("onstack", &["5"]);
     let before = Text::of(target.pid());
@@ -160,7 +163,7 @@ fn an_exception_ends_what_it_leaves() {
     };
     let n = i64::try_from(n).expect("small");
     assert_eq!(value("calls"), 3 * n);
-    // only the cleanup of the frame that the exception goes through runs before anything of ours sees it
+    // The cleanup of a frame runs before woven code notices the exception, so a nap in it still counts as inside.
     assert_eq!(value("naps_inside"), 2 * n);
     target::assert_clean(target.pid(), &before);
     target.ask("throw 100").assert_right();

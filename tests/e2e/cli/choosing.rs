@@ -1,4 +1,5 @@
-//! Several targets by one name, by a control group, or one by one: each is measured, later ones too, and one that is gone keeps no other from it.
+//! Tests of several targets, named by one name, by a control group, or one by one. Later processes are measured too, and one that is gone
+//! does not prevent the measurement of the others.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use ingraft_testing::{Mutatee, Outcome, program, skip};
 
 use crate::tool;
 
-/// A program of a name that no other test has.
+/// A program with a name that no other test uses.
 struct Own {
     directory: tempfile::TempDir,
     name: String,
@@ -31,7 +32,7 @@ impl Own {
     }
 }
 
-/// The calls of a function in one of several processes.
+/// Returns the calls of a function in one of several processes.
 fn calls_in(outcome: &Outcome, target: &Mutatee, function: &str) -> u64 {
     let counts = outcome.all("count");
     let its = counts.iter().find(|c| c["pid"] == target.pid() && c["function"] == function);
@@ -85,7 +86,7 @@ fn later_processes_of_a_name_are_measured_too() {
     first.ask("fork 5 1").assert_right();
     second.ask("fork 7 1").assert_right();
     let outcome = session.interrupt().assert_code(0);
-    // once in the parent for each child, and once in each child
+    // The parent calls the function once for each child, and each child calls it once.
     assert_eq!(calls_in(&outcome, &first, "parent_work"), 5 + 5, "children that are born meanwhile count with it");
     assert_eq!(calls_in(&outcome, &second, "parent_work"), 7 + 7);
     let since = |target: &Mutatee| {
@@ -122,7 +123,7 @@ fn a_list_of_processes_has_parents_and_titles() {
     assert_eq!(process["title"].as_str(), own.path().to_str());
 }
 
-/// A control group of version 2 that ends with its test.
+/// A control group of version 2, which is removed at the end of its test.
 struct Group(PathBuf);
 
 impl Group {

@@ -1,4 +1,5 @@
-//! Times by the kernel's clock, which is asked through the vDSO where the time stamp counter is none: chosen here, where both are clocks.
+//! Tests of times by the kernel's clock. The engine reads it through the vDSO if the time stamp counter is no clock; the tests choose it
+//! by a flag.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Tool, program, scaled, wait_until};
@@ -31,7 +32,8 @@ fn eight_threads_that_never_rest_by_the_kernels_clock() {
     rounds::timers_come_and_go(&vdso_tool(), "8");
 }
 
-/// A thread that was interrupted while our code asks for the time returns there when its handler ends, be it on another stack.
+/// If a signal interrupts a thread while our code reads the clock, the thread returns to that code after the handler, even if the handler
+/// uses another stack.
 #[test]
 fn handlers_that_interrupt_readings_of_the_clock() {
     let mut target = Mutatee::start("ticks", &["4"]);
@@ -48,7 +50,7 @@ fn handlers_that_interrupt_readings_of_the_clock() {
     assert_eq!(target.ask("beat").number("wrong"), 0);
 }
 
-/// The clock may have to ask the kernel, which a filter may forbid.
+/// Reading the clock may need a system call, which a filter may forbid.
 #[test]
 fn a_filtered_program_has_counts_but_no_times_by_the_kernels_clock() {
     let mut target = Mutatee::start("loads", &[program("libplugin.so").expect("gcc").to_str().expect("a path")]);

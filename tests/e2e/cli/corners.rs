@@ -1,4 +1,5 @@
-//! Targets in difficult states: stopped, filtered, short of memory, with their own gs base, deleted, replaced, loading libraries, going away.
+//! Tests of targets in difficult states: stopped, filtered, short of memory, with their own gs base, deleted, replaced, loading libraries,
+//! or ending.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::{tool, unprivileged_tool};
 
-/// A target of an unprivileged user, if the tests run as root; otherwise just a target.
+/// Starts a target as an unprivileged user if the tests run as root; otherwise as the same user.
 fn unprivileged(name: &str, directory: &Path, arguments: &[&str]) -> Mutatee {
     use std::os::unix::process::CommandExt;
     let mut command = Command::new(exposed(&program(name).expect("gcc"), directory));
@@ -66,7 +67,7 @@ fn a_process_that_shares_the_memory_is_held_and_counted_like_a_thread() {
         target.ask("go 100000").assert_right();
         let now = target.ask("spin").tally("work");
         assert!(now >= earlier + 200_000, "both have called");
-        // removed while the child is in it all the time
+        // The measurement is removed while the child stays inside the function.
         let outcome = session.interrupt().assert_code(0).assert_removed();
         assert!(outcome.calls("work") >= 400_000, "{outcome:#?}");
         target::assert_clean(target.pid(), &before);
@@ -151,7 +152,7 @@ fn a_target_that_takes_the_gs_base_while_it_is_measured() {
 
 #[test]
 fn a_thread_that_does_not_stop() {
-    // The only thread waits for its vfork child and cannot stop before that goes.
+    // The only thread waits for its vfork child and cannot stop before the child ends.
     let mut target = Mutatee::start("corner", &[]);
     let before = Text::of(target.pid());
     target.tell("hang");
@@ -212,7 +213,7 @@ fn libraries_that_come_and_go() {
     target.ask("open");
     let session = tool().count(target.pid(), &["plugin_work", "local_work"]);
     let truth = target.ask("call 50");
-    // Gone while it is measured, and another time at maybe the same place.
+    // The library is unloaded while it is measured, and loaded again, maybe at the same address.
     target.ask("close").assert_right();
     target.ask("call 10").assert_right();
     let outcome = session.interrupt().assert_code(0);

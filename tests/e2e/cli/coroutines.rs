@@ -1,4 +1,4 @@
-//! Calls that change their stack or their thread before they return: unharmed, and what cannot be measured is told.
+//! Tests of calls that change their stack or thread before they return: they are unharmed, and calls that cannot be measured are reported.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn coroutines_that_move_between_threads() {
     for function in ["work", "leaf"] {
         let seen = outcome.latency(function);
         let all = seen.calls + seen.left + seen.unrecorded;
-        // A return on another thread, or on one that has seen another stack since, is one whose entry is not known there.
+        // If a call returns on another thread, or its thread has used another stack since, the thread has no record of the entry.
         assert!(all <= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));
         assert!(all + seen.unseen >= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));
     }
@@ -36,7 +36,7 @@ fn coroutines_that_move_between_threads() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// The signal frame of a borrowed thread is larger than what is left of the stack on which that thread waits.
+/// The signal frame of a borrowed thread is larger than the rest of the stack on which the thread waits.
 #[test]
 fn a_coroutine_at_the_end_of_its_stack() {
     let mut target = Mutatee::start("pooled", &[]);
@@ -55,7 +55,7 @@ fn a_coroutine_at_the_end_of_its_stack() {
     }
 }
 
-/// Futures are polled again and again, each time by whichever worker is free; a poll itself is a call like any other. All of them are timed.
+/// Each poll of a future runs on any free worker, but is an ordinary call by itself. The test times all functions of the server.
 #[test]
 fn a_server_whose_tasks_move_between_threads() {
     let directory = open_directory();
@@ -78,7 +78,7 @@ fn a_server_whose_tasks_move_between_threads() {
     let samples = outcome.all("sample");
     let (first, last) = (samples[0], samples[samples.len() - 1]);
     let since = |key: &str| last[key].as_i64().expect("a number") - first[key].as_i64().expect("a number");
-    // Each thread is always in one of the program's functions; the pool may have started more of them meanwhile.
+    // Each thread is always in one of the program's functions. The pool may have started more threads meanwhile.
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the server lives").count();
     assert!(since("value") > 0 && since("value") <= since("time_ns") * (threads as i64 + 8), "{first} {last}");
     target::assert_clean(server.pid(), &before);

@@ -1,4 +1,4 @@
-//! Costs of measurements: limits that hold, metrics of the engine's own, the code and costs of metrics.
+//! Tests of costs: the limit holds, the engine's own metrics are right, and the code and the cost of metrics are shown.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome};
@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// The samples of a metric.
+/// Returns the samples of a metric.
 fn samples<'a>(outcome: &'a Outcome, metric: &str) -> Vec<&'a Value> {
     outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric).collect()
 }
 
-/// Panics unless `bench` is as before: it has one mapping of code by itself, its patches by hand.
+/// Panics unless `bench` is as before: it has one executable mapping of its own, with the patches made by hand.
 #[track_caller]
 fn assert_restored(pid: i32, before: &Text) {
     before.assert_in(pid);
@@ -22,7 +22,7 @@ fn assert_restored(pid: i32, before: &Text) {
 fn a_timer_that_costs_too_much_is_taken_out_within_two_seconds() {
     let mut target = Mutatee::start("bench", &[]);
     let before = Text::of(target.pid());
-    // 25 million calls a second, for longer than it takes
+    // The target makes 25 million calls per second, for longer than the test runs.
     target.tell("measure 2000000 120 1");
     let pid = target.pid_text();
     let pairs = ["wall_time@/Code/bench/woven", "calls@/Code/bench/woven"];
@@ -35,7 +35,7 @@ fn a_timer_that_costs_too_much_is_taken_out_within_two_seconds() {
     assert!(after < 2_000_000_000, "{after} ns");
     assert!(out["percent"].as_f64() > Some(5.0) && out["max_overhead"] == 5.0, "{out}");
     assert!(out["hits_per_s"].as_u64() > Some(1_000_000), "{out}");
-    // the count stays and is exact to the end, the time stays as it was
+    // The count stays and is exact to the end; the time does not change any more.
     let truth = target.reply();
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let times = samples(&outcome, "wall_time");
@@ -91,7 +91,7 @@ fn metrics_of_the_engines_own() {
     let (held, whole) = (ms(&attached, "stopped_ms"), ms(&attached, "attach_ms"));
     let paused = last("pause_time") as f64 / 1e6;
     let removed = ms(outcome.all("removed")[0], "stopped_ms");
-    // every hold for the insertion and for the removal, where `stopped_ms` is the longest one
+    // `pause_time` has all holds of the insertion and of the removal; `stopped_ms` is the longest one of each.
     assert!(
         paused >= held.max(removed) && paused <= whole + 20.0 * removed.max(1.0),
         "{paused} {held} {removed} {whole}"
@@ -102,7 +102,7 @@ fn metrics_of_the_engines_own() {
     assert!(last("active_threads") >= 4 && last("number_of_cpus") >= 1);
     assert_eq!(samples(&outcome, "active_processes")[0]["value"], 1);
     target::assert_clean(target.pid(), &before);
-    // without any code
+    // This metric needs no code in the target.
     let outcome = tool().run(["watch", "-p", &pid, "active_threads", "--for", "200ms"]).assert_code(0);
     assert!(samples(&outcome, "active_threads")[0]["value"].as_i64() >= Some(4));
     target::assert_clean(target.pid(), &before);
@@ -120,7 +120,7 @@ fn status_tells_what_each_pair_costs() {
     let session = tool.count(target.pid(), &["work_0", "work_1"]);
     target.ask("go 3000");
     let inserted = tool.inserted(target.pid());
-    // of another engine: what it costs is that engine's to know
+    // Another engine holds the measurement, and only that engine knows the cost.
     assert!(inserted[0]["observed_ns_per_s"].is_null());
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert!(outcome.all("cost")[0]["ns_per_s"].as_f64() > Some(0.0), "{outcome:#?}");

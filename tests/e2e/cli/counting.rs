@@ -1,4 +1,4 @@
-//! Counts are exact: one thread, many threads, threads that come and go, under load, in every kind of executable.
+//! Tests that counts are exact: with one thread, many threads, threads that begin and end, under load, and in every kind of executable.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use ingraft_testing::{Mutatee, Outcome, Reply, program, scaled, skip};
 
 use crate::tool;
 
-/// Compares counts of the eight functions with the program's own tallies, by thread where threads can be told apart.
+/// Compares the counts of the eight functions with the program's own tallies, and the counts of `work_0` by thread.
 fn assert_exact(outcome: &Outcome, truth: &Reply) {
     truth.assert_right();
     for (function, tally) in truth.tallies() {
@@ -23,7 +23,7 @@ fn one_function_of_one_thread() {
     let mut target = Mutatee::start("threads", &["1"]);
     let before = Text::of(target.pid());
     let tool = tool();
-    target.ask("solo 77"); // before anybody looks: must not be counted
+    target.ask("solo 77"); // before the measurement, so these calls must not be counted
     let session = tool.count(target.pid(), &["work_0"]);
     before.assert_not_in(target.pid());
     assert_eq!(target::tracer(target.pid()), 0, "untraced in the steady state");
@@ -92,11 +92,11 @@ fn sixty_four_threads_while_others_come_and_go() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// A thread that sleeps and is asked to stop has to wait for a processor behind all of them.
+/// If a sleeping thread is asked to stop, it has to wait for a processor until all these threads had one.
 #[test]
 fn hundreds_of_threads_that_want_a_processor() {
     let path = program("threads").expect("gcc");
-    // a session of its own, hence its own share of the processors (sched(7), autogroup)
+    // The target runs in a session of its own, and therefore has its own share of the processors (sched(7), autogroup).
     let mut target = Mutatee::spawn(Command::new("setsid").arg(path).arg("300"));
     let before = Text::of(target.pid());
     target.ask("spin");
@@ -151,7 +151,7 @@ fn all_functions_of_a_program_and_its_libraries() {
     target.ask("go 100").assert_right();
 }
 
-/// One kind of executable: counts by name are exact.
+/// Panics unless counts by name are exact in this kind of executable.
 fn exact_in(name: &str) {
     if let Err(why) = program(name) {
         skip!("{name}: {why}");
@@ -191,7 +191,7 @@ fn static_executable_with_musl() {
     exact_in("threads-musl-static");
 }
 
-/// No signal handler can return in this program: it has no code that calls rt_sigreturn(2).
+/// No signal handler of this program can return, because the program has no code that calls rt_sigreturn(2).
 #[test]
 fn static_executable_with_musl_and_without_handlers() {
     let path = match program("threads-musl-plain") {
@@ -212,7 +212,7 @@ fn executable_with_landing_places() {
 
 #[test]
 fn stripped_executable_by_offset() {
-    // The stripped program is the same build without its symbols: offsets are those of the other one.
+    // The stripped program is the same build without symbols, so it has the offsets of the other program.
     let mut target = Mutatee::start("threads-stripped", &["4"]);
     let symbols = ingraft_testing::output(Command::new("nm").arg(program("threads").expect("gcc")));
     let offset = |name: &str| {
@@ -263,7 +263,7 @@ fn go_program() {
     truth.assert_right();
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!(outcome.calls("main.work"), truth.tally("main.work"));
-    // Stack growth goes back to the first instruction: no call.
+    // When a stack grows, Go's code goes back to the first instruction of the function; this is no call.
     assert_eq!(outcome.calls("main.deep"), truth.tally("main.deep"));
     target::assert_clean(target.pid(), &before);
     target.ask("go 1000").assert_right();

@@ -1,4 +1,4 @@
-//! Processor times of calls, against the program's own clock of each thread.
+//! Tests of processor times of calls, compared with the program's own clock of each thread.
 
 use ingraft_testing::target::{self, Text, slice_slack_ns};
 use ingraft_testing::{Mutatee, Outcome, Reply, scaled, wait_until};
@@ -6,12 +6,12 @@ use ingraft_testing::{Mutatee, Outcome, Reply, scaled, wait_until};
 use crate::tool;
 
 const FUNCTIONS: [&str; 6] = ["--cpu", "burn", "doze", "both", "dive", "hold"];
-/// Time in nanoseconds that the program's own clock takes at the ends of a call. One side measures it and the other does not. Around a sleep,
-/// the only time to measure is the kernel's work of a switch. If the machine takes time away, that shows in it (`SLEEP_NS`).
+/// Time in nanoseconds that the program's own clock takes at the ends of a call; only one of the two measurements includes it. A call that
+/// sleeps has almost no processor time but the kernel's work for the switch, on which disturbances show (`SLEEP_NS`).
 const EDGE_NS: u64 = 5_000;
 const SLEEP_NS: u64 = 25_000;
 
-/// Calls exactly, times within one percent.
+/// Panics unless the numbers of calls are exact and the times are right within one percent.
 #[track_caller]
 fn assert_agrees(outcome: &Outcome, truth: &Reply) {
     for (function, calls) in truth.tallies().into_iter().filter(|(_, calls)| *calls > 0) {
@@ -103,7 +103,7 @@ fn a_running_timer_shows_the_time_so_far_and_never_goes_back() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// Returns the time that the kernel has charged a thread with, in nanoseconds. It may be a slice of time behind.
+/// Returns the processor time that the kernel has accounted to a thread, in nanoseconds. It may be one time slice behind.
 pub(crate) fn charged(pid: i32, tid: i32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).expect("the thread's statistics");
     text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number")
@@ -181,7 +181,7 @@ fn one_call_has_both_clocks() {
         cpu.abs_diff(own) * 100 <= own + 100 * (EDGE_NS * times + slice_slack_ns()),
         "{cpu}, by the program's clock {own}"
     );
-    // a sleep of 2 ms is no shorter, and of it next to nothing is processor time
+    // A sleep of 2 ms is not shorter, and almost none of it is processor time.
     assert!(value("idle_time") >= times * 1_900_000, "{}", value("idle_time"));
     target::assert_clean(target.pid(), &before);
 }

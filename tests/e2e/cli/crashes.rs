@@ -1,4 +1,4 @@
-//! `kill -9` at any moment: the target lives, is right, and `ingraft detach` restores it to the byte.
+//! Tests of `kill -9` at any moment: the target lives and computes correctly, and `ingraft detach` restores it to the byte.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use nix::sys::signal::Signal;
 
 use crate::tool;
 
-/// After a death: alive and not traced.
+/// Panics unless the target lives, and nobody traces it, after the death of the engine.
 fn assert_lives(target: &mut Mutatee, when: &str) {
-    // Said first, so that whatever fails below says when.
+    // The moment is printed first, so that it is known whatever fails below.
     eprintln!("{when}");
     assert!(target.alive(), "{when}: the target died");
     wait_until("nobody traces the target", || target::tracer(target.pid()) == 0);
     assert!(!matches!(target::state(target.pid()), 'T' | 't'), "{when}: the target is stopped");
 }
 
-/// It is right as well, and clean after `detach`.
+/// Panics unless the target also computes correctly, and `detach` restores it.
 fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str) {
     assert_lives(target, when);
     target.ask("rest");
@@ -31,7 +31,7 @@ fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str)
 
 #[test]
 fn before_every_touch_of_attach_insertion_and_removal() {
-    // waitpid(None) in the harness: the target is not to be collected with the program, so it is nobody's child here.
+    // The harness calls waitpid(None). It must not collect the target together with the program, so the target is not its child.
     let mut target = Mutatee::start("threads", &["2"]);
     let before = Text::of(target.pid());
     let tool = tool();
@@ -71,7 +71,7 @@ fn before_every_touch_of_catching_up() {
     assert!(frames > 0, "some calls are in progress");
     before_every_touch_of(&arguments, &tool, &mut |when| {
         assert_lives(&mut target, when);
-        // calls that were caught up end, others begin, with the code still there and without
+        // Calls that were caught up end and others begin, first with the code still there, then without it.
         target.ask("run 5000");
         tool.detach(target.pid());
         target::assert_clean(target.pid(), &before);
@@ -85,7 +85,7 @@ fn before_every_touch_of(arguments: &[&str], tool: &Tool, recovers: &mut dyn FnM
     };
     assert!(total > 10, "only {total} system calls touch the target");
     recovers("a run to the end");
-    // In the short form every step of a stride that meets all phases over several runs of the suite.
+    // The short form tries every step of a stride. Several runs of the suite together try all phases of the stride.
     let stride = if full() { 1 } else { (total / 40).max(1) };
     let phase = u64::from(std::process::id()) % stride;
     for n in (phase..total).step_by(usize::try_from(stride).expect("small")) {
@@ -100,7 +100,7 @@ fn at_random_moments_under_load() {
     let before = Text::of(target.pid());
     let tool = tool();
     target.ask("spin");
-    // The duration of one measurement from start to end tells which moments are worth dying at.
+    // The duration of one whole measurement limits the moments at which the engine is killed.
     let start = Instant::now();
     let outcome = tool.run(["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "20ms"]);
     let whole = start.elapsed();
@@ -137,7 +137,7 @@ fn while_it_counts() {
 
 #[test]
 fn detach_without_the_state_directory() {
-    // The target carries a copy of the journal.
+    // `detach` finds the copy of the journal in the target.
     let mut target = Mutatee::start("threads", &["4"]);
     let before = Text::of(target.pid());
     tool().count(target.pid(), &["threads:work_*"]).kill();
@@ -172,8 +172,8 @@ fn detach_all() {
     for target in &targets {
         tool.count(target.pid(), &["threads:work_*"]).kill();
     }
-    // A later engine with the same state directory may have restored the first ones already, and others on this machine may measure:
-    // theirs stay and make it 4.
+    // A later engine with the same state directory may have restored the first targets already. If others measure on this machine, their
+    // measurements stay, and the exit code is 4.
     let outcome = tool.run(["detach", "--all"]);
     assert!(matches!(outcome.status.code(), Some(0 | 4)), "{outcome:#?}");
     assert!(!outcome.all("removed").is_empty(), "{outcome:#?}");
@@ -200,7 +200,7 @@ fn terminated_properly_it_leaves_nothing() {
         assert!(!outcome.all("count").is_empty(), "{signal}: final values are printed");
         target::assert_clean(target.pid(), &before);
     }
-    // A signal while it still attaches: done or not, nothing is left.
+    // A signal may come while the command still attaches. Whether it has finished or not, nothing is left.
     for delay in [0, 1, 3, 10, 30, 60] {
         let tool = tool();
         let session = tool.start(["count", "-p", &target.pid_text(), "threads:*", "libc:*"]);
@@ -220,7 +220,7 @@ fn a_removal_waits_for_the_end_of_a_holder_that_was_killed() {
     let tool = tool();
     for _ in 0..scaled(10, 50) {
         let session = tool.count(target.pid(), &["libc:*"]);
-        // not waited for: it has much memory to give back, and keeps its locks until then
+        // The test does not wait for the end of the command, which has much memory to give back and keeps its locks until then.
         session.signal(Signal::SIGKILL);
         let _ = tool.detach(target.pid()).assert_removed();
         session.kill();

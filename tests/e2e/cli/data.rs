@@ -1,4 +1,4 @@
-//! Data of the program in metrics: variables, members, memory; against what the program itself says that it holds.
+//! Tests of metrics that use data of the program (variables, members, memory), compared with what the program itself reports.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ fn file() -> String {
     source_directory().join("tests/e2e/mdl/data.mdl").to_str().expect("a path").to_owned()
 }
 
-/// The last values of metrics of [`file`] while the program obeys commands.
+/// Returns the last values of metrics of [`file`], measured while the program obeys commands.
 fn values(target: &mut Mutatee, metrics: &[&str], commands: &[&str]) -> BTreeMap<String, i64> {
     let metrics: Vec<String> = metrics.iter().map(|m| format!("data_{m}")).collect();
     let found = values_of(target, &file(), &metrics, commands);
@@ -21,7 +21,7 @@ fn values(target: &mut Mutatee, metrics: &[&str], commands: &[&str]) -> BTreeMap
 fn values_of(target: &mut Mutatee, name: &str, metrics: &[String], commands: &[&str]) -> BTreeMap<String, i64> {
     let before = Text::of(target.pid());
     let pid = target.pid_text();
-    // what reads memory costs more than a careful limit allows in a loop of nothing else
+    // The program calls nothing but these functions, so readings of memory exceed the usual limit of the cost.
     let fixed = ["watch", "-p", &pid, "-I", name, "--max-overhead", "100"];
     let mut session = tool().start(fixed.into_iter().chain(metrics.iter().map(String::as_str)));
     session.wait_for("attached");
@@ -45,7 +45,7 @@ fn refused(target: &Mutatee, metric: &str) -> Outcome {
     outcome
 }
 
-/// Returns the program's own tallies of the members that its calls were given.
+/// Returns the program's own sums of the members that its calls got.
 fn truth(target: &mut Mutatee) -> BTreeMap<String, i64> {
     let reply = target.ask("serve 0");
     let members = ["kind", "depth", "port", "length", "colour", "weight", "second", "history"];
@@ -63,7 +63,7 @@ fn variables_are_as_wide_as_they_are() {
         let set: Vec<String> = WIDTHS.iter().zip(expected).map(|(name, value)| format!("set {name} {value}")).collect();
         let commands: Vec<&str> = set.iter().map(String::as_str).chain(["serve 1"]).collect();
         let found = values(&mut target, &WIDTHS, &commands);
-        // a symbol tells a size, and no sign
+        // A symbol gives the size of a variable, but not its sign.
         let typed = program != "data-without-types";
         let expected = expected.into_iter().map(|value| match value {
             255 | 65535 | 4294967295 if !typed => -1,
@@ -138,7 +138,7 @@ fn the_example_of_the_reference_is_right() {
 fn readings_that_find_nothing_are_counted() {
     let mut target = Mutatee::start("data", &[]);
     let metrics = ["data_depth", "reads_failed", "calls_left", "calls_missed"].map(str::to_owned);
-    // of the nine pointers none can be read
+    // None of the nine pointers can be read.
     let found = values_of(&mut target, &file(), &metrics, &["serve 7", "wild 50"]);
     let noted = metrics.each_ref().map(|metric| found[metric]);
     assert_eq!(noted[1..], [50 * 9, 0, 0]);
@@ -150,7 +150,7 @@ fn pointers_that_lead_nowhere_are_zero_and_harm_nobody() {
     let metrics = ["second", "depth", "weight", "address", "history", "element", "returned", "kept", "calls"];
     let found = values(&mut target, &metrics, &["wild 50", "churn 20000", "serve 3"]);
     let truth = truth(&mut target);
-    // the page that comes and goes holds zeroes
+    // The page that the program maps and unmaps holds zeroes.
     assert_eq!(found["calls"], 50 * 9 + 20000 + 3);
     assert_eq!((found["second"], found["kept"]), (truth["second"], truth["second"]));
     assert_eq!((found["depth"], found["returned"]), (truth["depth"], truth["depth"]));
@@ -178,7 +178,7 @@ fn fork_children_read_nothing_and_live() {
 fn what_callees_get_and_give_has_members() {
     let mut target = Mutatee::start("data", &[]);
     let found = values(&mut target, &["called", "given"], &["drive 300"]);
-    // the same again, by the program
+    // The program makes the same calls again and reports the sums.
     let reply = target.ask("drive 300");
     let drove: Vec<i64> = reply.after("drove").split(' ').map(|n| n.parse().expect("a number")).collect();
     assert_eq!((found["called"], found["given"]), (drove[0], drove[0] + 300 * drove[1]));
@@ -199,7 +199,7 @@ fn what_pointers_lead_to_is_set_where_that_is_permitted() {
     session.wait_for("attached");
     target.ask("serve 300");
     assert_eq!(target.ask("poke 40").after("poked"), format!("{} 7", (0..40).map(|i| i - 5).sum::<i64>()));
-    // twice in each call, with nine pointers; and three of four in each round of the other
+    // In each of the nine calls of a round of `wild`, both writes fail. In each round of `poke`, three of the four writes by address fail.
     target.ask("wild 10");
     assert_eq!(target.ask("fork").after("child"), "42", "a child keeps its data");
     let outcome = session.interrupt().assert_code(0).assert_removed();
@@ -299,7 +299,7 @@ fn costs_say_that_memory_is_read() {
         let found = outcome.all("lowered").into_iter().find(|line| line["metric"] == metric);
         found.and_then(|line| line["pieces"][0]["ns"].as_f64()).unwrap_or_else(|| panic!("{metric}: {outcome:#?}"))
     };
-    // a load is one of the cheapest things, a system call none
+    // A load is one of the cheapest operations; a system call is not.
     assert!(ns("data_g_i32") < 10.0 * ns("data_calls"), "{} {}", ns("data_g_i32"), ns("data_calls"));
     assert!(ns("data_depth") > 10.0 * ns("data_g_i32"), "{} {}", ns("data_depth"), ns("data_g_i32"));
     assert!(ns("data_second") > ns("data_depth"));

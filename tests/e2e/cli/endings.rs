@@ -1,11 +1,11 @@
-//! Targets that end while they are measured, and targets that write over their own code: the report says so.
+//! Tests of targets that end while they are measured, and of targets that write over their own code: the report says so.
 
 use ingraft_testing::target;
 use ingraft_testing::{Mutatee, Outcome};
 
 use crate::tool;
 
-/// Measures a program that ends in this way while it is measured.
+/// Measures a program until it ends in this way.
 fn end_by(how: &str) -> Outcome {
     let mut target = Mutatee::start("patcher", &[]);
     let mut session = tool().count(target.pid(), &["plain"]);
@@ -38,7 +38,7 @@ fn a_program_that_executes_others_all_the_time_is_named_as_such() {
             "functions" => tool.run([command, "-p", &pid, "again"]),
             _ => tool.run([command, "-p", &pid, "again", "--for", "50ms"]),
         };
-        // Without a processor for the next program all may be over before it comes.
+        // If the next program gets no processor, the command may end before the program begins.
         if outcome.status.code() == Some(0) {
             continue;
         }
@@ -46,7 +46,7 @@ fn a_program_that_executes_others_all_the_time_is_named_as_such() {
         let error: serde_json::Value = serde_json::from_str(outcome.stderr.trim()).expect("one error");
         assert_eq!(error["reason"], "target_replaced", "{outcome:#?}");
         let (what, hint) = (error["what"].as_str().expect("a text"), error["hint"].as_str().expect("a text"));
-        // on a busy machine the process may get no processor for its next program while it is watched
+        // On a busy machine, the process may get no processor for its next program while the engine watches it.
         let is_named = what.contains("executes other programs too often");
         assert!(is_named || what.contains("has started another program"), "{outcome:#?}");
         assert!(!is_named || hint.contains("-- COMMAND") && hint.contains("--follow fork,exec"), "{outcome:#?}");

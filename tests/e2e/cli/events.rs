@@ -1,4 +1,4 @@
-//! Events that the kernel counts: page faults, switches, clocks, and what units of the processor count where there are any.
+//! Tests of events that the kernel counts: page faults, switches, clocks, and events of the processor if it has a unit that counts them.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn file(name: &str) -> String {
     source_directory().join("tests/e2e/mdl").join(name).to_str().expect("a path").to_owned()
 }
 
-/// The last value of a metric at a focus.
+/// Returns the last value of a metric at a focus.
 #[track_caller]
 fn last(outcome: &Outcome, metric: &str, focus: &str) -> u64 {
     let mut samples = outcome.all("sample").into_iter();
@@ -28,7 +28,7 @@ fn last(outcome: &Outcome, metric: &str, focus: &str) -> u64 {
     last["value"].as_u64().expect("a value is a number")
 }
 
-/// Returns the number under `key` in the program's own account of itself, of all threads or of one.
+/// Returns the number under `key` in the program's own account: that of the process, or of one thread.
 #[track_caller]
 fn account(reply: &Reply, who: &str, key: &str) -> u64 {
     let words: Vec<&str> = reply.after(who).split_whitespace().collect();
@@ -36,7 +36,7 @@ fn account(reply: &Reply, who: &str, key: &str) -> u64 {
     words[at + 1].parse().expect("a number")
 }
 
-/// The threads that wait.
+/// Returns the threads that wait.
 fn waiting(reply: &Reply) -> Vec<String> {
     let threads = reply.lines.iter().filter_map(|line| line.strip_prefix("thread ")?.split(' ').next());
     threads.map(str::to_owned).collect()
@@ -85,7 +85,7 @@ struct Perf {
 }
 
 impl Perf {
-    /// Returns when it counts.
+    /// Starts perf, and returns when it counts.
     fn start(pid: i32, events: &'static [&'static str]) -> Perf {
         let directory = open_directory();
         let [control, answer] = ["control", "answer"].map(|name| directory.path().join(name));
@@ -103,7 +103,7 @@ impl Perf {
         Perf { child, events, _directory: directory }
     }
 
-    /// Ends perf, and returns what it has counted of each event.
+    /// Ends perf, and returns its count of each event.
     fn finish(self) -> Vec<u64> {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("end perf");
@@ -156,7 +156,7 @@ fn moves_between_processors() {
     assert_eq!(metrics.map(|metric| last(&outcome, metric, "")), [moves, 0, 0]);
 }
 
-/// A control group of the unified hierarchy; gone when dropped, as are its processes by then.
+/// A control group of the unified hierarchy. Dropping it removes it; the caller ends its processes first.
 struct Group(PathBuf);
 
 impl Group {
@@ -173,7 +173,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // what has ended leaves it a moment later
+        // A process leaves the group a moment after its end.
         wait_until("the control group is gone", || std::fs::remove_dir(&self.0).is_ok());
     }
 }
@@ -189,7 +189,7 @@ fn switches_to_another_control_group() {
     }
     let mut target = Mutatee::start("events", &["0"]);
     let mut beside = Mutatee::start("events", &["0"]);
-    // On one processor they take turns, so that each leads to the other, or to what is idle.
+    // The two processes take turns on one processor, so that each switch leads to the other process or to the idle task.
     let processor = processors(Pid::from_raw(target.pid()))[0];
     for one in [&target, &beside] {
         move_to(Pid::from_raw(one.pid()), processor);
@@ -206,16 +206,16 @@ fn switches_to_another_control_group() {
         account(&target.reply(), "process", "switches")
     };
     let together = work(&mut target, &mut beside);
-    // No other process is in this group: every switch leads out of it.
+    // No other process is in this group, so every switch leads out of it.
     std::fs::write(group.0.join("cgroup.procs"), target.pid_text()).expect("move the target into the group");
     let alone = work(&mut target, &mut beside) - together;
-    // perf ends before ingraft does: nothing may happen in between
+    // perf ends before ingraft does, so nothing may happen in between.
     wait_until("the target reads", || target::waits_in(target.pid(), 0));
     let counted = perf.finish();
     let outcome = session.interrupt().assert_code(0);
     let seen = metrics.map(|metric| last(&outcome, metric, ""));
     assert_eq!(seen.as_slice(), counted, "by perf stat");
-    // The one with which it waits for its next command is in the answer to that.
+    // The program's account already includes the switch at which it waits for its next command.
     assert!(seen[0].abs_diff(alone) <= 2 && alone > 2 && seen[0] <= seen[1], "{seen:?}, and {alone} in the group");
     drop((target, beside));
     drop(group);
@@ -230,13 +230,13 @@ fn times_of_a_whole_process() {
     let fixed = ["watch", "-p", &target.pid_text(), "--max-overhead", "10000"].map(str::to_owned);
     let mut session = tool().start(fixed.into_iter().chain(metrics.map(str::to_owned)));
     session.wait_for("attached");
-    // it pays for the insertion, too
+    // The processor time of the target includes its work for the insertion, so the test waits for the end of that.
     wait_until("the target reads", || target::waits_in(target.pid(), 0));
     let earlier = charged(target.pid(), target.pid());
     let truth = target.ask("burn 300");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let whole = account(&truth, "process", "cpu") - earlier;
-    // Reading commands is not in `cpu`.
+    // The metric `cpu` does not include the reading of commands.
     for (metric, own) in [("cpu_time", whole), ("cpu_inclusive", whole), ("cpu", 300_000_000)] {
         let seen = last(&outcome, metric, "");
         assert!(
@@ -244,7 +244,7 @@ fn times_of_a_whole_process() {
             "{metric}: {seen} ns, but {own} ns by its own account"
         );
     }
-    // The target's one thread is in `main` all the time.
+    // The only thread of the target is in `main` all the time.
     for metric in timers {
         let samples: Vec<_> = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric).collect();
         let of = |key: &str| [0, samples.len() - 1].map(|at| samples[at][key].as_u64().expect("a number"));
@@ -269,7 +269,7 @@ fn events_beside_code_and_from_the_start_of_a_command() {
     assert!(last(&outcome, "page_faults", "") >= 200);
     target::assert_clean(target.pid(), &before);
     let outcome = tool().run(["watch", "page_faults", "task_clock", "--", "/bin/true"]).assert_code(0);
-    // the loader of a program needs some dozens of pages
+    // The loader touches some dozens of pages for a program.
     assert!((10..10_000).contains(&last(&outcome, "page_faults", "")), "{outcome:#?}");
     assert!(last(&outcome, "task_clock", "") > 0);
 }

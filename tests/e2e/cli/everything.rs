@@ -1,4 +1,5 @@
-//! All functions of a server timed at once, under load: calls are exact, and times are those that functions have which are measured alone.
+//! Times all functions of a server at once, under load. Calls are exact, and times are close to those of functions that are measured
+//! alone.
 
 use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
 use ingraft_testing::target::{self, Text};
@@ -6,10 +7,10 @@ use ingraft_testing::{Outcome, scaled, skip};
 
 use crate::tool;
 
-/// A time of all functions may be so many times that of a function alone: code and data of ours take their part of the caches, other measured functions
-/// that a function calls take time of its own, and buckets are coarser (a quarter of a value).
+/// Largest ratio of a function's time among all functions to its time alone. Code and data of the measurement take their part of the
+/// caches, measured callees take time of their own, and buckets are coarser (a quarter of a value).
 const TIMES: u64 = 6;
-/// Difference in nanoseconds by which the two times may differ in any case: some calls find nothing in the caches.
+/// Difference in nanoseconds that is always allowed between the two times: some calls miss the caches.
 const SLACK_NS: u64 = 300;
 
 fn times(outcome: &Outcome, function: &str) -> [u64; 2] {
@@ -18,7 +19,7 @@ fn times(outcome: &Outcome, function: &str) -> [u64; 2] {
     ["calls", "p50_ns"].map(|key| row[key].as_u64().unwrap_or_else(|| panic!("no {key}: {row}")))
 }
 
-/// Compares the medians of all functions at once with those of one after the other.
+/// Compares the median of a function among all functions with its median alone.
 #[track_caller]
 fn assert_alike(function: &str, all: u64, alone: u64) {
     println!("{function}: {all} ns among all, {alone} ns alone");
@@ -48,7 +49,7 @@ fn of_a_postgresql_backend() {
     load(&mut sql);
     let all = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(sql.pid, &before);
-    // so often for each statement
+    // Each statement calls these functions once.
     for function in ["PortalStart", "PortalRun", "ExecutorStart", "ExecutorRun", "raw_parser", "standard_planner"] {
         assert_eq!(times(&all, function)[0], statements, "{function}");
     }
@@ -98,13 +99,13 @@ fn of_the_workers_of_nginx() {
     let together = |outcome: &Outcome, function: &str| {
         let rows = outcome.all("latency").into_iter().filter(|row| row["function"] == function);
         rows.fold((0, 0), |(calls, time), row| {
-            let of = |key: &str| row[key].as_u64().unwrap_or(0); // of a worker that had no call there is no time
-            // a call that was given up at a jump is a call
+            let of = |key: &str| row[key].as_u64().unwrap_or(0); // a worker without a call has no time
+            // A call whose record was given up at a tail jump is a call, too.
             (calls + of("calls") + of("left_by_tail_jump"), time.max(of("p50_ns")))
         })
     };
     let all = measure("nginx:*");
-    // so often for each request
+    // Each request calls these functions once.
     for function in ["ngx_http_process_request", "ngx_http_handler", "ngx_http_send_header"] {
         assert_eq!(together(&all, function).0, requests, "{function}");
     }

@@ -1,4 +1,4 @@
-//! A parent's counts are its own; its children run unharmed and are restored at the end as well.
+//! Tests of processes with children: a parent's counts are its own; its children run unharmed and are restored at the end as well.
 
 use std::io::{Seek, Write};
 use std::process::Stdio;
@@ -61,7 +61,8 @@ fn a_child_that_lives_on_is_restored_too() {
 
 #[test]
 fn a_child_that_never_called_anything_is_harmless() {
-    // It inherits the springboards but never runs into one before the parent is restored; it must still be right afterwards.
+    // The child inherits the springboards but executes none of them before the parent is restored. It must still compute correctly
+    // afterwards.
     let mut target = Mutatee::start("family", &[]);
     let before = Text::of(target.pid());
     let session = tool().count(target.pid(), COUNTED);
@@ -79,7 +80,7 @@ fn a_child_that_lives_on_is_measured_without_its_parent() {
     let before = Text::of(target.pid());
     let session = tool().count(target.pid(), COUNTED);
     let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
-    // the child has its parent's code, which is taken out of the child, and of nobody else
+    // The child has its parent's code. The new measurement removes that code from the child, and from no other process.
     let own = tool().count(kept, &["parent_work"]);
     before.assert_not_in(target.pid());
     target.ask("poke 5000").assert_right();
@@ -95,7 +96,7 @@ fn a_child_that_lives_on_is_measured_without_its_parent() {
     target.ask("drop").assert_right();
 }
 
-/// The calls of a function in one of several processes, and since when they are exact.
+/// Returns the calls of a function in one of several processes, and the time from which on they are exact.
 fn calls_in(outcome: &Outcome, pid: i32, function: &str) -> (u64, Option<u64>) {
     let counts = outcome.all("count");
     let count = counts.iter().find(|c| c["pid"] == pid && c["function"] == function).expect("a count");
@@ -130,7 +131,7 @@ fn children_are_followed_from_their_first_call_on() {
     target.ask("drop").assert_right();
 }
 
-/// Has children come and go all the time while they are followed, and compares.
+/// Follows children that begin and end all the time, and compares the counts.
 fn follow_children_of(mut target: Mutatee, tool: &Tool) {
     let before = Text::of(target.pid());
     let mut session = tool.start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
@@ -154,7 +155,7 @@ fn children_that_come_and_go_lose_no_call() {
     follow_children_of(Mutatee::start("family", &[]), &tool());
 }
 
-/// A look finds them while they end: what they counted is there, so nothing is to be told of them.
+/// The engine finds these children while they end. None of their counts is lost, so they are not reported as missed.
 #[test]
 fn children_that_end_at_once_are_not_told_as_missed() {
     let mut target = Mutatee::start("family", &[]);
@@ -275,7 +276,7 @@ fn a_child_that_was_there_before_is_a_target_of_its_own() {
     target.ask("fork 3 3").assert_right();
 }
 
-/// A child that cannot be touched when its turn comes is measured as soon as it can be, and one that never could is told at the end.
+/// If a child cannot be touched at first, it is measured as soon as possible. If that never happens, the command reports it at the end.
 #[test]
 fn a_child_that_somebody_else_traces_is_measured_later() {
     let mut target = Mutatee::start("family", &[]);

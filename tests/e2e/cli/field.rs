@@ -1,5 +1,5 @@
-//! Servers that nothing here was written for, under load: all their functions are counted, then forty timed, then the engine is killed,
-//! again and again. Every request is answered as ever, and the code is restored to the byte each time.
+//! Tests with servers that were not written for these tests, under load. All their functions are counted, then forty are timed, then the
+//! engine is killed, in several rounds. Every request gets the usual answer, and the code is restored to the byte each time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::tool;
 
 /// Functions that are timed at once.
 const TIMED: usize = 40;
-/// Clients that ask all the time.
+/// Clients that make requests all the time.
 const CLIENTS: usize = 2;
 
-/// Panics unless a server lives through all of it and is what it was.
+/// Panics unless the server survives all rounds and has its original code.
 fn lives(server: Result<Field, String>, can_be_timed: bool) {
     let server = match server {
         Ok(server) => server,
@@ -67,7 +67,7 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
                 session.wait_for("attached");
                 serves(4);
             } else {
-                // somewhere between its start and the moment in which all is in
+                // The engine is killed at some moment between its start and the completion of the insertion.
                 std::thread::sleep(Duration::from_millis(97 * round));
             }
             session.kill();
@@ -93,7 +93,7 @@ fn node_with_its_text_in_huge_pages() {
 
 #[test]
 fn go_net_http() {
-    // Go functions have no exits
+    // Functions of Go have no exit points.
     lives(Field::go(), false);
 }
 

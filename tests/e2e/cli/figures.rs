@@ -1,4 +1,5 @@
-//! Definitions for programs of a certain flavor: the figures of the paper on MDL, run on a program with the functions that they name.
+//! Tests of definitions for programs of a certain flavor: the figures of the paper on MDL, for a program with the functions that they
+//! name.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, source_directory};
@@ -33,7 +34,7 @@ fn the_figures_of_the_paper_run_as_printed() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let of_foo = truth.tally("foo_messages");
     let all = truth.tally("pvm_send") + truth.tally("pvm_recv");
-    // flags that are set and cleared: no call of these functions is made inside another one of the module that is C's
+    // The flags are set to 1 and 0, not counted. The value for libc.so.6 is 0, because no function of the C library calls these functions.
     let values = [all, of_foo, all - of_foo, 0, truth.tally("pvm_send")];
     for (pair, value) in pairs.into_iter().zip(values) {
         assert_eq!(last(&outcome, pair), value, "{pair}");
@@ -53,7 +54,7 @@ fn every_procedure_of_a_program_is_counted_as_the_first_figure_does() {
     let truth = target.ask("pass 30 40");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let own: u64 = ["pvm_send", "pvm_recv", "foo", "bar"].map(|name| truth.tally(name)).iter().sum();
-    // the functions of the C library count as well
+    // The metric counts the functions of the C library, too.
     assert!(last(&outcome, "procCalls") >= own, "{own}: {outcome:#?}");
     target::assert_clean(target.pid(), &before);
 }

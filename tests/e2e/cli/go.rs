@@ -1,4 +1,5 @@
-//! All functions of Go programs at once: goroutines end, wait where a signal has suspended them, and recover from panics.
+//! Tests of Go programs whose functions are all measured at once: goroutines end, wait where a signal has suspended them, and recover from
+//! panics.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use ingraft_testing::{Mutatee, have, program, scaled, skip, source_directory};
 
 use crate::tool;
 
-/// Other tool chains than the one in the path, separated by colons: the paths of their `go`.
+/// Variable with the paths of further `go` programs, separated by colons. They are used besides the one in PATH.
 const TOOL_CHAINS: &str = "INGRAFT_TEST_GO";
 
 /// Time for which each program is measured.
@@ -17,10 +18,10 @@ fn long() -> Duration {
     Duration::from_secs(scaled(6, 600))
 }
 
-/// Rounds of all functions, the program's own ones, and three of them.
+/// Functions of each round: all functions, the program's own functions, and three of them.
 const FUNCTIONS: [&[&str]; 3] = [&["*"], &["main.*"], &["main.spin", "main.fault", "main.deep"]];
 
-/// Inserts and removes again and again while the program works.
+/// Inserts and removes measurements in many rounds while the program works.
 fn measure(program: &Path) {
     let mut target = Mutatee::spawn(&mut Command::new(program));
     let (pid, tool) = (target.pid(), tool());
@@ -43,7 +44,7 @@ fn measure(program: &Path) {
     let outcome = session.interrupt().assert_code(0);
     let calls = truth.tally("main.fault") - earlier.tally("main.fault");
     assert_eq!(outcome.calls("main.fault"), calls, "after {rounds} rounds");
-    // The dead signal frame of another thread may look like a saved context, and keep an arena to which nothing leads.
+    // A dead signal frame of another thread may look like a saved context, so that an arena stays although nothing leads to it.
     let begin = Instant::now();
     while target::arenas(pid) > 0 && begin.elapsed() < Duration::from_secs(20) {
         target.ask("go 1").assert_right();

@@ -1,4 +1,4 @@
-//! Histograms: where the time of calls goes, values by size, and what came in the latest interval.
+//! Tests of histograms: the share of each function in the time, values by size, and the values of the latest interval.
 
 use ingraft_testing::{Mutatee, Outcome, Tool};
 use serde_json::Value;
@@ -11,13 +11,13 @@ fn measured(tool: &Tool, sort: &str) -> Outcome {
     let arguments = ["latency", "-p", &target.pid_text(), "nap", "spin", "around", "--sort", sort];
     let mut session = tool.start(arguments);
     session.wait_for("attached");
-    // on a busy machine a thread that computes is away for tens of milliseconds at a time
+    // On a busy machine, a thread that computes loses its processor for tens of milliseconds at a time, so the naps are longer.
     target.ask("nap 2 60000");
     target.ask("spin 100 4000");
     session.interrupt().assert_code(0).assert_removed()
 }
 
-/// The sum of the numbers of values in `buckets`. Panics unless the buckets are in order and none is empty.
+/// Returns the number of values in all `buckets`. Panics unless the buckets are in order and none is empty.
 #[track_caller]
 fn in_buckets(object: &Value) -> u64 {
     let buckets = object["buckets"].as_array().unwrap_or_else(|| panic!("no buckets: {object}"));

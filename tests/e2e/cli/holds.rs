@@ -1,14 +1,15 @@
-//! The time for which threads are said to be held, beside what they find missing by their own clocks.
+//! Compares the reported hold time with the time that threads miss by their own clocks.
 
 use ingraft_testing::{Mutatee, Outcome};
 
 use crate::tool;
 
-/// Insertions and removals. Some are disturbed by what else the machine does: its host may take a processor away from a thread, which the
-/// thread cannot tell from having been held.
+/// Number of insertions and removals. Other work on the machine disturbs some of them: the host may take a processor away from a thread,
+/// and
+/// the thread cannot tell this from a hold.
 const ROUNDS: usize = 20;
 
-/// The longest time that any thread was away since the last look, in milliseconds.
+/// Returns the longest time, in milliseconds, for which any thread did not run since the previous call.
 fn away(target: &mut Mutatee) -> f64 {
     target.ask("look").number("away") as f64 / 1e6
 }
@@ -33,7 +34,7 @@ fn the_time_that_is_told_is_what_the_worst_thread_missed() {
         let count = |agree: fn(&&(f64, f64)) -> bool| rounds.iter().filter(agree).count();
         let (enough, not_too_much) = (
             count(|(told, missed)| *missed <= told * 1.1 + 0.1),
-            // not every thread is held from the first moment on
+            // Some threads are held for a part of the hold time only.
             count(|(told, missed)| *told <= missed * 1.5 + 0.5),
         );
         let both = enough * 2 >= ROUNDS && not_too_much * 2 >= ROUNDS;

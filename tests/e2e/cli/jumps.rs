@@ -1,4 +1,4 @@
-//! A longjmp ends the calls that it leaves where it lands, not only where the next measured call begins.
+//! Tests that a longjmp ends the calls that it leaves when it lands, not only when the next measured call begins.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, program, scaled, skip, source_directory};
@@ -14,7 +14,7 @@ fn last(outcome: &Outcome, metric: &str) -> u64 {
     last["value"].as_u64().expect("a number")
 }
 
-/// Rounds that end `function` by jumps, compared with what the program says of itself.
+/// Makes rounds in which jumps end calls of `function`, and compares the values with the program's own.
 #[track_caller]
 fn ends_at_the_landing(name: &str, command: &str, function: &str) {
     if let Err(why) = program(name) {
@@ -34,7 +34,7 @@ fn ends_at_the_landing(name: &str, command: &str, function: &str) {
     let value = |metric: &str| last(&outcome, metric);
     assert_eq!(value("calls"), truth.tally("nap"));
     assert_eq!(value("naps_inside"), truth.number(&format!("inside {function}")), "{outcome:#?}");
-    // what comes behind the landing takes a millisecond at least
+    // Each nap after a landing takes at least a millisecond.
     let (measured, own) = (value("wall_time"), truth.number(&format!("ns {function}")));
     let elsewhere = 1_000_000 * (truth.tally("nap") - truth.number(&format!("inside {function}")));
     assert!(measured.abs_diff(own) <= elsewhere.max(own / 10) / 2, "{measured} ns, but {own} by the program's clock");

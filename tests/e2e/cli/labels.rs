@@ -1,4 +1,4 @@
-//! Symbols without a type: assembly that does not say which of its labels are functions.
+//! Tests of symbols without a type, as in assembly that does not say which of its labels are functions.
 
 use ingraft_testing::Mutatee;
 use ingraft_testing::target::{self, Text};
@@ -21,7 +21,7 @@ fn untyped_functions_are_listed_and_counted_where_they_are_proven() {
     let left_out: Vec<&str> = outcome.all("untyped").iter().filter_map(|object| object["symbol"].as_str()).collect();
     assert!(left_out.contains(&"pointed") && left_out.contains(&"numbers"), "{left_out:?}");
     assert!(!left_out.iter().any(|name| ["direct", "helper", "framed", "main"].contains(name)), "{left_out:?}");
-    // people are told, too
+    // The output for people says so, too.
     let output = tool.plain_command(["functions", "-p", &pid, "labels:*"]).output().expect("run ingraft");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("without a type") && text.contains("pointed"), "{text}");
@@ -44,7 +44,7 @@ fn patterns_name_the_untyped_symbols_that_they_leave_out() {
     let count = |pattern: &str| tool.run(["count", "-p", &pid, pattern, "--for", "100ms"]);
     let refused = count("pointed").assert_error(3, &["`pointed` in labels has no type"]);
     drop(refused);
-    // a label inside of a function leads to the function
+    // For a label inside of a function, the advice names the function.
     let refused = count("inside_of_helper").assert_error(3, &["measure `helper`"]);
     drop(refused);
     let counted = count("labels:*").assert_code(0);

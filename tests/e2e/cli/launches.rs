@@ -1,4 +1,5 @@
-//! A program that is started stopped before its first instruction: every call from then on, compared with a simulator's count.
+//! Tests of programs that `ingraft` starts and holds before their first instruction. Every call from then on is counted, as a simulator
+//! counts them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -7,7 +8,7 @@ use ingraft_testing::{have, output, program, skip, source_directory};
 
 use crate::tool;
 
-/// From a file of callgrind how often each function is called, and how many calls it makes; levels of recursion are added up.
+/// Reads a file of callgrind: returns how often each function is called, and how many calls it makes. Levels of recursion are added up.
 pub(crate) fn callgrind(file: &str) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
     let (mut names, mut called, mut makes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let (mut caller, mut callee) = (String::new(), String::new());
@@ -129,7 +130,7 @@ fn what_cannot_be_started() {
 fn interrupted_it_lets_the_program_go_on() {
     let directory = ingraft_testing::open_directory();
     let marker = directory.path().join("done");
-    // Ends at the latest with the directory.
+    // The script ends when its directory is removed, at the latest.
     let script = format!(
         "while [ ! -e {0}.go ] && [ -d {1} ]; do :; done; : > {0}",
         marker.display(),

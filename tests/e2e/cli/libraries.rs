@@ -1,4 +1,5 @@
-//! Libraries that are loaded and unloaded while they are measured: what they count stays, their addresses are left alone.
+//! Tests of libraries that are loaded and unloaded while they are measured: their counts stay, and nothing is written to their former
+//! addresses.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,13 +11,13 @@ use nix::sys::signal::Signal;
 
 use crate::tool;
 
-/// The target program with the library that it loads and another one of the same size.
+/// Starts the target program with the library that it loads, and another library of the same size.
 fn loads() -> Mutatee {
     let path = |name| program(name).expect("gcc").to_str().expect("a path").to_owned();
     Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")])
 }
 
-/// The first bytes of `plugin_work` in a target.
+/// Returns the first bytes of `plugin_work` in a target.
 fn head(pid: i32, answer: &Reply) -> Option<[u8; 5]> {
     let at = u64::from_str_radix(answer.after("at"), 16).expect("an address");
     let mut bytes = [0; 5];
@@ -28,7 +29,7 @@ fn is_woven(pid: i32, answer: &Reply) -> bool {
     head(pid, answer).is_some_and(|bytes| bytes[0] == 0xe9)
 }
 
-/// Since when a count of a function is exact; null: since the insertion.
+/// Returns the time from which on a count of a function is exact; null means since the insertion.
 fn exact_since<'a>(outcome: &'a Outcome, function: &str) -> &'a serde_json::Value {
     let counts = outcome.all("count");
     let count = counts.iter().find(|c| c["function"] == function).expect("a count");
@@ -47,7 +48,7 @@ fn one_that_comes_back_counts_on() {
         target.ask("close").assert_right();
         let opened = target.ask("open");
         assert!(is_woven(target.pid(), &opened), "before anybody can call it");
-        // by then a first arena is used up, and there is the next one
+        // By then the first arena is full, and the next one is in use.
         if round == 40 {
             size = Some(Size::of(target.pid()));
         }
@@ -58,7 +59,7 @@ fn one_that_comes_back_counts_on() {
     let truth = target.ask("call 13");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
-    // the constructor of the first time came before the count
+    // The constructor ran for the first time before the measurement.
     assert_eq!(outcome.calls("plugin_born"), truth.tally("plugin_born") - 1);
     for function in ["plugin_work", "plugin_born"] {
         assert!(exact_since(&outcome, function).is_null(), "{function}");
@@ -110,7 +111,7 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     let mut session = tool.start(["watch", "-p", &pid, "--max-overhead", "10000"].into_iter().chain(pairs));
     session.wait_for("attached");
     target.ask("close").assert_right();
-    // the first ones make what later ones use again
+    // The first rounds make resources that later rounds use again.
     target.ask("cycle 10 20").assert_right();
     let (of_target, of_engine) = (target.pid(), session.pid());
     let sizes = || (Size::of(of_target), target::arena_bytes(of_target), Size::of(of_engine));
@@ -118,11 +119,11 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     let truth = target.ask(&format!("cycle {} 20", scaled(50, 1000)));
     truth.assert_right();
     let last = sizes();
-    // mappings that lie side by side are one
+    // Adjacent mappings count as one.
     assert!(last.0.maps <= first.0.maps + 2 && last.0.files <= first.0.files, "the target: {first:?} grew to {last:?}");
-    // code of a life that is over may wait for its place to be free while the next one's is made
+    // Code of an unloaded library may wait for its memory to be freed while the code for the next load is made.
     assert!(last.1 <= first.1 + (32 << 10), "arenas: {first:?} grew to {last:?}");
-    // the engine may be reading the library just then
+    // The engine may be reading the library at this moment.
     assert!(
         last.2.maps <= first.2.maps + 4 && last.2.files <= first.2.files + 1,
         "the engine: {first:?} grew to {last:?}"
@@ -146,13 +147,13 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     assert_eq!(target::arenas(target.pid()), 0);
 }
 
-/// Bytes of the journals of a tool.
+/// Returns the size of a tool's journals in bytes.
 fn journal_bytes(tool: &Tool) -> u64 {
     let files = std::fs::read_dir(tool.state_directory().join("journal")).into_iter().flatten().flatten();
     files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
 }
 
-/// Stops an engine; it is stopped afterwards.
+/// Stops an engine by a signal, and waits until it has stopped.
 fn stop(session: &Session) {
     session.signal(Signal::SIGSTOP);
     let stopped = || target::threads(session.pid()).into_iter().all(|tid| target::state(tid) == 'T');
@@ -172,14 +173,14 @@ fn an_engine_that_does_not_answer_costs_one_delay() {
     assert!(begin.elapsed() >= Duration::from_millis(200), "it waited");
     assert!(!is_woven(target.pid(), &opened));
     target.ask("call 10").assert_right();
-    // nobody waits for it any more
+    // The target does not wait any more for the stopped engine.
     let begin = Instant::now();
     target.ask("cycle 20 1").assert_right();
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
     session.signal(Signal::SIGCONT);
     wait_until("the library is woven", || is_woven(target.pid(), &opened));
     target.ask("call 7").assert_right();
-    // it answers again
+    // The engine answers again, so the target waits for it again.
     target.ask("close").assert_right();
     let opened = target.ask("open");
     assert!(is_woven(target.pid(), &opened));
@@ -319,7 +320,7 @@ fn another_measurement_ends_while_the_library_is_gone() {
     target.ask("call 30").assert_right();
 }
 
-/// A measurement that knows only a pattern, while the library that it matches is loaded.
+/// Tests a measurement with a pattern only, while a library with matching functions is loaded.
 fn grows(interval: &str) {
     let mut target = loads();
     let mut session = tool().start(["count", "-p", &target.pid_text(), "--interval", interval, "*:*_work"]);
@@ -343,7 +344,7 @@ fn what_a_pattern_matched_after_the_last_reading_comes_with_the_removal() {
     grows("1h");
 }
 
-/// The library's constructor takes the gs base, by which woven code finds its counters: everything is out before that runs.
+/// The library's constructor takes the gs base, by which woven code finds its counters. All code is removed before the constructor runs.
 #[test]
 fn one_that_takes_the_gs_base_ends_the_measurement() {
     let path = match program("libowngs.so") {
@@ -362,7 +363,7 @@ fn one_that_takes_the_gs_base_ends_the_measurement() {
     let differences = before.differences(&Text::of(target.pid()));
     assert!(differences.iter().all(|d| d.ends_with("libowngs.so is new")), "{differences:?}");
     assert_eq!((target::tracer(target.pid()), target::arenas(target.pid())), (0, 0));
-    // with the library there: in counters that all threads share
+    // While the library is loaded, all threads share their counters.
     let session = tool().count(target.pid(), &["local_work", "plugin_work"]);
     target.ask("call 700").assert_right();
     let outcome = session.interrupt().assert_code(0).assert_removed();
@@ -370,7 +371,7 @@ fn one_that_takes_the_gs_base_ends_the_measurement() {
     target.ask("call 10").assert_right();
 }
 
-/// When it is unloaded, another one's data may come in its place.
+/// When the library is unloaded, thread-local data of another library may take its place.
 #[test]
 fn what_every_thread_has_of_a_library_that_may_go_is_refused() {
     let text = "resourceList works is procedure { items { \"plugin_work\" }; flavor { unix }; }

@@ -1,4 +1,4 @@
-//! The shipped metrics, the examples of the language reference and of Paradyn's dialect, each against what the program says of itself.
+//! Tests of the shipped metrics, of the examples of the language reference, and of Paradyn's dialect: values must equal the program's own.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// A metric at a focus, and the value that the program knows.
+/// A metric at a focus, and the value that the program reports for it.
 struct Claim {
     pair: String,
-    /// Name of the samples' field that has the value.
+    /// Key of the sample that holds the value.
     field: &'static str,
     value: i64,
-    /// Largest distance from `value` that is still right: 0 for everything that is no time.
+    /// Largest allowed difference from `value`; 0 for everything but times.
     off: i64,
 }
 
@@ -22,7 +22,7 @@ fn claims(reply: &Reply) -> Vec<Claim> {
     let claim = |line: &String| {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| -> i64 { words[at].parse().expect("a number") };
-        // A call of a clock at each end, a machine that is busy between them, and for the rest one percent.
+        // A time may be off by a reading of the clock at each end, by delays on a busy machine between the two, and by one percent.
         let off = match words[0] {
             "is" => 0,
             "took" => number(2) / 100 + 50_000 * number(3),
@@ -37,18 +37,18 @@ fn claims(reply: &Reply) -> Vec<Claim> {
     reply.lines.iter().filter_map(claim).collect()
 }
 
-/// The last value of a pair, as `METRIC@FOCUS`; of all targets together.
+/// Returns the last value of a pair (`METRIC@FOCUS`), summed over all targets.
 #[track_caller]
 pub(crate) fn value(outcome: &Outcome, pair: &str) -> i64 {
     last(outcome, pair, "value")
 }
 
-/// The last value of a field of the samples of a pair, as `METRIC@FOCUS`; of all targets together.
+/// Returns the last value of a key in the samples of a pair (`METRIC@FOCUS`), summed over all targets.
 #[track_caller]
 pub(crate) fn last(outcome: &Outcome, pair: &str, field: &str) -> i64 {
     let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
     let samples = outcome.all("sample").into_iter().filter(|s| s["metric"] == metric && s["focus"] == focus);
-    // A distribution of nothing has no sum.
+    // A distribution without values has no sum.
     let nothing = (field == "sum").then_some(0);
     let number = |sample: &Value| sample[field].as_i64().or(nothing).expect("a number");
     let last: std::collections::BTreeMap<_, _> =
@@ -57,7 +57,7 @@ pub(crate) fn last(outcome: &Outcome, pair: &str, field: &str) -> i64 {
     last.values().sum()
 }
 
-/// Watches pairs in processes, with definitions of one's own; returns when all are attached.
+/// Watches pairs in processes, with further definitions. Returns when all processes are attached.
 pub(crate) fn watch(pids: &[i32], files: &[&str], pairs: &[&str]) -> Session {
     let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
     let targets = pids.iter().flat_map(|pid| ["-p", pid]);
@@ -68,7 +68,7 @@ pub(crate) fn watch(pids: &[i32], files: &[&str], pairs: &[&str]) -> Session {
     session
 }
 
-/// Has the program do something while everything is watched that it will know the values of, and compares.
+/// Watches all pairs that the program will report while it obeys commands, and compares their values with the program's.
 fn compare(program: &str, files: &[&str], commands: &[&str], wanted: impl Fn(&str) -> bool) {
     let known = |target: &mut Mutatee| {
         let told = commands.iter().map(|command| target.ask(command)).last().expect("a command");
@@ -166,7 +166,7 @@ fn what_of_the_paradyn_study_does_not_apply_says_so() {
     let before = Text::of(target.pid());
     let pid = target.pid_text();
     let said = |pair: &str| tool().run(["watch", "-p", &pid, pair, "-I", &file, "--for", "100ms"]);
-    // For another kind of program; for another machine; for loops only.
+    // The first metric is for another kind of program, the second one is for loops only, and the third one finds nothing in this program.
     let _ = said("mpi_bytes_out").assert_error(2, &["mpi"]);
     let _ = said("loop_trips").assert_error(2, &["measures nothing without a focus"]);
     let outcome = said("queue_depth").assert_code(0).assert_removed();
@@ -204,7 +204,7 @@ fn a_lock_and_a_function_restrict_together() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// The examples of the language reference without findings, as texts.
+/// Returns the examples of the language reference that have no findings.
 fn examples() -> Vec<String> {
     let page = std::fs::read_to_string(source_directory().join("docs/mdl.md")).expect("the language reference");
     let mut found = Vec::new();
@@ -247,7 +247,7 @@ fn examples_of_the_reference_can_be_enabled() {
 #[test]
 fn examples_of_the_reference_give_the_right_numbers() {
     let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
-    // those at the beginning of the page are files of their own
+    // The examples at the beginning of the page are files of their own.
     std::fs::write(file.path(), examples().split_off(5).concat()).expect("the examples");
     let of_these = ["my_latency", "my_slow_calls"];
     compare("tally", &[file.path().to_str().expect("a path")], &[&study()], |pair| {

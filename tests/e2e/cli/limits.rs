@@ -1,4 +1,4 @@
-//! Targets close to a limit on their memory: what does not fit is refused with the figures, and the target lives.
+//! Tests of targets close to a limit on their memory. An insertion that does not fit is refused with the sizes, and the target lives.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ struct Group {
     names: Names,
 }
 
-/// The names of the files that the two versions of control groups have.
+/// Names of the files in a control group, which differ between the two versions.
 struct Names {
     limit: &'static str,
     usage: &'static str,
@@ -28,7 +28,7 @@ const V1: Names = Names { limit: "memory.limit_in_bytes", usage: "memory.usage_i
 const V2: Names = Names { limit: "memory.max", usage: "memory.current", none: "max" };
 
 impl Group {
-    /// A new group, or why this machine lacks it.
+    /// Makes a new group; the error says why this machine cannot have one.
     fn new(name: &str) -> Result<Group, String> {
         if !is_root() {
             return Err("only root makes control groups".to_owned());
@@ -62,9 +62,9 @@ impl Group {
         fs::write(self.path.join("cgroup.procs"), pid.to_string()).expect("move the target into the group");
     }
 
-    /// Leaves room for so many bytes.
+    /// Sets the limit so that this many bytes are left.
     fn leave(&self, bytes: u64) {
-        // charges are taken in advance in portions, which an idle group gives back
+        // The kernel charges memory in advance in portions, which an idle group gives back.
         let limit = (self.number(self.names.usage) + bytes).next_multiple_of(4096);
         fs::write(self.path.join(self.names.limit), limit.to_string()).expect("set the limit");
     }
@@ -84,7 +84,7 @@ impl Drop for Group {
     }
 }
 
-/// The text of the error's figures: what is needed, what is there.
+/// Panics unless the error states the memory that is needed and the memory that is left.
 #[track_caller]
 fn assert_figures(outcome: &ingraft_testing::Outcome) {
     assert!(outcome.stderr.contains("\"reason\":\"target_memory_limit\""), "{outcome:#?}");
@@ -109,7 +109,7 @@ fn all_of_libc_is_refused_with_1_mb_of_room_and_counted_with_enough() {
     target::assert_clean(target.pid(), &before);
     target.ask("go 100").assert_right();
 
-    // few functions fit
+    // There is room for a few functions.
     let few = tool().count(target.pid(), &["threads:work_0"]);
     target.ask("solo 50").assert_right();
     assert_eq!(few.interrupt().assert_code(0).assert_removed().calls("work_0"), 50);

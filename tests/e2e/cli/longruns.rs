@@ -1,5 +1,5 @@
-//! Timers and flags that come and go, again and again, in programs that end their calls in every way there is, while a count stays: the programs
-//! are right, the count is exact, and nothing grows.
+//! Timers and flags are inserted and removed in many rounds, in programs that end their calls in every possible way, while a count stays.
+//! The programs compute correctly, the count is exact, and nothing grows.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,22 +12,22 @@ fn long() -> Duration {
     Duration::from_secs(scaled(4, 600))
 }
 
-/// A program and what is done with it.
+/// A program and its measurements.
 struct Run<'a> {
     target: Mutatee,
-    /// Commands that the target runs over and over; its last answer has the tallies of `counted`.
+    /// Commands that the target repeats. The last answer has the tallies of `counted`.
     commands: &'a [&'a str],
-    /// Functions that are counted all the time.
+    /// Functions that one measurement counts all the time.
     counted: &'a [&'a str],
-    /// Measurements that come and go, as `METRIC@FOCUS`.
+    /// Measurements that are inserted and removed in each round, as `METRIC@FOCUS`.
     guests: &'a [&'a str],
-    /// Amount by which the target's own heap comes and goes, in KiB.
+    /// Amount in KiB by which the target's own heap grows and shrinks.
     heap: u64,
-    /// Whether dead signal frames lie beside the target's stacks.
+    /// Whether dead signal frames may lie beside the target's stacks.
     dead_frames: bool,
 }
 
-/// Time to wait until dead signal frames are written over.
+/// Longest time until the target overwrites dead signal frames.
 const DEAD_FRAMES: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
@@ -67,8 +67,9 @@ impl Run<'_> {
             let name = function.rsplit(':').next().unwrap_or(function);
             assert_eq!(outcome.calls(name), truth.tally(name), "{name} after {rounds} rounds");
         }
-        // A dead signal frame of another thread of Go looks like a saved context beside a stack. It keeps an arena mapped, to which nothing
-        // leads, until the next removal that sees the frame gone. If that thread gets no other signal, the arena stays for ever.
+        // A dead signal frame of another thread of Go looks like a saved context beside a stack. It keeps an arena mapped, although
+        // nothing leads
+        // to the arena, until the next removal that finds the frame gone. If that thread gets no other signal, the arena stays for ever.
         let begin = Instant::now();
         while target::arenas(pid) > 0 && begin.elapsed() < DEAD_FRAMES {
             self.target.ask(self.commands[0]).assert_right();

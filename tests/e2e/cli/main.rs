@@ -1,4 +1,4 @@
-//! End-to-end tests of the `ingraft` command line: real programs, real servers, everything seen from outside.
+//! End-to-end tests of the `ingraft` command line with real programs and servers. The tests observe everything from outside.
 //!
 //! Every test starts its own targets and attaches only to them. `INGRAFT_FULL=1` runs the long forms.
 
@@ -61,12 +61,12 @@ mod waits;
 
 use ingraft_testing::Tool;
 
-/// The program under test with a fresh state directory.
+/// Returns the program under test with a fresh state directory.
 fn tool() -> Tool {
     Tool::new(env!("CARGO_BIN_EXE_ingraft"))
 }
 
-/// The program under test, run without privilege.
+/// Returns the program under test, run without privilege.
 fn unprivileged_tool() -> Tool {
     Tool::unprivileged(env!("CARGO_BIN_EXE_ingraft"))
 }

@@ -1,4 +1,4 @@
-//! Messages by tag and communicator, against what the program itself says.
+//! Tests of messages by tag and communicator, compared with what the program itself reports.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// By communicator and tag: how many calls sent or received.
+/// Returns the number of calls that sent or received, by communicator and tag, as the program reports it.
 fn told(reply: &Reply) -> BTreeMap<(String, i64), i64> {
     let lines = reply.lines.iter().filter_map(|line| line.strip_prefix("messages "));
     lines
@@ -113,14 +113,14 @@ fn bytes_and_waits_of_messages() {
         halves.each_ref().map(|pair| of(pair)),
         [half("sent") + half("received"), half("sent"), half("received")]
     );
-    // A call of a clock at each end, and a machine that is busy between them.
+    // A time may be off by a reading of the clock at each end, and by delays on a busy machine between the two.
     let near = |pair: &str, own: u64| {
         let seen = of(pair);
         assert!(seen.abs_diff(own) <= own / 100 + 50_000 * n, "{pair}: {seen} ns, but the program says {own} ns");
     };
     waits.iter().for_each(|pair| near(pair, told.number("waited")));
     reads.iter().for_each(|pair| near(pair, told.number("read")));
-    // who sends does not wait
+    // Senders do not wait.
     near(&waited_for_tag, half("waited"));
     target::assert_clean(target.pid(), &before);
 }
@@ -169,13 +169,13 @@ fn code_reads_what_its_thread_has_counted_for_an_index() {
     let fixed = ["watch", "-p", &pid, "--max-overhead", "100", "--allow-calls", "-I", definitions];
     let mut session = tool().start(fixed.into_iter().chain(metrics));
     session.wait_for("attached");
-    // the main thread sends all, and each command has a thread of its own that receives
+    // The main thread sends all messages. Each command starts a thread that receives.
     let commands = [(0, 7, 300), (1, 4, 40), (0, -1, 3), (1, 9, 11), (0, 0, 1), (1, 10, 5)];
     for (group, tag, n) in commands {
         target.ask(&format!("send {group} {tag} {n}"));
     }
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    // sent by one thread in all, and received by one for each command
+    // One thread sends all messages, so its limit holds over all commands. Each command has its own receiver.
     let first = |limit: i64, wanted: &dyn Fn(i64, i64) -> bool| -> (i64, i64) {
         let of = || commands.iter().filter(|(group, tag, _)| wanted(*group, *tag)).map(|(.., n)| *n);
         (of().sum::<i64>().min(limit), of().map(|n| n.min(limit)).sum())

@@ -1,4 +1,4 @@
-//! Metrics in MDL: what the command line checks, lists, and runs.
+//! Tests of metrics in MDL: the command line checks, lists and runs them.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ fn file(name: &str) -> String {
     path.to_str().expect("a path").to_owned()
 }
 
-/// A file with these definitions.
+/// Writes a file with these definitions.
 fn written(definitions: &str) -> tempfile::NamedTempFile {
     let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
     std::fs::write(file.path(), definitions).expect("a file");
@@ -24,7 +24,7 @@ fn path(file: &tempfile::NamedTempFile) -> &str {
     file.path().to_str().expect("a path")
 }
 
-/// The last value of a metric at a focus.
+/// Returns the last value of a metric at a focus.
 #[track_caller]
 fn last(outcome: &Outcome, metric: &str, focus: &str) -> i64 {
     let last = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == metric && sample["focus"] == focus);
@@ -222,7 +222,7 @@ fn a_timer_tells_the_time_while_it_runs() {
     assert!(values.is_sorted(), "never backwards: {values:?}");
     assert!(values.iter().filter(|v| **v > 0).count() > 5, "it runs: {values:?}");
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    // the outermost call takes all of the time, and `ns deep` has it once for each level
+    // The outermost call includes the whole time; `ns deep` includes it once for each level.
     let all = last(&outcome, "wall_time", "/Code/times/deep");
     let (ns, calls) = (truth.number("ns deep"), truth.tally("deep"));
     let one = i64::try_from(ns / calls).expect("small");
@@ -239,7 +239,7 @@ fn ten_errors_yield_ten_diagnostics() {
         outcome.objects.iter().chain(&from_stderr).filter(|object| object["type"] == "diagnostic").collect();
     let errors: Vec<_> = all.iter().filter(|diagnostic| diagnostic["severity"] == "error").collect();
     assert_eq!(errors.len(), 10, "{errors:#?}");
-    // Each in the definition that has it.
+    // Each error is in the definition that contains it.
     let text = std::fs::read_to_string(&name).expect("the file");
     let starts: Vec<u64> =
         text.lines().zip(1..).filter(|(line, _)| line.starts_with("metric ")).map(|(_, number)| number).collect();
@@ -252,7 +252,7 @@ fn ten_errors_yield_ten_diagnostics() {
     }
     hit.sort_unstable();
     assert_eq!(hit, (0..10).collect::<Vec<_>>(), "{errors:#?}");
-    // And for people: excerpts with carets.
+    // The output for people has excerpts with carets.
     let plain = tool().plain_command(["check", &name]).output().expect("run ingraft");
     assert_eq!(plain.status.code(), Some(2));
     let shown = format!("{}{}", String::from_utf8_lossy(&plain.stdout), String::from_utf8_lossy(&plain.stderr));
@@ -274,7 +274,7 @@ fn wrong_requests_for_metrics() {
     let _ = watch("calls@/SyncObject/Nosuch").assert_error(3, &["Nosuch", "/SyncObject"]);
     let _ = watch("lock_operations@/SyncObject/Nosuch").assert_error(3, &["Nosuch", "/SyncObject"]);
     let _ = watch("lock_operations@/SyncObject/Barrier").assert_error(3, &["lock_operations", "/SyncObject"]);
-    // what is not about a file does not send anybody to one
+    // If an error is not about a file, the advice names no file.
     for pair in ["calls@/Process/1", "calls@/Code/nosuch"] {
         let outcome = watch(pair);
         assert!(!outcome.stderr.contains("FILE.mdl"), "{outcome:#?}");
@@ -304,7 +304,8 @@ fn one_bad_definition_does_not_hide_the_rest() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// Flags that are set are right where a thread has no room for records, and what depends on them says that there was none.
+/// Exclusive flags are right even where a thread has no room for activation records. Values that depend on the flags report the missing
+/// records.
 #[test]
 fn exclusive_is_right_in_deep_recursion() {
     let mut target = Mutatee::start("burns", &[]);
@@ -328,7 +329,7 @@ fn exclusive_is_right_in_deep_recursion() {
         let truth = target.ask(&format!("dive {depth} 0")).tally("burn") - before;
         let outcome = session.interrupt().assert_code(0).assert_removed();
         for metric in ["own", "all"] {
-            // the call that told what there was before
+            // `truth` lacks the call of `burn` that asked for the earlier tally.
             assert_eq!(
                 last(&outcome, metric, "/Code/burns/dive"),
                 i64::try_from(truth + 1).expect("small"),

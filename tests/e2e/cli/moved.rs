@@ -1,4 +1,4 @@
-//! Programs that move their own text to anonymous memory (for huge pages), before or while it is measured.
+//! Tests of programs that move their own text to anonymous memory (for huge pages), before or while they are measured.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use ingraft_testing::{Mutatee, Tool, have, scaled, skip, source_directory, targe
 
 use crate::tool;
 
-/// The bytes where the program's text segment lies, whatever maps them.
+/// Returns the bytes of the program's text segment, whatever maps them.
 fn text(pid: i32) -> Vec<u8> {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
     let all = target::maps(pid);
@@ -26,7 +26,7 @@ fn text(pid: i32) -> Vec<u8> {
     bytes
 }
 
-/// Executable memory of no file outside of the program's text: arenas.
+/// Returns the number of arenas: executable mappings without a file, outside of the program's text.
 fn arenas(pid: i32) -> usize {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
     let all = target::maps(pid);
@@ -40,7 +40,7 @@ fn moved(target: &mut Mutatee, how: &str) {
     assert_eq!(target.ask(&format!("move {how}")).number("failed"), 0, "move {how}");
 }
 
-/// Counts exactly, and is restored to the byte.
+/// Panics unless counts are exact and the text is restored to the byte.
 fn counts_and_restores(target: &mut Mutatee, tool: &Tool, before: &[u8], during: &mut dyn FnMut(&mut Mutatee)) {
     let earlier = target.ask("go 0").tallies();
     let session = tool.count(target.pid(), &["work_*", "noise"]);
@@ -80,7 +80,7 @@ fn while_it_is_measured() {
             counts_and_restores(&mut target, &tool(), &before, &mut |target| {
                 target.ask(&format!("move {how}"));
             });
-            // and once more where it lies now
+            // The test runs again with the text at its new place.
             counts_and_restores(&mut target, &tool(), &before, &mut |target| {
                 target.ask(&format!("move {how}"));
             });
@@ -129,7 +129,7 @@ fn removed_in_the_middle_of_the_move() {
     let tool = tool();
     let session = tool.count(target.pid(), &["work_*", "noise"]);
     moved(&mut target, "begin");
-    // what the program has set aside holds our springboards and will come back
+    // The copy that the program has set aside holds springboards, and the program will map it again.
     let outcome = session.interrupt();
     moved(&mut target, "end");
     target.ask("go 500").assert_right();
@@ -143,7 +143,7 @@ fn removed_in_the_middle_of_the_move() {
     target.ask("go 500").assert_right();
 }
 
-/// Reach is a matter of one mapping: the others may be anywhere.
+/// An arena must be within reach of one mapping of the text only; the other mapping may lie anywhere.
 #[test]
 fn text_that_is_mapped_again_far_away() {
     let mut target = Mutatee::start("moves", &["2"]);
@@ -163,7 +163,7 @@ fn text_that_is_mapped_again_far_away() {
     assert!(text(target.pid()) == before, "the text is not what it was");
 }
 
-/// Whether a process has code of its program in memory without a file.
+/// Whether a process has text of its program in memory without a file.
 fn has_moved(pid: i32) -> bool {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a program");
     let all = target::maps(pid);

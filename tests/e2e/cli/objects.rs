@@ -1,4 +1,4 @@
-//! Values by key: what is done to each object, against what the program itself says.
+//! Tests of values by key: the operations on each object, compared with what the program itself reports.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// Locks and nanoseconds of waiting of each object, by address.
+/// Returns the number of locks and the nanoseconds of waiting of each object, by address.
 fn known(reply: &Reply) -> BTreeMap<String, (i64, i64)> {
     let objects = reply.lines.iter().filter_map(|line| line.strip_prefix("object "));
     let number = |text: Option<&str>| text.and_then(|t| t.parse::<i64>().ok()).expect("a number");
@@ -37,7 +37,7 @@ fn last<'a>(outcome: &'a Outcome, metric: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no {metric}: {outcome:#?}"))
 }
 
-/// By address: the name and the value.
+/// Returns the name and the value of each key, by address.
 fn keys(sample: &Value) -> BTreeMap<String, (Option<&str>, i64)> {
     let keys = sample["keys"].as_array().expect("a vector over keys");
     let address = |key: &Value| key["key"].as_str().expect("a key").to_owned();
@@ -56,7 +56,7 @@ fn every_mutex_has_its_own_locks_and_its_name() {
     let metrics = ["lock_operations_by_object", "lock_operations", "destroys_by_object"];
     let session = watch(&target.pid_text(), &metrics);
     target.ask(&format!("lock {} 6", scaled(500, 20_000)));
-    // threads that have ended by now keep what they have
+    // The values of threads that have ended by now stay.
     let told = target.ask(&format!("lock {} 3", scaled(100, 1000)));
     target.ask("destroy");
     let outcome = session.interrupt().assert_code(0).assert_removed();
@@ -72,7 +72,7 @@ fn every_mutex_has_its_own_locks_and_its_name() {
     assert_eq!(names.len(), 6, "what is on the heap has no name: {names:?}");
     assert_eq!(total(sample), sample["value"].as_i64().expect("a number"));
     assert_eq!(sample["value"], last(&outcome, "lock_operations")["value"]);
-    // the one on the heap is gone
+    // The object on the heap is destroyed.
     let unnamed = known(&told).into_keys().find(|address| found[address].0.is_none()).expect("one without a name");
     assert_eq!(keys(last(&outcome, "destroys_by_object")), BTreeMap::from([(unnamed, (None, 1))]));
     target::assert_clean(target.pid(), &before);
@@ -139,7 +139,7 @@ fn objects_are_listed_with_kind_name_and_state() {
     listed.retain(|address, _| !used.contains_key(address));
     let mutexes = listed.values().filter(|(kind, _)| kind == "Mutex").count();
     assert_eq!(mutexes, listed.len(), "{sample}");
-    // the one on the heap is retired, what the program locks is there
+    // The object on the heap is retired; the objects that the program locks are not.
     let retired: Vec<_> = listed.iter().filter(|(_, (_, retired))| *retired).map(|(at, _)| names[at].0).collect();
     assert_eq!(retired, [None]);
     let live = names.values().map(|(_, value)| value).sum::<i64>();
@@ -181,7 +181,7 @@ fn a_focus_on_an_object_that_was_destroyed_says_so() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let sample = outcome.all("sample").into_iter().rfind(|s| s["focus"] != "").expect("a sample");
     assert_eq!((&sample["value"], &sample["object"]["retired"]), (&7.into(), &true.into()), "{sample}");
-    // values by key say it as well
+    // Values by key also tell that the object is retired.
     let by_object = last(&outcome, "lock_operations_by_object")["keys"].as_array().expect("keys");
     let key = by_object.iter().find(|key| key["key"] == *heap).expect("the object");
     assert_eq!((&key["value"], &key["kind"], &key["retired"]), (&7.into(), &"Mutex".into(), &true.into()));
@@ -223,7 +223,7 @@ fn keys_of_several_processes_are_put_together_by_name() {
     assert_eq!(together["objects.c:alone"], 2 * 300);
     assert_eq!(together["objects.c:pool+0x28"], 2 * 120);
     assert!(combined["keys"].as_array().expect("keys").iter().all(|key| key["key"].is_null()), "{combined}");
-    // the object on the heap has no name: it is among the others
+    // The object on the heap has no name, so its value is in `others`.
     let heap: i64 = told.iter().flat_map(BTreeMap::values).map(|(locks, _)| *locks).filter(|locks| *locks == 420).sum();
     assert_eq!(heap, 2 * 420);
     assert!(combined["others"].as_i64().expect("a number") >= heap, "{combined}");

@@ -1,5 +1,7 @@
-//! Enabled at any moment of a program, values are what somebody computes from that moment on who has looked at every instruction. The oracle
-//! knows nothing of ingraft: it single-steps a run that is always the same, and tells calls by program counters and stack pointers.
+//! If a measurement begins at any moment of a program, its values must equal those of an oracle that has looked at every instruction
+//! since.
+//! The oracle knows nothing of ingraft: it single-steps a run that is always the same, and finds calls by program counters and stack
+//! pointers.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -14,11 +16,11 @@ use nix::unistd::Pid;
 use crate::tool;
 
 const FUNCTIONS: [&str; 6] = ["leaf", "guarded", "inner", "leaver", "middle", "outer"];
-/// For each of them the calls of `leaf` are counted while it is on the stack.
+/// Functions in the foci: the metric counts the calls of `leaf` while such a function is on the stack.
 const FOCI: [&str; 3] = ["inner", "middle", "outer"];
 const RUN: &str = "run 5";
 
-/// Addresses where functions begin, in a program at a fixed address.
+/// Returns the addresses at which functions begin, in a program at a fixed address.
 fn symbols() -> BTreeMap<String, u64> {
     let table = output(Command::new("nm").arg(program("steps").expect("gcc")));
     let symbol = |line: &str| {
@@ -37,7 +39,7 @@ fn stopped(pid: Pid) -> Signal {
     }
 }
 
-/// Holds a program right before the first instruction of its run, by a breakpoint that is gone afterwards.
+/// Holds a program right before the first instruction of its run, by a breakpoint that is then removed.
 fn hold_at_start(target: &mut Mutatee, start: u64) -> Pid {
     let pid = Pid::from_raw(target.pid());
     ptrace::seize(pid, ptrace::Options::empty()).expect("seize the program");
@@ -49,7 +51,7 @@ fn hold_at_start(target: &mut Mutatee, start: u64) -> Pid {
     target.tell(RUN);
     loop {
         ptrace::cont(pid, None).expect("let the program go on");
-        // it may have been asked to stop in a system call
+        // The first stop may be the one that PTRACE_INTERRUPT asked for, in a system call.
         if stopped(pid) == Signal::SIGTRAP && ptrace::getregs(pid).expect("its registers").rip == start + 1 {
             break;
         }
@@ -72,11 +74,11 @@ fn step(pid: Pid) -> (u64, u64) {
 enum What {
     Entered,
     Returned,
-    /// The call's frame is gone without a return.
+    /// The call's frame is gone, but the call did not return.
     Left,
 }
 
-/// Event that was about to happen, or had just happened, after so many instructions.
+/// A call that began or ended when the run had executed `after` instructions.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     after: u64,
@@ -84,13 +86,13 @@ struct Event {
     what: What,
 }
 
-/// Steps through a whole run. Returns its calls, and how many instructions it has.
+/// Steps through a whole run. Returns the events, and the number of instructions.
 fn look(symbols: &BTreeMap<String, u64>) -> (Vec<Event>, u64) {
     let mut target = Mutatee::start("steps", &[]);
     let entries: BTreeMap<u64, &'static str> = FUNCTIONS.iter().map(|f| (symbols[*f], *f)).collect();
     let pid = hold_at_start(&mut target, symbols["rounds"]);
     let bottom = ptrace::getregs(pid).expect("its registers").rsp;
-    // where the return address of each call in progress lies, and what it is
+    // `open` holds for each call in progress the location of its return address, the return address, and the function.
     let (mut events, mut open, mut after) = (Vec::new(), Vec::<(u64, u64, &'static str)>::new(), 0);
     loop {
         let (pc, sp) = step(pid);
@@ -112,12 +114,12 @@ fn look(symbols: &BTreeMap<String, u64>) -> (Vec<Event>, u64) {
     }
 }
 
-/// Values that a measurement must have if it begins at a certain moment.
+/// Values that a measurement must have if it begins at a certain moment of the run.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Truth {
-    /// Calls that began, by function.
+    /// Calls that begin after the moment, by function.
     calls: BTreeMap<&'static str, i64>,
-    /// Numbers by function: of these calls that returned, of these that ended otherwise, and of calls that returned but had begun before.
+    /// Numbers by function: of these calls that return, of these that end otherwise, and of calls that return but began before the moment.
     returned: BTreeMap<&'static str, [i64; 3]>,
     /// Calls of `leaf` while a function was on the stack.
     inside: BTreeMap<&'static str, i64>,
@@ -144,7 +146,7 @@ fn truth(events: &[Event], moment: u64) -> Truth {
         }
         let (function, whole) = open.pop().expect("what ends has begun");
         assert_eq!(function, event.function);
-        // what happened with the last instruction before the moment is over
+        // An event of the last instruction before the moment has happened before the measurement.
         if event.after > moment {
             let at = match event.what {
                 What::Returned if whole => 0,
@@ -192,7 +194,7 @@ fn values_are_right_from_any_moment_on() {
     let (tool, moments) = (tool(), scaled(12, 100));
     let (mut wrong, mut not_unwound) = (Vec::new(), 0);
     for round in 0..moments {
-        // spread over the run, at places that have nothing to do with each other
+        // The moments are spread over the run, at offsets that follow no pattern of the program.
         let moment = instructions * round / moments + round * 7919 % (instructions / moments);
         let mut target = Mutatee::start("steps", &[]);
         let before = Text::of(target.pid());
@@ -211,7 +213,7 @@ fn values_are_right_from_any_moment_on() {
         let outcome = session.interrupt().assert_code(0).assert_removed();
         target::assert_clean(target.pid(), &before);
         let (seen, known) = (measured(&outcome), truth(&events, moment));
-        // in the few instructions in which longjmp has put back a part of the registers no stack can be walked, and the answer says so
+        // While longjmp has restored only a part of the registers, no stack can be unwound, and the answer says so.
         let told = attached["not_unwound"] == 1;
         not_unwound += u64::from(told);
         if seen != known && !told {

@@ -1,4 +1,4 @@
-//! Output for people and scripts: tables, objects, exit codes, files, closed pipes.
+//! Tests of output for people and scripts: tables, objects, exit codes, files, closed pipes.
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! Patterns: the same ones in foci, in lists of definitions and on the command line; and what is said where nothing matches.
+//! Tests of patterns: foci, lists of definitions and the command line take the same ones, and the command reports a pattern that matches
+//! nothing.
 
 use std::process::Command;
 
@@ -90,7 +91,7 @@ fn metrics_of_a_program_are_those_that_measure_something_in_it() {
 
 #[test]
 fn the_pattern_of_the_help_text_matches_python() {
-    // the distribution's; what comes first in PATH may be a script that starts another one
+    // This is the distribution's interpreter. The first one in PATH may be a script that starts another one.
     let python = "/usr/bin/python3";
     if !std::path::Path::new(python).exists() {
         skip!("no {python}");
@@ -101,7 +102,7 @@ fn the_pattern_of_the_help_text_matches_python() {
     let outcome = tool().run(["count", "--until-exit", pattern, "--", python, "-c", "print(sum(range(9)))"]);
     let outcome = outcome.assert_code(0);
     assert!(outcome.counts().values().sum::<u64>() > 0, "{outcome:#?}");
-    // where the interpreter is a library
+    // In this program, the interpreter is a library.
     let directory = ingraft_testing::open_directory();
     let (source, program) = (directory.path().join("embeds.c"), directory.path().join("embeds"));
     let text = "void Py_Initialize(void); int PyRun_SimpleStringFlags(const char *, void *);\n\

@@ -1,4 +1,5 @@
-//! The metrics of PostgreSQL under load, each against what the server counts, logs or explains itself, or against a debugger's counts.
+//! Tests of the metrics of PostgreSQL under load, each compared with what the server counts, logs or explains itself, or with a debugger's
+//! counts.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -12,7 +13,7 @@ use ingraft_testing::{find, have, output, scaled, skip, target, wait_until};
 use crate::backends::{follow, value_in};
 use crate::library::{value, watch};
 
-/// Settings of a server in which nothing happens by itself; with this `wal_level` the background writer logs nothing.
+/// Settings of a server that does nothing by itself. With this `wal_level`, the background writer logs nothing.
 const QUIET: [&str; 7] = [
     "autovacuum=off",
     "bgwriter_lru_maxpages=0",
@@ -25,7 +26,7 @@ const QUIET: [&str; 7] = [
 
 const CLIENTS: u64 = 8;
 
-/// A pgbench of eight clients, each of which runs a script some times.
+/// Returns a pgbench with eight clients, each of which runs a script `each` times.
 fn pgbench(postgres: &Postgres, script: &Path, each: u64) -> Command {
     let mut command = postgres.client("pgbench");
     command.args(["-n", "-c", &CLIENTS.to_string(), "-t", &each.to_string(), "-f"]).arg(script).arg("postgres");
@@ -39,7 +40,7 @@ fn script(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// The process of the server that says `name` of itself.
+/// Returns the process of the server whose title has this name.
 fn process(postgres: &Postgres, name: &str) -> i32 {
     let title = format!("postgres: {name}");
     let titled =
@@ -47,7 +48,7 @@ fn process(postgres: &Postgres, name: &str) -> i32 {
     target::children(postgres.pid()).into_iter().find(titled).unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// Questions for the server's counts: of a database (`DB`), of what all databases share (0), and of the database's files.
+/// Queries for the server's counts: of a database (`DB`), of the objects that all databases share (0), and of the database's files.
 const STATISTICS: [(&str, &str); 10] = [
     ("commits", "pg_stat_get_db_xact_commit(DB)"),
     ("rollbacks", "pg_stat_get_db_xact_rollback(DB)"),
@@ -61,7 +62,7 @@ const STATISTICS: [(&str, &str); 10] = [
     ("checkpoints wrote", "pg_stat_get_bgwriter_buf_written_checkpoints()"),
 ];
 
-/// A session that reads the server's statistics without being in them: in another database, and without anything shared.
+/// A session that reads the server's statistics without being counted in them: it uses another database, and nothing shared.
 struct Observer {
     sql: PostgresSession,
     database: String,
@@ -74,17 +75,17 @@ impl Observer {
         Observer { sql, database }
     }
 
-    /// Returns the server's statistics after a checkpoint, when all other clients are gone.
+    /// Returns the server's statistics after a checkpoint, when all other clients have ended.
     fn statistics(&mut self, postgres: &Postgres) -> BTreeMap<&'static str, i64> {
         wait_until("its clients are gone", || postgres.backends() == [self.sql.pid]);
         let made = "select pg_stat_get_bgwriter_requested_checkpoints();";
         let before = self.sql.ask(made);
         self.sql.tell("checkpoint;");
-        // The checkpointer waits for the next checkpoint when it has told all that it did.
+        // When the checkpointer has reported all its work, it waits for the next checkpoint.
         let idle = "select count(*) from pg_stat_get_activity(null) \
                     where backend_type = 'checkpointer' and wait_event = 'CheckpointerMain';";
         wait_until("the checkpoint is told", || self.sql.ask(made) != before && self.sql.ask(idle) == "1");
-        // This session tells its own work when it is asked to.
+        // This session reports its own work when it is asked to.
         assert_eq!(self.sql.ask("select pg_stat_force_next_flush() is null;"), "f");
         let questions = STATISTICS.map(|(_, question)| question.replace("DB", &self.database)).join(", ");
         let answer = self.sql.ask(&format!("select concat_ws(' ', {questions});"));
@@ -93,7 +94,7 @@ impl Observer {
     }
 }
 
-/// Returns the number of sorts that a statement makes, as the server explains it.
+/// Returns the number of sorts in a statement, by the server's own plan.
 fn sorts_of(postgres: &Postgres, statement: &str) -> i64 {
     let plan = output(postgres.client("psql").args(["-XAtc", &format!("explain analyze {statement}"), "postgres"]));
     let loops = |line: &str| line.rsplit_once("loops=")?.1.trim_end_matches(')').parse::<i64>().ok();
@@ -111,7 +112,7 @@ fn what_eight_clients_do_is_what_the_server_counts() {
                    (select aid from pgbench_accounts where aid between :aid + g and :aid + 50 order by filler, aid limit 5) s;";
     let sorts = sorts_of(&postgres, &sorting.replace(":aid", "7"));
     assert_eq!(sorts, 3);
-    // The map of free space of this table is made now: a new file is counted like a page that is written.
+    // The table's free space map is made before the measurement, because the server counts a new file like a written page.
     let prepare = ["-qc", "insert into pgbench_history (tid) values (1);", "-c", "vacuum pgbench_history;", "postgres"];
     output(postgres.client("psql").args(prepare));
     let mut observer = Observer::of(&postgres);
@@ -146,7 +147,7 @@ fn what_eight_clients_do_is_what_the_server_counts() {
         "postgres_sorts",
     ];
     let session = follow(postgres.pid(), &target::children(postgres.pid()), &metrics);
-    // All clients update one row, and so come before each other; what one deletes comes back.
+    // All clients update one row, so other transactions often come first. The deleted rows come back by the rollback.
     let script = script(&format!(
         "\\set aid random(1, 99000)\nbegin;\n\
          update pgbench_accounts set abalance = abalance + 1 where aid = :aid;\n\
@@ -164,7 +165,7 @@ fn what_eight_clients_do_is_what_the_server_counts() {
     for _ in 0..errors {
         sql.tell("select 1 / (aid * 0) from pgbench_accounts limit 1;");
     }
-    // One text, two statements.
+    // One query string holds two statements.
     assert_eq!(sql.ask("do $$ begin end $$\\; select 7;"), "7");
     drop(sql);
     let after = observer.statistics(&postgres);
@@ -175,23 +176,23 @@ fn what_eight_clients_do_is_what_the_server_counts() {
     let transactions = (2 * CLIENTS * each).cast_signed();
     let checkpoints = value_in(&outcome, process(&postgres, "checkpointer"), "postgres_page_writes");
     let of_clients = |metric: &str| value_in(&outcome, postgres.pid(), metric);
-    // The observer writes, too, what others have left in the pages that it needs.
+    // The observer also writes pages that others have changed, when it needs their buffers.
     let of_sessions = |metric: &str| of_clients(metric) + value_in(&outcome, observer.sql.pid, metric);
     let compared = [
         ("queries", of_clients("postgres_queries"), logged[0] - logged_before[0]),
         ("plans", of_clients("postgres_plans"), logged[1] - logged_before[1]),
-        // Two statements stood in one text.
+        // One query string, and so one line of the log, held two statements.
         ("statements", of_clients("postgres_statements"), logged[2] - logged_before[2] + 1),
         ("commits", of_clients("postgres_commits"), said("commits")),
         ("aborts", of_clients("postgres_aborts"), said("rollbacks")),
         ("aborts", of_clients("postgres_aborts"), transactions + errors),
         ("page requests", of_clients("postgres_page_requests"), said("fetched")),
-        // A new page is fetched, but not read.
+        // A new page is requested, but not read.
         ("page reads", of_clients("postgres_page_reads"), said("fetched") - said("hit") - grown),
         ("page writes", of_sessions("postgres_page_writes"), said("sessions wrote")),
         ("page writes of the checkpointer", checkpoints, said("checkpoints wrote")),
         ("log records", value(&outcome, "postgres_wal_records"), said("records")),
-        // Before a page is written that is not new, and when a transaction ends that has written.
+        // The server flushes the log before it writes a page that is not new, and at the end of a transaction that has written.
         ("log flushes", of_sessions("postgres_wal_flushes"), said("sessions wrote") - grown + transactions),
         ("rows inserted", of_clients("postgres_rows_inserted"), said("inserted")),
         ("rows updated", of_clients("postgres_rows_updated"), said("updated")),
@@ -202,8 +203,7 @@ fn what_eight_clients_do_is_what_the_server_counts() {
     assert!(wrong.is_empty(), "measured, but the server says: {wrong:#?}");
 }
 
-/// Returns the waits for locks that the server has logged: the number of those that lasted, and the milliseconds of those that ended with
-/// the lock.
+/// Returns the waits for locks in the server's log: the number of the long waits, and the milliseconds of the waits that got the lock.
 fn logged_waits(log: &str) -> (i64, f64) {
     let lasted = log.lines().filter(|line| line.contains(" still waiting for ")).count();
     let took = |line: &str| line.strip_suffix(" ms")?.rsplit_once(" after ")?.1.parse::<f64>().ok();
@@ -211,21 +211,22 @@ fn logged_waits(log: &str) -> (i64, f64) {
     (lasted as i64, ended)
 }
 
-/// Returns the milliseconds that the server has logged of statements that end like this, each as a whole.
+/// Returns the milliseconds that the server has logged for whole statements that end with this text.
 fn logged_statements(log: &str, end: &str) -> f64 {
     let took =
         |line: &str| line.strip_suffix(end)?.rsplit_once("duration: ")?.1.split_once(" ms")?.0.parse::<f64>().ok();
     log.lines().filter_map(took).sum()
 }
 
-/// Returns the calls of the planner that the server has logged, and the milliseconds that they took.
+/// Returns the number of calls of the planner in the server's log, and the milliseconds that they took.
 fn logged_plans(log: &str) -> (u64, f64) {
     let took = |line: &str| line.strip_suffix(" s elapsed")?.rsplit_once(' ')?.1.parse::<f64>().ok();
     log.lines().filter_map(took).fold((0, 0.0), |(calls, sum), seconds| (calls + 1, sum + 1e3 * seconds))
 }
 
-/// The server reads its clock inside of what is measured and around it, so what was measured lies between the two, however long other
-/// programs keep it waiting there.
+/// The server reads its clock both inside and outside of the measured code. The measured time lies between its two times, however long
+/// other
+/// programs delay the server.
 #[test]
 fn times_of_planning_and_of_waiting_are_those_that_the_server_tells() {
     let own = [
@@ -265,7 +266,7 @@ fn times_of_planning_and_of_waiting_are_those_that_the_server_tells() {
         holder.tell("commit;");
         assert!(load.wait().expect("pgbench").success());
     }
-    // Waits that end with an error, by siglongjmp.
+    // These waits end with an error, which leaves them by siglongjmp.
     holder.tell("begin; lock table gate;");
     assert_eq!(holder.ask("select 1;"), "1");
     let mut impatient = postgres.session();
@@ -288,11 +289,12 @@ fn times_of_planning_and_of_waiting_are_those_that_the_server_tells() {
     assert_eq!(of(postgres.pid(), "postgres_lock_sleeps"), waits);
     let time = of(postgres.pid(), "postgres_lock_wait") as f64 / 1e6;
     let planning = of(planner.pid, "postgres_plan_time") as f64 / 1e6;
-    // A wait lasts from before the server asks for the time until behind the line that it logs of it, and is a part of its statement.
+    // The measured wait begins before the server reads the clock and ends after it logs the wait. It is a part of the time of the
+    // statement.
     let (least, most) = (waited + 300.0 * given_up as f64, locking + impatience);
-    // The clocks may differ by a thousandth while the system's is being set right.
+    // The clocks may differ by a thousandth while the system's clock is adjusted.
     assert!(least <= time && time <= 1.001 * most, "{time} ms, but PostgreSQL says {least} to {most} ms");
-    // The planner is called in what is measured, and that by what is explained.
+    // The planner runs inside of the measured function, and that runs inside of the explained statement.
     assert_eq!(logged, plans);
     assert!(
         0.999 * inside <= planning && planning <= 1.001 * planned,
@@ -307,7 +309,8 @@ fn gdb() -> Command {
     command
 }
 
-/// The last instruction of the server's function that runs once in each call whatever happens, as a place for a debugger.
+/// Returns a place for a breakpoint that is executed exactly once in each call of the server's function: the function's first jump, call
+/// or return.
 fn behind_entry(function: &str) -> String {
     let program = find("postgres").expect("it runs");
     let code = output(gdb().args(["-ex", &format!("disassemble {function}")]).arg(program));
@@ -318,7 +321,7 @@ fn behind_entry(function: &str) -> String {
     format!("*((char *) &{function} + {offset})")
 }
 
-/// A debugger comes while a backend is measured, counts the same with breakpoints, and stays to its end.
+/// A debugger attaches while a backend is measured, counts the same calls with breakpoints, and stays to the backend's end.
 fn requests_of_locks(postgres: &Postgres) {
     if !have("gdb") {
         skip!("gdb is not installed");
@@ -350,7 +353,7 @@ fn requests_of_locks(postgres: &Postgres) {
     let hits =
         |line: &String| line.trim().strip_prefix("breakpoint already hit ")?.split(' ').next()?.parse::<i64>().ok();
     let hits: Vec<i64> = told.iter().filter_map(hits).collect();
-    // A signal that comes at a breakpoint has gdb come there, and count, twice.
+    // If a signal arrives at a breakpoint, gdb stops and counts there twice.
     let signals = told.iter().filter(|line| line.contains("received signal")).count() as i64;
     let outcome = session.finish().assert_code(0);
     let measured = ["postgres_light_locks", "postgres_locks"].map(|metric| value(&outcome, metric));

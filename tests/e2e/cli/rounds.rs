@@ -1,4 +1,4 @@
-//! Attach, count, detach, again and again: no growth, no client error, the code byte-identical each time.
+//! Tests that attach, count and detach in many rounds: nothing grows, no client gets an error, and the code is byte-identical each time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +13,7 @@ fn total() -> u64 {
     scaled(20, 200)
 }
 
-/// One round: attach to some functions, see something happen, remove, and check that nothing is left.
+/// One round: attaches to some functions, lets `happen` run, removes the measurement, and checks that nothing is left.
 fn round(
     tool: &Tool,
     pid: i32,
@@ -30,7 +30,7 @@ fn round(
     outcome
 }
 
-/// Panics when a process grew from one size to another by more than a busy server may by itself.
+/// Panics if a process grew from one size to another by more than a busy server may grow by itself.
 fn assert_no_growth(first: Size, last: Size, resident: u64) {
     assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
     assert!(last.files <= first.files + 1, "files: {first:?} grew to {last:?}");
@@ -48,7 +48,7 @@ fn threads_that_all_sit_in_the_function() {
             let earlier = target.ask("beat").number("beats");
             wait_until("the threads go round", || target.ask("beat").number("beats") > earlier);
         });
-        // their own branch back to the first instruction is no call, nor does one begin where it has led them
+        // The threads branch back to the first instruction of the function, which is no call. No other call begins there either.
         assert_eq!(outcome.calls("sit"), 0);
         if index == 2 {
             size = Some(Size::of(target.pid()));
@@ -62,7 +62,7 @@ fn threads_that_all_sit_in_the_function() {
     target.ask("leave");
 }
 
-/// Processes that do nothing but compute, so that threads wait for processors; ended when dropped.
+/// Processes that only compute, so that other threads wait for processors. Dropping it ends them.
 struct Busy(Vec<std::process::Child>);
 
 impl Busy {
@@ -75,7 +75,7 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            let _ = child.kill(); // it is ours, and may have ended
+            let _ = child.kill(); // the process is ours, and may have ended
             let _ = child.wait();
         }
     }
@@ -86,7 +86,7 @@ fn timers_in_a_function_that_never_rests_on_a_loaded_machine() {
     timers_come_and_go(&tool(), "4");
 }
 
-/// Panics unless timers come and go while so many threads do nothing but call the function, and wait for processors.
+/// Inserts and removes timers while this many threads only call the function and wait for processors. Panics on an error or a long hold.
 pub fn timers_come_and_go(tool: &Tool, threads: &str) {
     let mut target = Mutatee::start("threads", &[threads]);
     let before = Text::of(target.pid());
@@ -101,7 +101,7 @@ pub fn timers_come_and_go(tool: &Tool, threads: &str) {
             session.wait_for("sample");
             let outcome = session.interrupt().assert_code(0).assert_removed();
             for stopped in [&attached["stopped_ms"], &outcome.one("removed")["stopped_ms"]] {
-                // as long as a stop waits for threads that have no processor
+                // A hold lasts as long as it waits for threads that have no processor.
                 assert!(stopped.as_f64().is_some_and(|ms| ms < 1000.0), "{stopped} ms: {outcome:#?}");
             }
             target::assert_clean(target.pid(), &before);
@@ -192,7 +192,7 @@ fn postgres_under_load() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("start pgbench");
-    // Before its clients, pgbench opens a session of its own for a moment.
+    // Before its clients, pgbench opens a session of its own for a short time.
     let works = |pid: &i32| target::processor_seconds(*pid) > 0.05;
     wait_until("both clients are served", || {
         let backends = postgres.backends();
@@ -216,7 +216,7 @@ fn postgres_under_load() {
         assert!(load.try_wait().expect("look at pgbench").is_none(), "pgbench ended early");
     }
     assert_eq!(postgres.backends(), backends, "no session was lost");
-    // Backends touch more of the shared buffers over time; that is not ours.
+    // Backends touch more of the shared buffers over time, which is not the engine's doing.
     assert_no_growth(size.expect("five rounds"), Size::of(backends[0]), if full() { 256 << 10 } else { 128 << 10 });
     nix::sys::signal::kill(
         nix::unistd::Pid::from_raw(i32::try_from(load.id()).expect("a process id")),

@@ -1,4 +1,4 @@
-//! Real servers, compared with their own statistics; all functions of a program at once.
+//! Tests of real servers, compared with their own statistics, and of all functions of a program at once.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::calling::definitions;
 use crate::library::{last, value, watch};
 use crate::tool;
 
-/// Panics when fewer than 99 of 100 functions of a module that were asked for are counted.
+/// Panics if fewer than 99 of 100 functions that were requested in a module are counted, or fewer than `least`.
 fn assert_nearly_all(tool: &ingraft_testing::Tool, pid: i32, module: &str, least: usize) {
     let outcome = tool.run(["functions", "-p", &pid.to_string(), &format!("{module}:*")]).assert_code(0);
     let all = outcome.all("function");
@@ -31,15 +31,16 @@ fn redis_counts_equal_its_own_statistics() {
     };
     let pid = redis.pid();
     let before = Text::of(pid);
-    // Asking is a command too. The one that asks is in its own answer's successor: what this one does not show,
-    // the last one does not show either, so that the difference is exact.
+    // The request for the statistics is a command, too. An answer lacks its own request, and the next answer includes it. So both answers
+    // lack one request each, and the difference is exact.
     let session;
     let earlier = {
         let earlier = redis.command_calls();
         session = tool().count(pid, &["call", "processCommand"]);
         earlier
     };
-    // Enough clients that the I/O threads take part; they spin, so that a machine with few processors serves single commands slowly.
+    // There are enough clients for the I/O threads to take part. These threads spin, so a machine with few processors serves single
+    // commands slowly.
     let (piped, single) = (scaled(200_000, 1_000_000), scaled(10_000, 200_000));
     redis.load(&["-n", &piped.to_string(), "-c", "25", "-P", "16", "-q", "-t", "set"]);
     redis.load(&["-n", &single.to_string(), "-c", "25", "-q", "-t", "get"]);
@@ -61,7 +62,7 @@ fn functions_of_redis_without_their_callees() {
     let before = Text::of(pid);
     let mdl = source_directory().join("tests/e2e/mdl/calls.mdl");
     let (pid_text, mdl) = (pid.to_string(), mdl.to_str().expect("a path"));
-    // calls side by side, jumps past calls, calls in front of returns: every call of these is woven before and behind
+    // This function has adjacent calls, jumps past calls, and calls right before returns. Every call in it is woven before and after.
     let function = "/Code/redis-server/incrDecrCommand";
     let metrics = ["calls", "calls_made", "calls_back", "own_time", "callee_time", "wall_time"];
     let pairs = metrics.map(|metric| format!("{metric}@{function}"));
@@ -201,7 +202,7 @@ fn all_functions_of_postgres_under_pgbench() {
         panic!("pgbench ended before it was measured: {:?}", load.try_wait())
     };
     let session = tool().count(pid, &["postgres:*"]);
-    // The session ends with its client, and the measurement with it.
+    // The session ends with its client, and the measurement ends with the session.
     let outcome = session.finish().assert_code(0);
     let output = {
         let status = load.wait().expect("wait for pgbench");
@@ -267,7 +268,7 @@ fn all_functions_of_a_python_from_entry_to_exit() {
 
 #[test]
 fn nearly_all_functions_of_common_libraries() {
-    // A process that has them loaded: any interpreter with its ssl module.
+    // An interpreter with its ssl module has these libraries loaded.
     let python = "/usr/bin/python3.11";
     if !Path::new(python).exists() {
         skip!("{python} is not installed");
@@ -279,7 +280,7 @@ fn nearly_all_functions_of_common_libraries() {
     assert_nearly_all(&tool, target.pid(), "libcrypto", 8000);
 }
 
-/// One percent of what is expected.
+/// Returns one percent of an expected value.
 fn percent(of: i64) -> i64 {
     of / 100
 }
@@ -292,7 +293,7 @@ fn redis_metrics_equal_its_own_statistics() {
     };
     let pid = redis.pid();
     let before = Text::of(pid);
-    // With a limit it looks at its memory before every command.
+    // With a memory limit, redis checks its memory before every command.
     redis.ask(&["CONFIG SET appendonly yes", "CONFIG SET appendfsync no", "CONFIG SET maxmemory 1gb"]);
     ingraft_testing::wait_until("the log is written", || {
         redis.statistic("persistence", "aof_rewrite_in_progress") == 0
@@ -321,10 +322,10 @@ fn redis_metrics_equal_its_own_statistics() {
     redis.ask(&reading.iter().map(String::as_str).collect::<Vec<_>>());
     let deleting: Vec<String> = (keys / 2..2 * keys).map(|i| format!("DEL key{i}")).collect();
     redis.ask(&deleting.iter().map(String::as_str).collect::<Vec<_>>());
-    // Appended one by one, between words that hold them together, and written at once.
+    // The server appends the commands of a script one by one, between two commands that group them, and writes them at once.
     let scripted = 16;
     redis.ask(&[&format!("EVAL \"for i = 1, {scripted} do redis.call('set', 'many', i) end\" 0")]);
-    // Long enough that what `call` does around the command itself is small.
+    // The ranges are so long that the work of `call` around the command itself is small.
     let ranges = scaled(10_000, 50_000);
     redis.load(&["-n", &ranges.to_string(), "-c", "8", "-q", "LRANGE", "list", "0", "499"]);
     let info = redis.ask(&["INFO everything"]).remove(0);
@@ -337,7 +338,7 @@ fn redis_metrics_equal_its_own_statistics() {
         let lines = info.lines().filter(|line| line.starts_with("cmdstat_"));
         lines.filter_map(|l| l.split_once(&format!("{what}="))?.1.split(',').next()?.parse::<i64>().ok()).sum()
     };
-    // The last question is not in its own answer.
+    // The answer to the last request does not include that request.
     let asked = 1;
     let keys = i64::try_from(keys).expect("small");
     let of = |metric: &str| value(&outcome, metric);
@@ -347,10 +348,10 @@ fn redis_metrics_equal_its_own_statistics() {
     assert_eq!(of("redis_keys_added"), keys + 2);
     let written = keys + 1 + keys - keys / 2;
     assert_eq!([of("redis_log_flushes"), of("redis_log_appends")], [written + 1, written + scripted + 2]);
-    // The hits and misses of redis are those of commands that read; SET and RPUSH look a key up to write it.
+    // The hits and misses of redis are those of commands that read; SET and RPUSH also look up a key to write it.
     let read = statistic("keyspace_hits") + statistic("keyspace_misses");
     assert_eq!(of("redis_key_lookups"), read + keys + 1 + scripted);
-    // A few reads and writes lie at the ends of the measurement, where a question is read before it is answered.
+    // A few reads and writes lie at the ends of the measurement, because the server reads a request before it answers.
     assert!((of("redis_client_reads") - statistic("total_reads_processed")).abs() <= 3, "{outcome:#?}");
     assert!((of("redis_client_writes") - statistic("total_writes_processed")).abs() <= 3, "{outcome:#?}");
     assert_eq!(of("redis_execution_latency"), of("redis_executions"));
@@ -394,7 +395,7 @@ fn nginx_metrics_equal_its_own_statistics() {
     assert_eq!(of("nginx_file_lookups"), i64::try_from(slow).expect("small"));
     let slow: f64 = nginx.slow_requests().iter().sum();
     let time = of("nginx_request_time") as f64 / 1e9;
-    // The clock of nginx ticks once a round of its loop. The fast requests together also take less than this tolerance.
+    // The clock of nginx advances once in each round of its loop. The fast requests together also take less than this tolerance.
     assert!((time - slow).abs() < 0.03 * slow + 0.1, "{time} s, but nginx says {slow} s");
     workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
 }
@@ -405,7 +406,7 @@ fn nginx_in_front_of_another_equals_the_statistics_of_both() {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
     };
-    // Connections from before nginx was known to answer are gone after this request.
+    // After this request, the connections are closed that were opened before nginx was ready.
     nginx.request(1);
     let workers = nginx.workers();
     let before = Text::of(workers[0]);
@@ -424,7 +425,7 @@ fn nginx_in_front_of_another_equals_the_statistics_of_both() {
         nginx.get(path, n);
     }
     let rounds = nginx.rounds() - rounds;
-    // The one that asks is in the later answer.
+    // The later answer includes its own request.
     let served = back.served();
     let (handled, passed) = (served[1] - handled - 1, served[2] - passed - 1);
     let outcome = session.interrupt().assert_code(0).assert_removed();
@@ -457,7 +458,7 @@ fn allocations_of_nginx_are_those_that_a_debugger_counts() {
         nginx.get("/guarded/index.html", 20);
         nginx.rounds()
     };
-    // The first load does the work that is done once only.
+    // The first load does the work that nginx does only once.
     load();
     let functions = ["ngx_palloc", "ngx_pnalloc", "ngx_pmemalign", "ngx_pcalloc"];
     let pid = worker.to_string();
@@ -466,7 +467,7 @@ fn allocations_of_nginx_are_those_that_a_debugger_counts() {
     for (i, function) in functions.iter().enumerate() {
         gdb.args(["-ex", &format!("break *{function}"), "-ex", &format!("ignore {} 10000000", i + 1)]);
     }
-    // It ends with the second connection.
+    // gdb stops counting when the second connection ends.
     gdb.args([
         "-ex",
         "break *ngx_http_close_connection",
@@ -489,7 +490,7 @@ fn allocations_of_nginx_are_those_that_a_debugger_counts() {
         hits.and_then(|hits| hits.parse().ok()).unwrap_or(0)
     };
     let [plain, unaligned, aligned, zeroed] = [1, 2, 3, 4].map(hits);
-    // ngx_pcalloc calls ngx_palloc in this build, where it is a function of its own.
+    // In this build, ngx_palloc is not inlined, and ngx_pcalloc calls it.
     assert!(zeroed > 0 && plain > zeroed && unaligned > 0, "{told}");
     let session = watch(&[worker], &[], &["nginx_pool_allocations"]);
     load();
@@ -498,14 +499,14 @@ fn allocations_of_nginx_are_those_that_a_debugger_counts() {
     target::assert_clean(worker, &before);
 }
 
-/// Milliseconds as wrk prints times.
+/// Returns the milliseconds of a time as wrk prints it.
 fn milliseconds(text: &str) -> f64 {
     let units = [("us", 1e-3), ("ms", 1.0), ("s", 1e3)];
     let found = units.iter().find_map(|(unit, scale)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * scale));
     found.unwrap_or_else(|| panic!("no time: {text}"))
 }
 
-/// For how many milliseconds processes were ready to run and no processor was free for them, by the kernel's account.
+/// Returns the milliseconds for which processes were ready to run but had no processor, by the kernel's account.
 fn kept_waiting(pids: &[i32]) -> f64 {
     let of = |pid: &i32| -> f64 {
         let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("the process's statistics");
@@ -514,7 +515,7 @@ fn kept_waiting(pids: &[i32]) -> f64 {
     pids.iter().map(of).sum::<f64>() / 1e6
 }
 
-/// Number of runs of wrk at most.
+/// Largest number of runs of wrk.
 const RUNS: usize = 5;
 
 #[test]
@@ -525,14 +526,14 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
         Err(why) => skip!("{why}"),
     };
     let before = Text::of(nginx.workers()[0]);
-    // Times of some milliseconds that differ by less than two.
+    // The requests take some milliseconds, and their times differ by less than two.
     let script = tempfile::Builder::new().suffix(".lua").tempfile().expect("a file");
     let lua = "request = function() return wrk.format('GET', '/busy/' .. string.rep('a', math.random(120, 148))) end\n";
     std::fs::write(script.path(), lua).expect("a script");
     let mut agree = false;
     for _ in 0..RUNS {
         let run = run_of_wrk(&nginx, script.path());
-        // Behind a request that takes twice as long as they do on average wrk makes others up, which it thinks were held back.
+        // If a request takes twice the average time, wrk adds further values for requests that it assumes were delayed.
         let made_up = run.max >= 1.9 * run.interval;
         agree = run.off.is_empty();
         assert!(agree || made_up, "{:#?}: {}", run.off, run.text);
@@ -547,13 +548,13 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
     }
 }
 
-/// Statements of wrk and ingraft on the same requests, of one run of wrk.
+/// Results of one run of wrk, by wrk and by ingraft.
 struct Run {
-    /// Differences between the two.
+    /// Differences between the two, in words.
     off: Vec<String>,
-    /// The longest request as nginx was seen to handle it, in milliseconds.
+    /// Time of the longest request in nginx, in milliseconds.
     max: f64,
-    /// From one request to the next, in milliseconds.
+    /// Average time from one request to the next, in milliseconds.
     interval: f64,
     /// Output of wrk.
     text: String,
@@ -568,7 +569,7 @@ fn run_of_wrk(nginx: &Nginx, script: &Path) -> Run {
     let text = output(
         Command::new("wrk").args(["-t1", "-c1", "--latency", &format!("-d{seconds}s"), "-s"]).arg(script).arg(url),
     );
-    // The last request may be on its way when wrk goes.
+    // The last request may still be in progress when wrk ends.
     let rest = || workers.iter().all(|&pid| target::waits_in(pid, 232));
     ingraft_testing::wait_until("nginx waits for events", rest);
     let busy = kept_waiting(&workers) - busy;
@@ -580,7 +581,7 @@ fn run_of_wrk(nginx: &Nginx, script: &Path) -> Run {
     };
     let requests: f64 =
         text.lines().find_map(|line| line.trim().split_once(" requests in ")?.0.parse().ok()).expect("a number");
-    // One connection is served by one worker.
+    // One worker serves the only connection.
     let samples = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == "nginx_handling_latency");
     let sample = samples.max_by_key(|sample| sample["value"].as_i64()).expect("a distribution");
     let own = |key: &str| sample[key].as_f64().expect("a number") / 1e6;
@@ -591,8 +592,8 @@ fn run_of_wrk(nginx: &Nginx, script: &Path) -> Run {
         last(&outcome, "nginx_handling_latency", "sum") as f64 / 1e6,
     );
     assert!((time - sum).abs() < 0.01 * sum, "{time} ms in all, but {sum} ms one by one");
-    // A bucket is a thirty-second wide, and so is the way to the next request. Where others keep nginx from its processor, they keep its
-    // client as well, whose times are longer by that.
+    // A bucket is a thirty-second wide, and the time to the next request has about this size, too. If other programs keep nginx from its
+    // processor, they also delay the client, which measures longer times.
     let late = 1.0 + 2.0 * busy / requests;
     let mut off = Vec::new();
     let mut compare = |name: &str, own: f64, client: f64, most: f64| {
@@ -619,7 +620,7 @@ fn postgres_metrics_equal_its_own_statistics() {
     let mut sql = postgres.session();
     sql.tell("create extension pg_stat_statements; create table gate (); begin; lock table gate;");
     assert_eq!(sql.ask("select 1;"), "1");
-    // All clients are connected, and wait with a statement that is none of the executor's.
+    // All clients are connected, and wait in a statement that does not use the executor.
     let script = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(
         script.path(),

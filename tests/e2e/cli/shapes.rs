@@ -1,4 +1,4 @@
-//! Function entries of every awkward shape: counted exactly or refused by name, never harmed.
+//! Tests of function entries of difficult shapes: each is counted exactly or refused by name, and never harmed.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use ingraft_testing::{Mutatee, Tool};
 
 use crate::tool;
 
-/// Shapes that must be countable: five bytes are there, or padding behind.
+/// Shapes that must be countable: they have five bytes, or padding after them.
 const COUNTABLE: &[&str] = &[
     "exact5",
     "only_ret",
@@ -43,7 +43,7 @@ const COUNTABLE: &[&str] = &[
     "shapes_target",
 ];
 
-/// All functions of the program that are called, and whether their entries can be counted, with the reason if not.
+/// Returns all functions of the program that are called, with the method for their entries, and the reason if the entry is refused.
 fn listed(tool: &Tool, target: &Mutatee) -> BTreeMap<String, (String, String)> {
     let outcome = tool.run(["functions", "-p", &target.pid_text(), "shapes:*"]).assert_code(0);
     let describe = |object: &&serde_json::Value| {
@@ -103,7 +103,7 @@ fn all_at_once() {
             assert_eq!(counts.get(&name).copied(), Some(tally - earlier[&name]), "{name}");
         }
     }
-    // Reached only by falling through from the function around it: an arrival or none, but nothing in between.
+    // Control reaches this entry only by falling through from the enclosing function. The count is that function's calls, or 0.
     let inner = counts.get("entry_inner").copied().unwrap_or(0);
     assert!(inner == 0 || inner == told.tally("entry_outer") - earlier["entry_outer"], "entry_inner: {inner}");
     target::assert_clean(target.pid(), &before);

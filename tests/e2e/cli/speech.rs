@@ -1,4 +1,4 @@
-//! Communication of code with a program: texts, floating-point numbers, variables that code sets, events at points.
+//! Tests of code that exchanges data with a program: texts, floating-point numbers, variables that code sets, events at points.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Reply, source_directory};
@@ -10,7 +10,7 @@ fn file() -> String {
     source_directory().join("tests/e2e/mdl/speech.mdl").to_str().expect("a path").to_owned()
 }
 
-/// Measures while the program obeys commands; the values and its last answer.
+/// Measures while the program obeys commands. Returns the values and the program's last answer.
 fn measured(metrics: &[&str], flags: &[&str], commands: &[&str]) -> (Vec<i64>, Reply) {
     let mut target = Mutatee::start("speech", &[]);
     let before = Text::of(target.pid());
@@ -100,7 +100,7 @@ fn events_between_points_are_those_of_getrusage() {
     let metrics = ["faults_in_touch", "all_faults_in_touch", "switches_in_nap", "time_in_touch", "faults_so_far"];
     let (values, truth) = measured(&metrics, &[], &["touch 1", "touch 2000", "touch 500", "nap 30"]);
     let (faults, switches) = (tally(&truth, "faults"), tally(&truth, "switches"));
-    // what lies between the entry and the program's own look at itself, and the pages of our own memory
+    // The tolerance covers events between the entry and the program's own reading, and page faults in memory of the engine.
     for found in &values[..2] {
         assert!((faults..faults + 64).contains(found), "{found} of {faults}");
     }

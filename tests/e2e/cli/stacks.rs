@@ -1,4 +1,4 @@
-//! Calls stay home: exceptions, longjmp, cancellation, backtraces, debuggers and profilers see the program they know.
+//! Tests that exceptions, longjmp, cancellation, backtraces, debuggers and profilers work in a measured program as usual.
 
 use std::process::{Command, Stdio};
 
@@ -81,7 +81,7 @@ fn a_debugger_attaches_and_prints_the_same() {
                 ])
                 .stderr(Stdio::null()),
         );
-        // Level and function; a thread that the first debugger interrupted may wait at an address next to the former one.
+        // Only the level and the function are compared: a thread that the first debugger interrupted may wait at the next address.
         let name = |line: &str| {
             let (level, rest) = line.split_once(' ').unwrap_or((line, ""));
             let rest = rest.trim_start();
@@ -120,7 +120,7 @@ fn a_profiler_sees_no_arena_as_a_caller() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("start perf");
-    // By the target's own clock, from when it records: long enough for hundreds of samples.
+    // The target runs for two seconds by its own clock while perf records, which is enough for hundreds of samples.
     let mut start = None;
     wait_until("the target has run for two seconds", || {
         let used = target::processor_seconds(target.pid());
@@ -152,7 +152,7 @@ fn a_profiler_sees_no_arena_as_a_caller() {
     for line in text.lines() {
         match u64::from_str_radix(line.trim(), 16) {
             Ok(address) if line.starts_with(char::is_whitespace) && !line.trim().is_empty() => {
-                // Frames of the kernel come first, when the sample was taken there.
+                // If perf took the sample in the kernel, the kernel's frames come first.
                 if address >> 63 == 1 {
                     continue;
                 }

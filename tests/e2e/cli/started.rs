@@ -1,5 +1,6 @@
-//! Programs that are started: their threads are told apart from the first instruction on, so that they have times and values of their
-//! threads like any other, against their own clocks and tallies.
+//! Tests of programs that `ingraft` starts: woven code tells their threads apart from the first instruction on. So they have times and
+//! values
+//! by thread as other targets do, and these must agree with their own clocks and tallies.
 
 use std::io::{Seek, Write};
 use std::time::{Duration, Instant};
@@ -9,8 +10,8 @@ use ingraft_testing::{Outcome, Reply, Session, program, scaled, skip};
 
 use crate::tool;
 
-/// Measures a mutatee that is started, until it ends: what was told, and what it answered to the last of its commands. None if it cannot be
-/// built here.
+/// Starts a target program with a measurement and waits for its end. Returns the outcome, and the program's answer to its last command;
+/// `None` if the program cannot be built on this machine.
 fn started(name: &str, arguments: &[&str], measure: &[&str], commands: &[String]) -> Option<(Outcome, Reply)> {
     let (outcome, reply) = run(name, arguments, measure, commands, &[])?;
     Some((outcome.assert_code(0), reply.expect("answers")))
@@ -38,7 +39,7 @@ fn run(
     Some((outcome, reply))
 }
 
-/// Times of sleeping, computing, nested and recursive calls within one percent of the program's own clock.
+/// Times of sleeping, computing, nested and recursive calls are within one percent of the program's own clock.
 #[test]
 fn times_are_those_of_the_programs_own_clock() {
     let times = scaled(40, 400);
@@ -52,7 +53,7 @@ fn times_are_those_of_the_programs_own_clock() {
         started("times", &[], &["latency", "nap", "spin", "around", "deep"], &commands).expect("gcc");
     for (function, calls) in truth.tallies() {
         let seen = outcome.latency(&function);
-        // the deepest nap is not the program's to time
+        // The program does not time the deepest nap.
         let inner = u64::from(function == "nap");
         assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (calls + inner, 0, 0, 0), "{function}");
         let own = truth.number(&format!("ns {function}"));
@@ -61,14 +62,14 @@ fn times_are_those_of_the_programs_own_clock() {
     }
 }
 
-/// Returns the values of a pair of metric and function, one for each reading.
+/// Returns the values of a pair at this function, one for each reading.
 fn values(outcome: &Outcome, function: &str) -> Vec<u64> {
     let ours = |s: &&serde_json::Value| s["focus"].as_str().is_some_and(|f| f.ends_with(&format!("/{function}")));
     let samples = outcome.all("sample").into_iter().filter(ours);
     samples.map(|s| s["value"].as_u64().unwrap_or_else(|| panic!("{s}"))).collect()
 }
 
-/// The libraries that have the landings are mapped only after the measurement has begun.
+/// The libraries with the code of the landings are mapped only after the measurement has begun.
 #[test]
 fn exceptions_and_jumps_are_noticed_where_they_land() {
     let n = scaled(50, 500);
@@ -77,12 +78,12 @@ fn exceptions_and_jumps_are_noticed_where_they_land() {
         let (outcome, truth) = started(name, &[], &["watch", &pair], &[format!("{command} {n}")]).expect("gcc");
         truth.assert_right();
         let (measured, own) = (*values(&outcome, "dive").last().expect("a sample"), truth.number("ns dive"));
-        // what comes behind the landing takes half as long at least
+        // The code after a landing takes at least half as long as the measured calls.
         assert!(measured.abs_diff(own) <= own / 4, "{name}: {measured} ns, but {own} by the program's clock");
     }
 }
 
-/// Times of calls in which threads end: those of the others stay, and none runs on or goes back.
+/// If threads end inside of timed calls, the times of other threads stay, no timer runs on, and no value goes back.
 #[test]
 fn threads_that_end_in_a_timed_function() {
     let n = 20;
@@ -93,7 +94,7 @@ fn threads_that_end_in_a_timed_function() {
         assert!(seen.is_sorted(), "{how}: {seen:?}");
         let last = *seen.last().expect("a sample");
         let (all, returned) = (truth.number("ns part"), truth.number("ns parted"));
-        // the bare system call is noticed a little later
+        // The engine notices the end by a bare system call a little later.
         let late = if how == 1 { n * 30_000_000 } else { all / 5 };
         assert!(
             (returned..=all + late).contains(&last),
@@ -107,7 +108,7 @@ fn threads_that_end_in_a_timed_function() {
     }
 }
 
-/// The end is told at once, and no timer runs on after it.
+/// The end of the target is reported at once, and no timer runs on after it.
 #[test]
 fn the_end_is_noticed_when_it_comes() {
     let begin = Instant::now();
@@ -115,11 +116,11 @@ fn the_end_is_noticed_when_it_comes() {
     let (outcome, _) = run("times", &[], &measure, &["last 300000".to_owned()], &[]).expect("gcc");
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     let last = *values(&outcome.assert_code(0), "last").last().expect("a sample");
-    // far less than the interval, also on a busy machine
+    // The value is far below the interval, also on a busy machine.
     assert!((300_000_000..2_000_000_000).contains(&last), "{last}");
 }
 
-/// Counts by thread are exact in a program of this kind; a machine may lack what makes it.
+/// Panics unless counts by thread are exact in a program of this kind. Skips the test if this machine cannot build the program.
 fn exact_by_thread(name: &str) {
     let n = scaled(20_000, 400_000);
     let measured = started(name, &["8"], &["count", &format!("{name}:work_*")], &[format!("go {n}")]);
@@ -133,7 +134,7 @@ fn exact_by_thread(name: &str) {
     assert_eq!(counted, truth.threads(), "{name}: calls of work_0 by thread");
 }
 
-/// Libraries that the program loads at its start are woven before it runs, so that nothing can have been missed.
+/// The engine weaves libraries that the program loads at its start before the program runs, so no call of theirs is missed.
 #[test]
 fn nothing_is_missed_of_what_is_loaded_at_the_start() {
     let (outcome, _) = started("threads", &["2"], &["watch", "lock_operations"], &["go 10".into()]).expect("gcc");
@@ -172,7 +173,7 @@ fn goroutines() {
     }
 }
 
-/// Processor times, too, and by the clock that needs no system call where the libc has it.
+/// Processor times are right, too. Woven code reads them without a system call where the libc has such a clock.
 #[test]
 fn processor_times_are_those_of_the_programs_own_clock() {
     let times = scaled(20, 200);
@@ -183,7 +184,7 @@ fn processor_times_are_those_of_the_programs_own_clock() {
         assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (calls, 0, 0, 0), "{name}");
         let off = seen.sum_ns.abs_diff(own);
         assert!(off * 100 <= own + 100 * (5_000 * calls + slice_slack_ns()), "{name}: {seen:?}, but {own} ns");
-        // what static programs will have is known by the code that is in them
+        // The engine finds the clock of a static program by the code in the program.
         assert_eq!(
             outcome.stderr.contains("by a system call at each entry"),
             asks_kernel,
@@ -193,7 +194,7 @@ fn processor_times_are_those_of_the_programs_own_clock() {
     }
 }
 
-/// Calls before the libc has set the first thread pointer, and those that set it: they begin without one and end with it.
+/// Calls that begin before the libc has set the first thread pointer, including the calls that set it and end with one.
 #[test]
 fn calls_around_the_first_thread_pointer() {
     let commands = ["nap 1 1".to_owned()];
@@ -217,7 +218,7 @@ fn calls_around_the_first_thread_pointer() {
     }
 }
 
-/// A library that takes the gs base in its constructor: it has it, the counts are exact, and times are refused with the reason.
+/// A library that takes the gs base in its constructor keeps it. Counts are exact, and times are refused with the reason.
 #[test]
 fn a_library_that_takes_the_gs_base_at_the_start() {
     let library = match program("libowngs.so") {
@@ -240,14 +241,14 @@ fn a_library_that_takes_the_gs_base_at_the_start() {
     let _ = timed.expect("gcc").0.assert_error(1, &["libowngs.so uses the gs base itself"]);
 }
 
-/// Definitions in a file of their own.
+/// Writes definitions to a file of their own.
 fn definitions(text: &str) -> tempfile::NamedTempFile {
     let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
     std::fs::write(file.path(), text).expect("write a file");
     file
 }
 
-/// All points of these histograms come with the C library, when the measurement has begun.
+/// The C library has all points of these histograms, and is loaded after the measurement has begun.
 #[test]
 fn histograms_of_what_is_loaded_later_are_in_their_unit() {
     let metric = |name: &str, observed: &str| {
@@ -273,12 +274,12 @@ fn histograms_of_what_is_loaded_later_are_in_their_unit() {
     }
 }
 
-/// The library that the only pair names is opened by the program itself.
+/// The program itself opens the library with the only requested function.
 #[test]
 fn a_library_that_is_opened_later_is_measured_alone() {
     let library = program("libplugin.so").expect("gcc");
     let library = library.to_str().expect("a path");
-    // it has begun long before, so that the engine listens
+    // The program runs for long before it opens the library, so that the engine listens by then.
     let commands = ["call 400000000".to_owned(), "open".to_owned(), "call 70".to_owned()];
     let pair = "calls@/Code/libplugin.so/plugin_work";
     let (outcome, truth) = started("loads", &[library], &["watch", pair], &commands).expect("gcc");
@@ -289,8 +290,8 @@ fn a_library_that_is_opened_later_is_measured_alone() {
     assert!(!outcome.stderr.contains("was not measured"), "{}", outcome.stderr);
 }
 
-/// A function that a module in the program does not have never comes: that is an error before the program runs. A function that may come
-/// and does not is told at the end.
+/// A function that a module in the program does not have can never be loaded: this is an error before the program runs. If a function may
+/// be loaded but never is, the command reports it at the end.
 #[test]
 fn what_never_comes_is_told() {
     let go = ["go 10".to_owned()];

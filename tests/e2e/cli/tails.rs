@@ -1,4 +1,5 @@
-//! Calls that end by a jump to another function (`return slow(x);`): their times, results and state last until that function has returned.
+//! Tests of calls that end by a jump to another function (`return slow(x);`): their times, results and flags last until that function has
+//! returned.
 
 use ingraft_testing::server::{Postgres, Redis};
 use ingraft_testing::target::{self, Text};
@@ -6,7 +7,7 @@ use ingraft_testing::{Mutatee, scaled, skip, source_directory};
 
 use crate::tool;
 
-/// Functions that leave by jumps whose targets are known, besides `slow`, to which most of them jump.
+/// Functions that end by a jump whose target is known, apart from `slow`, to which most of them jump.
 const JUMPING: [&str; 6] = ["direct", "chain", "sometimes", "branch", "_ZN5Shape4workEl", "library"];
 
 #[track_caller]
@@ -15,7 +16,7 @@ fn assert_near(what: &str, measured: u64, truth: u64, percent: u64) {
     assert!(off * 100 <= truth * percent, "{what}: {measured} ns, but {truth} ns by the program's own clock");
 }
 
-/// The name by which the program accounts for a function.
+/// Returns the name under which the program reports a function.
 fn own_name(function: &str) -> &str {
     if function.starts_with("_Z") { "member" } else { function }
 }
@@ -32,7 +33,7 @@ fn times_last_until_the_function_that_was_jumped_to_returns() {
         let name = own_name(function);
         let seen = outcome.latency(if name == "member" { "Shape::work(long)" } else { function });
         if function == "slow" {
-            // others jump to it as well
+            // The other functions jump to `slow`, too, so it has more calls.
             assert!(seen.calls > truth.tally(name), "{seen:?}");
         } else {
             assert_eq!(seen.calls, truth.tally(name), "{function}");
@@ -97,11 +98,11 @@ fn turns_and_exceptions() {
     let session = tool().measure("latency", target.pid(), &["even", "risky"]);
     let times = scaled(40, 400);
     let truth = target.ask(&format!("throw {times} 5000"));
-    // the last call that was left is noticed by a later one
+    // The engine notices that the last call was left only when a later call begins.
     target.ask(&format!("turns {times}"));
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let [even, risky] = ["even", "risky"].map(|function| outcome.latency(function));
-    // three of the four calls of one turn lead back to the function
+    // In one turn of four calls, three jumps lead back to the function.
     assert_eq!((even.calls, even.left_by_tail_jump, even.left), (times, 3 * times, 0), "{even:?}");
     assert_eq!((risky.calls, risky.left, risky.left_by_tail_jump), (times / 2, times / 2, 0), "{risky:?}");
     assert_near("risky", risky.sum_ns, truth.number("ns risky"), 3);
@@ -134,7 +135,7 @@ fn timers_flags_and_results_follow() {
     for function in functions {
         let whole = truth.number(&format!("ns {function}"));
         assert_near(function, last("exec_time_inclusive", function), whole, 3);
-        // what is jumped to is not the function itself
+        // The exclusive time lacks the time in the function to which the call jumps.
         assert!(last("exec_time", function) * 50 < whole, "{function}: {}", last("exec_time", function));
         assert_eq!(last("tail_results", function), truth.number(&format!("sum {function}")), "{function}");
         let inside = if function == "sometimes" { times * 2 / 3 } else { times };
@@ -143,7 +144,7 @@ fn timers_flags_and_results_follow() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// Of 0.3 s and more, what a server does around the call that its own statistics count is little.
+/// The calls take 0.3 s or more, so the server's other work, which its own statistics include, is small.
 #[test]
 fn redis_and_postgres_agree_with_their_own_statistics() {
     let redis = match Redis::start() {

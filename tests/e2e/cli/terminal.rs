@@ -1,4 +1,4 @@
-//! Output on terminals of several widths, as people see it, read back through a terminal emulator.
+//! Tests of the output on terminals of several widths, as people see it. A terminal emulator reads it back.
 
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -7,16 +7,17 @@ use ingraft_testing::{Mutatee, have, skip};
 
 use crate::tool;
 
-/// Lines of the terminals of these tests.
+/// Number of lines of the terminals in these tests.
 const ROWS: u16 = 30;
 
-/// A command as words for a shell.
+/// Returns a command as words for a shell.
 fn quoted(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| format!("'{}'", word.to_string_lossy())).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs a line of shell on a terminal of its own, with the environment of a command. Returns what runs it, and what appears on the terminal.
+/// Runs a line of shell on a terminal of its own, with the environment of `like`. Returns the child that runs it, and the output on the
+/// terminal.
 fn on_terminal(line: &str, like: &Command) -> (Child, ChildStdout) {
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-f", "-c", line, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh");
@@ -32,7 +33,7 @@ fn on_terminal(line: &str, like: &Command) -> (Child, ChildStdout) {
     (child, output)
 }
 
-/// Runs `ingraft` on a terminal of so many columns until it ends. `screens` gets the screen after each part of the output, as rows.
+/// Runs `ingraft` on a terminal with this many columns until it ends. `screens` gets the screen after each part of the output, as rows.
 fn watch_on_terminal(
     columns: u16,
     arguments: &[&str],
@@ -42,7 +43,7 @@ fn watch_on_terminal(
 ) {
     let tool = tool();
     let plain = tool.plain_command(arguments);
-    // a shell sets the size before anything is drawn
+    // The shell sets the size before `ingraft` draws anything.
     let line = format!("stty rows {ROWS} cols {columns}; exec {}", quoted(&plain));
     let (mut child, mut output) = on_terminal(&line, &plain);
     let mut terminal = vt100::Parser::new(ROWS, columns, 0);
@@ -83,7 +84,7 @@ fn live_views_fit_every_terminal_and_leave_no_stale_line() {
                 let here = rows.iter().filter(|row| row.trim_start().starts_with(heading)).count();
                 headings = headings.max(here);
                 frames += usize::from(here > 0);
-                // a row that is wider than the screen goes on in the next one, without its first column
+                // A row that is wider than the screen continues in the next row, which then lacks the first column.
                 let stray =
                     rows.iter().find(|row| row.starts_with(" ms") || row.starts_with("ms ") || row.starts_with(" %"));
                 assert!(stray.is_none(), "{columns} columns: {rows:#?}");
@@ -95,10 +96,10 @@ fn live_views_fit_every_terminal_and_leave_no_stale_line() {
     }
 }
 
-/// Printed on the terminal at the moment at which it has become narrower; sets its title, so that nothing of it is seen.
+/// Mark that is printed when the terminal has become narrower. It sets the terminal's title, so it is not visible.
 const NARROWER: &[u8] = b"\x1b]2;narrower\x07";
 
-/// A terminal of fewer columns with what was on a wider one above the cursor, long lines wrapped as most terminals wrap them.
+/// Returns a narrower terminal with the text above the cursor of a wider one. Long lines are wrapped as most terminals wrap them.
 fn narrowed(terminal: &vt100::Parser, columns: u16) -> vt100::Parser {
     let screen = terminal.screen();
     let above = usize::from(screen.cursor_position().0);
@@ -124,7 +125,7 @@ fn a_live_view_follows_a_terminal_that_becomes_narrower_between_two_frames() {
     let arguments = ["watch", "-p", &pid, "latency@/Code/times/nap", "latency@/Code/times/spin", "--interval", "20ms"];
     let tool = tool();
     let plain = tool.plain_command([&arguments[..], &["--until-exit"]].concat());
-    // the command stands still while the terminal changes, so that it is known which frame saw which width
+    // The command is stopped while the terminal changes, so that it is known which width each frame was drawn for.
     let line = format!(
         "stty rows {ROWS} cols 120
          (until [ -e '{order}' ] || [ ! -e '{directory}' ]; do sleep 0.01; done
@@ -149,7 +150,7 @@ fn a_live_view_follows_a_terminal_that_becomes_narrower_between_two_frames() {
             waiting.drain(..at + NARROWER.len());
             changed = true;
         }
-        // the rest may be the beginning of the mark
+        // The rest of the output may be the beginning of the mark.
         let whole = if changed { waiting.len() } else { waiting.len().saturating_sub(NARROWER.len() - 1) };
         terminal.process(&waiting[..whole]);
         waiting.drain(..whole);
@@ -169,7 +170,7 @@ fn a_live_view_follows_a_terminal_that_becomes_narrower_between_two_frames() {
         if wide == 1 {
             target.ask("nest 40 2000");
         }
-        // with values it has so many columns that it must be wrapped
+        // If the heading has values, it is too wide for the narrow terminal and must be wrapped.
         if heading.trim_end().chars().count() > 60 {
             std::fs::write(&order, "").expect("an order");
         }

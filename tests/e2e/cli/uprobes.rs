@@ -1,4 +1,5 @@
-//! Uprobes of others (perf, bpftrace) on woven functions: the kernel writes one byte over the text, and puts the file's byte back.
+//! Tests of uprobes that other tools (perf, bpftrace) set on woven functions. The kernel writes one byte over the text, and later restores
+//! the byte of the file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +11,7 @@ use crate::tool;
 
 const BREAKPOINT: u8 = 0xcc;
 
-/// A process that sets uprobes in another one.
+/// A process that sets uprobes in another process.
 struct Probes {
     setter: Mutatee,
     path: String,
@@ -19,7 +20,7 @@ struct Probes {
 }
 
 impl Probes {
-    /// For a function of a target; why not where the machine does not allow that.
+    /// Prepares uprobes on a function of a target; the error says why this machine does not allow them.
     fn on(target: &mut Mutatee, function: &str) -> Result<Probes, String> {
         let at = target.ask("where").number(&format!("at {function}"));
         let mapping = target::maps(target.pid()).into_iter().find(|m| (m.start..m.end).contains(&at)).expect("mapped");
@@ -136,7 +137,7 @@ fn where_one_is_nothing_is_woven() {
     target.ask("go 100").assert_right();
 }
 
-/// The springboard lies behind the instruction that the uprobe replaces.
+/// The springboard lies after the instruction that the uprobe replaces.
 #[test]
 fn one_on_an_endbr64_does_no_harm() {
     let mut target = Mutatee::start("threads-cet", &["4"]);

@@ -1,4 +1,4 @@
-//! No system call of a target that waits ever returns early because of us.
+//! Tests that no system call in which a target waits returns early because of the engine.
 
 use ingraft_testing::target::{self, Size, Text};
 use ingraft_testing::{Mutatee, program, scaled, skip};
@@ -66,8 +66,9 @@ fn none_returns_early_without_privilege() {
     rounds(&mut target, &unprivileged_tool());
 }
 
-/// A call that has done a part of its work ends with that part at the first stop, as docs/safety.md says. What follows it waits on, and nothing
-/// is done twice or lost.
+/// If a call has done a part of its work, it ends with that part at the first stop, as docs/safety.md says. The target waits for the rest,
+/// and
+/// nothing is done twice or lost.
 #[test]
 fn calls_that_have_done_a_part() {
     let mut target = Mutatee::start("partial", &[]);

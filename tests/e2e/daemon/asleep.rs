@@ -1,11 +1,11 @@
-//! A removal that has to wait for a thread that sleeps in the kernel is finished by the daemon, or by the one that comes after it.
+//! Tests of a removal that must wait for a thread asleep in the kernel: the daemon finishes it, or the daemon that follows.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Daemon, Mutatee, open_directory, wait_until};
 
 use crate::{client, daemon};
 
-/// A target whose sleeper has counted and waits for its vfork child.
+/// Returns a target whose sleeper has counted and waits for its vfork child.
 fn counted_and_asleep(daemon: &Daemon) -> (Mutatee, Text, ingraft_testing::Session) {
     let mut target = Mutatee::start("asleep", &[]);
     let before = Text::of(target.pid());
@@ -21,7 +21,7 @@ fn has_area(pid: i32) -> bool {
     target::maps(pid).iter().any(|mapping| mapping.name.contains("memfd:ingraft"))
 }
 
-/// Panics unless the daemon takes out what is left once the sleeper is awake, without being asked.
+/// Wakes the sleeper. Panics unless the daemon then removes the rest without a request.
 #[track_caller]
 fn assert_finishes(daemon: &Daemon, mut target: Mutatee, before: &Text) {
     before.assert_in(target.pid());

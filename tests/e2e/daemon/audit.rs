@@ -1,4 +1,5 @@
-//! The log says of every measurement who asked for what in which process and how it ended, in lines that nobody else can write.
+//! Tests of the log: for every measurement, it tells which user requested what in which process, and how it ended. Nobody else can write
+//! such lines.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +7,7 @@ use ingraft_testing::{Mutatee, exposed, find, open_directory, wait_until};
 
 use crate::{client, daemon};
 
-/// The number of a measurement in a line of the log.
+/// Returns the number of a measurement in a line of the log.
 fn measurement(line: &str) -> u64 {
     let number = line.split_once("measurement=").expect("a measurement").1;
     number.split(' ').next().expect("a number").parse().expect("a number")
@@ -52,7 +53,7 @@ fn refusals_are_told_and_have_stable_reasons() {
     daemon.logged(&["ingraftd::audit", "refused", "no_metric_of_this_name", "reason=\"no_such_metric\""]);
 }
 
-/// A process chooses its name.
+/// A process can choose its own name.
 #[test]
 fn names_cannot_pass_for_lines_of_the_log() {
     let directory = open_directory();
@@ -73,7 +74,7 @@ fn names_cannot_pass_for_lines_of_the_log() {
     assert!(lines.iter().all(|line| line.contains("INFO b")), "{lines:?}");
 }
 
-/// An id means one measurement for ever, also to a client that has not noticed that the daemon is another one.
+/// An id means one measurement for ever, even for a client that has not noticed that another daemon runs.
 #[test]
 fn ids_are_not_used_again_by_a_successor() {
     let directory = open_directory();

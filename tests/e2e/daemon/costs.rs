@@ -1,11 +1,11 @@
-//! Limits of cost where several measurements share a target.
+//! Tests of limits of the cost if several measurements share a target.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, open_directory, wait_until};
 
 use crate::{client, daemon};
 
-/// Panics unless `bench` is as before: it has one mapping of code by itself, its patches by hand.
+/// Panics unless `bench` is as before: it has one executable mapping of its own, with the patches made by hand.
 #[track_caller]
 fn assert_restored(pid: i32, before: &Text) {
     before.assert_in(pid);
@@ -28,7 +28,7 @@ fn a_timer_that_is_known_to_cost_too_much_is_refused() {
     assert!(inserted[0]["observed_of_target"].as_f64() > Some(0.0), "{inserted:?}");
     let refused = tool.run(["latency", "-p", &target.pid_text(), "noise"]).assert_code(3);
     assert!(refused.stderr.contains("calls a second") && refused.stderr.contains("--max-overhead"), "{refused:#?}");
-    // counters are not refused
+    // The limit does not apply to counters, so they are not refused.
     let more =
         tool.run(["watch", "-p", &target.pid_text(), "calls@/Code/threads/noise", "--for", "50ms"]).assert_code(0);
     assert_eq!(more.all("sample").first().map(|s| s["value"].is_i64()), Some(true));

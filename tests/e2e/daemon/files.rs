@@ -1,5 +1,6 @@
-//! Files that a target names: debug links to devices, pipes and terminals, in circles, out of the target's root, to what its user may not read. The
-//! daemon answers, its memory stays bounded, and it ends when it is asked to.
+//! Tests of files that a target names by debug links: devices, pipes, terminals, circular links, files outside of the target's root, and
+//! files
+//! that its user may not read. The daemon answers, its memory stays bounded, and it ends when asked to.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,7 +13,7 @@ use crate::{client, daemon};
 
 const MIB: u64 = 1 << 20;
 
-/// A copy of a program without symbols whose debug link says what these arguments of objcopy say.
+/// Returns a copy of a program without symbols, with the debug link that this argument of objcopy makes.
 fn linked(directory: &Path, copy: &str, base: &str, link: &str) -> PathBuf {
     let made = directory.join(copy);
     fs::copy(program(base).expect("gcc"), &made).expect("copy a program");
@@ -20,7 +21,7 @@ fn linked(directory: &Path, copy: &str, base: &str, link: &str) -> PathBuf {
     made
 }
 
-/// The argument for a debug link with this name and any checksum.
+/// Returns the argument of objcopy for a debug link with this name and any checksum.
 fn any_name(directory: &Path, name: &str) -> String {
     let mut section = name.as_bytes().to_vec();
     section.resize((section.len() + 1).next_multiple_of(4) + 4, 0);
@@ -29,7 +30,7 @@ fn any_name(directory: &Path, name: &str) -> String {
     format!("--add-section=.gnu_debuglink={}", file.display())
 }
 
-/// The symbols of a program as a file of their own, and the argument for a debug link that names it.
+/// Returns a file with the symbols of a program, and the argument of objcopy for a debug link to this file.
 fn debug_file(directory: &Path, name: &str, base: &str) -> (PathBuf, String) {
     let debug = directory.join(name);
     output(Command::new("objcopy").arg("--only-keep-debug").arg(program(base).expect("gcc")).arg(&debug));
@@ -37,7 +38,7 @@ fn debug_file(directory: &Path, name: &str, base: &str) -> (PathBuf, String) {
     (debug, link)
 }
 
-/// The names of the functions that the daemon finds in a process.
+/// Returns the names of the functions that the daemon finds in a process.
 fn functions(daemon: &Daemon, pid: i32, pattern: &str) -> Vec<String> {
     let outcome = client(daemon).run(["functions", "-p", &pid.to_string(), pattern]);
     outcome.all("function").iter().filter_map(|f| Some(f["function"].as_str()?.to_owned())).collect()
@@ -107,7 +108,7 @@ fn a_debug_link_out_of_the_root_of_the_target() {
     let daemon = daemon(directory.path(), &[]);
     let jail = open_directory();
     let (outside, link) = debug_file(directory.path(), "outside.debug", "threads-static");
-    // where the daemon sees the program, as seen from the root of the target
+    // The target has another root directory. There, the path under which the daemon sees the program must exist as well.
     let inside = jail.path().join(jail.path().strip_prefix("/").expect("an absolute path"));
     fs::create_dir_all(&inside).expect("directories");
     symlink(&outside, inside.join("outside.debug")).expect("a link");

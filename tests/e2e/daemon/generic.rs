@@ -1,4 +1,4 @@
-//! A generic client that knows only reflection can do everything; callers are checked.
+//! Tests that a generic client, which knows only reflection, can use all services, and that the daemon checks its callers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{client, daemon};
 
-/// A Python that has grpcio with reflection, made once in the build directory; an error says why there is none.
+/// Returns a Python that has grpcio with reflection, made once in the build directory. The error says why there is none.
 fn python() -> Result<PathBuf, String> {
     let base = build_directory().join("python");
     let python = base.join("bin/python");
@@ -39,13 +39,13 @@ fn python() -> Result<PathBuf, String> {
         let _ = std::fs::remove_dir_all(&fresh);
         return Err(format!("no Python with grpcio: {why}"));
     }
-    // An environment stays usable where it is; another test may have made one meanwhile.
+    // A Python environment works only at the path where it was made. Another test may have made one meanwhile.
     let _ = std::fs::remove_file(&base);
     let _ = std::os::unix::fs::symlink(&fresh, &base);
     if usable(&python) { Ok(python) } else { Ok(fresh.join("bin/python")) }
 }
 
-/// Runs the client and returns what it saw.
+/// Runs the generic client on a new target. The error says why there is no Python for it.
 fn converse(address: &str, token: Option<&str>) -> Result<(), String> {
     let python = python()?;
     let mut target = Mutatee::start("threads", &["4"]);

@@ -1,4 +1,4 @@
-//! A daemon of root that everybody may call, and users who attack it by the programs that it measures for them.
+//! Tests of a daemon that runs as root and that everybody may call, with users who attack it by the programs that it measures for them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -22,12 +22,12 @@ fn stranger(daemon: &Daemon) -> Tool {
     Tool::unprivileged(sibling("ingraft")).with_daemon(&daemon.uri(), None)
 }
 
-/// A mutatee that runs as an ordinary user.
+/// Starts a target program as an ordinary user.
 fn theirs(program: &Path, arguments: &[&str]) -> Mutatee {
     Mutatee::spawn(Command::new(program).args(arguments).uid(NOBODY).gid(NOBODY))
 }
 
-/// Somebody else is served, and soon.
+/// Panics unless the daemon serves another client within a short time.
 fn serves_others(daemon: &Daemon, program: &Path) {
     let begin = Instant::now();
     let target = theirs(program, &["quiet"]);
@@ -43,7 +43,7 @@ fn a_setuid_program_is_never_measured_for_its_user() {
     }
     let (directory, place) = (open_directory(), open_directory());
     let plain = exposed(&program("attacks").expect("gcc"), place.path());
-    // of the same name, so that what is asked for is there after the exec as well
+    // The file has the same name, so that the requested focus also exists after the exec.
     let setuid: PathBuf = place.path().join("root").join("attacks");
     std::fs::create_dir(place.path().join("root")).expect("a directory");
     std::fs::copy(&plain, &setuid).expect("copy");
@@ -59,12 +59,12 @@ fn a_setuid_program_is_never_measured_for_its_user() {
         fixed.iter().chain(&more).map(|s| (*s).to_owned()).collect::<Vec<_>>()
     };
     let paths = [setuid.to_str().expect("a path"), proof.to_str().expect("a path")];
-    // the call works where nobody gains anything
+    // In a program that has no additional rights, the call works.
     let mut harmless = theirs(&plain, &["exec", paths[0], paths[1]]);
     let outcome = tool.run(arguments(&harmless.pid_text()));
     assert!(harmless.ask("marks").tallies()["mark"] > 0, "{outcome:#?}");
     assert!(!proof.exists());
-    // how long an insertion takes is how late the program may be executed
+    // The duration of an insertion limits the moment at which the program executes the other one.
     let begin = Instant::now();
     let _ = tool.run(arguments(&harmless.pid_text()));
     let whole = begin.elapsed();
@@ -73,7 +73,7 @@ fn a_setuid_program_is_never_measured_for_its_user() {
     for n in 0..tries {
         let mut target = theirs(&plain, &["exec", paths[0], paths[1]]);
         let session = tool.start(arguments(&target.pid_text()));
-        // at another moment each time: that is what is tried
+        // Each try makes the exec at another moment of the insertion.
         std::thread::sleep(whole.mul_f64(n as f64 / tries as f64));
         target.tell("exec");
         let outcome = session.finish();
@@ -87,7 +87,7 @@ fn a_setuid_program_is_never_measured_for_its_user() {
     assert!(daemon.terminate().success());
 }
 
-/// Rights that were there at the first try may be gone at the next one.
+/// A client may lose its rights between two tries of a deferred insertion.
 #[test]
 fn rights_that_end_while_an_insertion_waits_end_it() {
     if !is_root() {
@@ -155,7 +155,7 @@ fn a_target_that_scribbles_on_the_shared_memory_harms_itself_only() {
         drop(target);
         serves_others(&daemon, &plain);
     }
-    // its successor reads what they left
+    // The next daemon reads the data that these targets have left.
     let target = theirs(&plain, &["scribble"]);
     let session = tool.start(["count", "-p", &target.pid_text(), "work"]);
     wait_until("it is in", || ingraft_testing::target::arenas(target.pid()) > 0 || !session_runs(&session));

@@ -1,4 +1,4 @@
-//! Measurements live as long as they should: with clients, without, over crashes and restarts.
+//! Tests of the life of measurements: with clients, without clients, and over crashes and restarts of the daemon.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
@@ -50,7 +50,7 @@ impl Drop for Crowd {
     }
 }
 
-/// A user who is not root has 250 streams on a connection.
+/// A user other than root may have 250 streams on a connection.
 #[test]
 fn a_command_measures_more_processes_than_a_connection_has_streams() {
     let directory = open_directory();
@@ -140,7 +140,7 @@ fn ended_by_sigterm_it_keeps_what_is_to_stay_and_removes_the_rest() {
     assert!(!outcome.stderr.contains("panicked"), "{outcome:#?}");
     kept.ask("go 100").assert_right();
     other.ask("go 100").assert_right();
-    // A successor finds and lists it, and can remove it.
+    // The next daemon finds and lists the measurement, and can remove it.
     let second = daemon(directory.path(), &[]);
     let tool = client(&second);
     assert_eq!(tool.inserted(kept.pid()).len(), 1);

@@ -1,4 +1,4 @@
-//! End-to-end tests of `ingraftd`: life, callers, clients that know only reflection, crashes and successors.
+//! End-to-end tests of `ingraftd`: its life, its callers, clients that know only reflection, crashes, and later daemons.
 
 #![forbid(unsafe_code)]
 
@@ -19,12 +19,12 @@ use std::path::Path;
 
 use ingraft_testing::{Daemon, Tool};
 
-/// A daemon in a directory, and more arguments.
+/// Starts a daemon whose socket and state lie in this directory, with further arguments.
 fn daemon(directory: &Path, arguments: &[&str]) -> Daemon {
     Daemon::start(Path::new(env!("CARGO_BIN_EXE_ingraftd")), directory, arguments)
 }
 
-/// The command line as a client of a daemon.
+/// Returns the command line as a client of a daemon.
 fn client(daemon: &Daemon) -> Tool {
     daemon.client(ingraft_testing::sibling("ingraft"))
 }

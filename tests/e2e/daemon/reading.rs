@@ -1,4 +1,4 @@
-//! Measurements that were left in are read by later commands, also after the daemon was started anew.
+//! Tests that later commands read measurements that were left in, also after a restart of the daemon.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ fn leave_in(tool: &Tool, target: &Mutatee, function: &str) -> u64 {
     tool.run(arguments).assert_code(0).one("kept")["measurement"].as_u64().expect("a number")
 }
 
-/// Returns what `read` says of a process: the numbers of its measurements, and the calls of a function.
+/// Runs `read` for a process; returns the numbers of its measurements, and the calls of a function.
 fn read(tool: &Tool, target: &Mutatee, function: &str) -> (Vec<u64>, u64) {
     let outcome = tool.run(["read", &target.pid_text()]).assert_code(0);
     let kept = outcome.all("kept").iter().filter_map(|kept| kept["measurement"].as_u64()).collect();
@@ -35,13 +35,13 @@ fn values_are_read_on_also_after_a_restart() {
     let text = String::from_utf8(tool.plain_command(["read", &target.pid_text()]).output().expect("run it").stdout);
     let text = text.expect("UTF-8");
     assert!(text.contains("parent_work") && text.contains("FUNCTION"), "{text}");
-    // a measurement of somebody who is there is not one that was left in
+    // A measurement whose client is still connected is not one that was left in.
     let mut session = tool.start(["count", "-p", &target.pid_text(), "child_work"]);
     session.wait_for("changed");
     assert_eq!(read(&tool, &target, "parent_work"), (vec![kept], 5));
     let _ = session.interrupt().assert_code(0);
 
-    // who is not its client learns whose it is
+    // If a command uses another engine, the error says which engine holds the measurement.
     let outcome = Tool::new(sibling("ingraft")).run(["read", &target.pid_text()]).assert_code(4);
     assert!(outcome.stderr.contains("--daemon"), "{}", outcome.stderr);
     first.kill();
@@ -52,7 +52,7 @@ fn values_are_read_on_also_after_a_restart() {
     let tool = client(&second);
     target.ask("fork 4 1").assert_right();
     assert_eq!(read(&tool, &target, "parent_work"), (vec![kept], 9), "it counts on");
-    // counting it once more is refused, with what can be done instead
+    // A second count of the function is refused, with advice on other commands.
     let outcome = tool.run(["count", "-p", &target.pid_text(), "parent_work", "--for", "10ms"]).assert_code(3);
     assert!(outcome.stderr.contains("ingraft read") && outcome.stderr.contains("ingraft detach"), "{}", outcome.stderr);
     tool.detach(target.pid());

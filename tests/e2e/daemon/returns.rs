@@ -1,11 +1,11 @@
-//! Programs whose code comes or changes while a daemon knows them: no thread goes through what is not there any more.
+//! Tests of programs whose code is mapped or changes while a daemon knows them: no thread executes code that is gone.
 
 use ingraft_testing::target;
 use ingraft_testing::{Mutatee, open_directory, scaled};
 
 use crate::{client, daemon};
 
-/// The signal frame of the thread lies in front of a return address in code that was mapped after the first measurement began.
+/// The signal frame of the thread lies below a return address in code that was mapped after the first measurement began.
 #[test]
 fn a_handler_returns_through_code_that_came_later() {
     let directory = open_directory();
@@ -15,7 +15,7 @@ fn a_handler_returns_through_code_that_came_later() {
     let first = tool.count(target.pid(), &["work"]);
     target.ask("map");
     target.ask("enter");
-    // the handler stands behind the first instruction of `slow`, within the bytes that change
+    // The thread's signal handler interrupted `slow` after its first instruction, within the bytes that the springboard overwrites.
     let pid = target.pid_text();
     let mut second = tool.start(["count", "-p", &pid, "slow"]);
     second.wait_for("changed");
@@ -28,7 +28,7 @@ fn a_handler_returns_through_code_that_came_later() {
     assert_eq!(target::arenas(target.pid()), 0);
 }
 
-/// A compiler of the program's own writes `syscall; ret` into memory that lies below the C library, and something else a moment later.
+/// The program's own compiler writes `syscall; ret` into memory below the C library, and something else a moment later.
 #[test]
 fn threads_are_not_borrowed_with_generated_code() {
     let mut target = Mutatee::start("returns", &[]);

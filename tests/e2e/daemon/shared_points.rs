@@ -1,15 +1,16 @@
-//! Measurements that come to and go from a point while several threads pass it: alone there, a count stands in the slot of the point, and in
-//! a chain with others.
+//! Tests of measurements that are inserted at a point, and removed from it, while several threads pass it. A single count is in the slot
+//! of
+//! the point; several snippets are in a chain.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Session, Tool, open_directory, scaled, source_directory};
 
 use crate::{client, daemon};
 
-/// Calls of each of four threads in a round.
+/// Number of calls that each of four threads makes in a round.
 const CALLS: u64 = 20_000_000;
 
-/// Begins one more measurement of the target.
+/// Begins a further measurement of the target.
 fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) -> Session {
     let pid = target.pid_text();
     let mut session = tool.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(arguments));
@@ -17,13 +18,13 @@ fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) ->
     session
 }
 
-/// Begins to watch a metric of the function.
+/// Begins to watch a metric at the function.
 fn watch(tool: &Tool, target: &Mutatee, metric: &str) -> Session {
     let file = source_directory().join("tests/e2e/mdl/arrivals.mdl").display().to_string();
     one_more(tool, target, "watch", &[&format!("{metric}@/Code/threads/work_0"), "-I", &file])
 }
 
-/// The value at the end.
+/// Returns the value at the end.
 #[track_caller]
 fn last(outcome: &Outcome) -> u64 {
     let value = outcome.all("sample").last().and_then(|sample| sample["value"].as_u64());
@@ -62,7 +63,8 @@ fn each_of_two_counts_is_exact_without_the_other() {
     let mut count = tool.count(target.pid(), &["work_0"]);
     let mut counted_from = 0;
     for _ in 0..scaled(2, 10) {
-        // the second one comes while nobody passes, and the first one goes under load: the slot is the second one's
+        // The second measurement is inserted while no thread passes, and the first one is removed under load. Then the slot is the second
+        // one's.
         let arrived_from = target.ask("go 10").tally("work_0");
         let arrivals = watch(&tool, &target, "arrivals");
         let truth = target.ask("go 10").tally("work_0");
@@ -102,7 +104,7 @@ fn points_that_hold_others_stay_as_long() {
     };
     let many = 6 * scaled(100_000, 2_000_000);
     let calls = |rounds: u64| 3 * rounds + rounds / 2 + rounds / 3;
-    // before some calls the code lies in what is behind others, and jumps to where some return in what is behind others
+    // The code before some calls lies in the code after other calls, and jumps into the code after the calls to which some return.
     for [held, holder] in [["calls_made", "calls_back"], ["calls_back", "calls_made"]] {
         let first = watch(holder, "attached");
         target.tell(&format!("crowd {many}"));
@@ -145,7 +147,7 @@ fn timers_come_and_go_where_a_count_stays() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// One metric, whose list two clients define differently.
+/// Two clients request one metric, whose list they define differently.
 #[test]
 fn equal_metrics_with_other_lists_have_their_own_values() {
     let directory = open_directory();

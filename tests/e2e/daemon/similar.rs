@@ -1,4 +1,5 @@
-//! Requests that differ in their object alone and share one snippet: against what the program itself says, while some come and others go.
+//! Tests of requests that differ only in their object and share one snippet, compared with the program's own tallies, while some are
+//! inserted and others removed.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -8,7 +9,7 @@ use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, open_directory, pr
 
 use crate::{client, daemon};
 
-/// Locks of each mutex of the row since the start, by its address, in the order of their places.
+/// Returns the number of locks of each mutex of the row since the start, by address, in the order of the row.
 fn row(reply: &Reply) -> Vec<(String, i64)> {
     let lines = reply.lines.iter().filter_map(|line| line.strip_prefix("row "));
     let split = |line: &str| {
@@ -22,7 +23,7 @@ fn pairs(locks: &[(String, i64)]) -> Vec<String> {
     locks.iter().map(|(address, _)| format!("lock_operations@/SyncObject/Mutex/{address}")).collect()
 }
 
-/// Watches the locks of mutexes.
+/// Watches the locks of these mutexes.
 fn watch(tool: &Tool, target: &Mutatee, sign: &str, locks: &[(String, i64)]) -> Session {
     let pid = target.pid_text();
     let all = ["watch", "-p", &pid, "--max-overhead", "10000"].map(str::to_owned);
@@ -31,7 +32,7 @@ fn watch(tool: &Tool, target: &Mutatee, sign: &str, locks: &[(String, i64)]) -> 
     session
 }
 
-/// The last value of each focus is that of `now` less that of `before`.
+/// Panics unless the last value of each focus is the difference of `now` and `before`.
 #[track_caller]
 fn assert_values(outcome: &Outcome, before: &[(String, i64)], now: &[(String, i64)]) {
     let samples = outcome.all("sample");
@@ -45,7 +46,7 @@ fn assert_values(outcome: &Outcome, before: &[(String, i64)], now: &[(String, i6
     }
 }
 
-/// Bytes of code that are in a process.
+/// Returns the number of bytes of woven code in a process.
 fn code_bytes(tool: &Tool, pid: i32) -> u64 {
     let [inserted] = &tool.inserted(pid)[..] else { panic!("one process is measured") };
     inserted["bytes"].as_u64().unwrap_or_else(|| panic!("no size: {inserted}"))
@@ -59,7 +60,7 @@ fn values_of_many_are_those_of_few_and_take_no_more_code() {
     let mut target = Mutatee::start("objects", &[]);
     let before = Text::of(target.pid());
     let mut sizes = BTreeMap::new();
-    // three have code of their own
+    // Three requests have code of their own; more requests share a snippet.
     for count in [3, 8, 64, 96] {
         let begin = row(&target.ask("row 1 1"));
         let session = watch(&tool, &target, "attached", &begin[..count]);
@@ -69,7 +70,7 @@ fn values_of_many_are_those_of_few_and_take_no_more_code() {
         assert_values(&outcome, &begin[..count], &end);
         target::assert_clean(target.pid(), &before);
     }
-    // the mask of a larger table is some bytes longer
+    // The code for a larger table has a longer mask, by some bytes.
     assert!(sizes[&64] <= sizes[&8] + 256 && sizes[&96] <= sizes[&8] + 256, "{sizes:?}");
 }
 
@@ -87,7 +88,7 @@ fn some_come_and_others_go() {
     let joined = watch(&tool, &target, "changed", halves[1]);
     let second = row(&target.ask(&format!("row {rounds} 3")));
     assert_values(&one.interrupt().assert_code(0), halves[0], &second);
-    // the same ones again, and others; threads pass while they come
+    // Requests for some of the same mutexes and for others are inserted while threads pass.
     target.tell(&format!("row {rounds} 3"));
     let passing = watch(&tool, &target, "changed", &second[70..96]);
     let third = row(&target.reply());
@@ -112,7 +113,7 @@ fn a_second_name_of_an_object_keeps_no_others_from_sharing() {
     let session = watch(&tool, &target, "attached", &begin[..40]);
     let shared = code_bytes(&tool, target.pid());
     let _ = session.interrupt().assert_code(0).assert_removed();
-    // the first address once more, as a decimal number
+    // The first address is requested again, as a decimal number.
     let hexadecimal = begin[0].0.trim_start_matches("0x");
     let decimal = u64::from_str_radix(hexadecimal, 16).expect("an address").to_string();
     let mut twice = begin[..40].to_vec();
@@ -134,7 +135,7 @@ fn threads_that_cannot_be_told_apart_share_code_too() {
     let directory = open_directory();
     let daemon = daemon(directory.path(), &[]);
     let tool = client(&daemon);
-    // the library takes the gs base, by which threads find their counters
+    // The library takes the gs base, by which threads find their counters.
     let mut target = Mutatee::spawn(Command::new(objects).env("LD_PRELOAD", library));
     let before = Text::of(target.pid());
     let begin = row(&target.ask("row 1 1"));
@@ -164,7 +165,7 @@ fn a_successor_reads_what_was_left_in_and_restores_all() {
     assert_values(&tool.run(["read", &pid]).assert_code(0), &begin[..8], &end);
     let _ = tool.detach(target.pid());
     target::assert_clean(target.pid(), &before);
-    // and without anybody who goes on
+    // The same is tested without a daemon that takes over.
     let leased = watch(&tool, &target, "attached", &begin[..32]);
     second.kill();
     drop(leased.finish());

@@ -1,5 +1,6 @@
-//! A daemon that was killed leaves measurements that were to stay, and others that were leased to its clients: whoever comes next goes on with
-//! the ones and takes out the others, in the same target too.
+//! A daemon that is killed leaves kept measurements, and others that were leased to its clients. The next engine continues the kept ones
+//! and
+//! removes the leased ones, even if both are in one target.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Daemon, Mutatee, Session, Tool, open_directory, sibling, skip, source_directory, wait_until};
@@ -10,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{client, daemon};
 
-/// Calls a daemon as any client does.
+/// Calls a daemon's services over a channel, as any client does.
 fn with_channel<T>(daemon: &Daemon, work: impl AsyncFnOnce(Channel) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let uri = format!("unix://{}", daemon.socket().display());
@@ -20,7 +21,7 @@ fn with_channel<T>(daemon: &Daemon, work: impl AsyncFnOnce(Channel) -> T) -> T {
     })
 }
 
-/// The values of a measurement, added up.
+/// Returns the sum of the values of a measurement.
 fn read(daemon: &Daemon, measurement: u64) -> u64 {
     with_channel(daemon, async |channel| {
         let request = v1::ReadRequest { measurement, threads: false };
@@ -48,7 +49,7 @@ fn assert_only(kept: &Text, pid: i32) {
     assert_eq!(more_than(kept, pid), Vec::<String>::new());
 }
 
-/// Removes a measurement that nobody holds.
+/// Removes a measurement that has no client.
 fn remove(daemon: &Daemon, measurement: u64) {
     with_channel(daemon, async |channel| {
         let request = v1::RemoveRequest { measurement };
@@ -58,7 +59,7 @@ fn remove(daemon: &Daemon, measurement: u64) {
     });
 }
 
-/// Counts functions in a measurement that stays. Returns its number.
+/// Counts functions in a measurement that is kept. Returns its number.
 fn keep(tool: &Tool, target: &Mutatee, functions: &[&str]) -> u64 {
     let pid = target.pid_text();
     let arguments = ["count", "-p", &pid, "--for", "10ms", "--no-remove"];
@@ -66,7 +67,7 @@ fn keep(tool: &Tool, target: &Mutatee, functions: &[&str]) -> u64 {
     outcome.one("kept")["measurement"].as_u64().expect("a number")
 }
 
-/// Begins one more measurement of a target.
+/// Begins a further measurement of a target.
 fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) -> Session {
     let pid = target.pid_text();
     let mut session = tool.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(arguments));
@@ -74,7 +75,7 @@ fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) ->
     session
 }
 
-/// Counts functions beside what is kept, and checks the numbers.
+/// Counts functions besides the kept measurement, and checks the numbers.
 #[track_caller]
 fn assert_countable(tool: &Tool, target: &mut Mutatee, functions: &[&str]) {
     let before = target.ask("go 8");
@@ -87,15 +88,15 @@ fn assert_countable(tool: &Tool, target: &mut Mutatee, functions: &[&str]) {
     }
 }
 
-/// Calls that a kept measurement of `work_0` and `work_1` must have if it began with the program, after some more calls. The calls are of a
-/// thread that lives on: values of ended threads are in the memory of the engine that ran when they ended.
+/// Makes some calls. Returns the calls that a kept measurement of `work_0` and `work_1` must have if it began with the program. The thread
+/// that makes the calls lives on, because values of ended threads are in the memory of the engine that ran when they ended.
 fn truth(target: &mut Mutatee) -> u64 {
     let tallies = target.ask("solo 800").tallies();
     tallies["work_0"] + tallies["work_1"]
 }
 
-/// A target in which one measurement was to stay and several were not when its daemon was killed. `kept`: as it looked when there was only the
-/// one.
+/// A target whose daemon was killed when it had one kept measurement and several leased ones. `kept` is its code with the kept measurement
+/// only.
 struct Left {
     target: Mutatee,
     before: Text,
@@ -114,7 +115,7 @@ fn leave(directory: &std::path::Path, mut target: Mutatee) -> Left {
     let leased = [
         one_more(&tool, &target, "count", &["work_2", "never"]),
         one_more(&tool, &target, "latency", &["work_3", "work_4"]),
-        // at a point of the measurement that stays
+        // This leased measurement is at a point of the kept one.
         one_more(&tool, &target, "watch", &["visits@/Code/threads/work_0", "-I", &file]),
     ];
     let counted = truth(&mut target);
@@ -145,7 +146,7 @@ fn a_successor_keeps_what_was_to_stay_and_restores_the_rest_of_the_same_target()
     let session = one_more(&tool, target, "latency", &["work_3", "work_4"]);
     let calls = target.ask("go 800").tally("work_3") - earlier;
     assert_eq!(session.interrupt().assert_code(0).latency("work_3").calls, calls);
-    // what the other one has is not a stranger's
+    // The code of the other measurement is recognised as such, and not taken for changes by another program.
     let outcome = tool.run(["count", "-p", &target.pid_text(), "work_1"]);
     assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
     assert!(outcome.stderr.contains(&format!("measurement {}", left.measurement)), "{outcome:#?}");
@@ -157,7 +158,7 @@ fn a_successor_keeps_what_was_to_stay_and_restores_the_rest_of_the_same_target()
     assert!(second.terminate().success());
 }
 
-/// Counts what was kept until now.
+/// Counts the functions that the kept measurement has counted until now.
 #[track_caller]
 fn assert_countable_alone(tool: &Tool, target: &mut Mutatee) {
     let before = truth(target);
@@ -245,7 +246,7 @@ fn a_command_alone_does_the_same() {
     let outcome = session.interrupt().assert_code(0);
     assert_eq!((outcome.calls("work_2"), outcome.calls("work_3")), (calls("work_2"), calls("work_3")));
     assert_only(&left.kept, left.target.pid());
-    // and what is to stay goes on for whoever comes then
+    // The next daemon continues the kept measurement.
     let second = daemon(directory.path(), &[]);
     let (before, earlier) = (read(&second, left.measurement), truth(&mut left.target) - 800);
     assert!((left.counted..=earlier).contains(&before), "{} to {earlier}: {before}", left.counted);

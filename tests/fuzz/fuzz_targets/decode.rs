@@ -1,4 +1,4 @@
-//! Any bytes as code, with functions anywhere in it.
+//! Takes any bytes as code, with functions anywhere in it.
 #![no_main]
 
 use ingraft_fuzz::{survey, text_image};

@@ -1,4 +1,4 @@
-//! Any bytes as call frame information of a sound image.
+//! Takes any bytes as call frame information of an otherwise sound image.
 #![no_main]
 
 use std::sync::Arc;

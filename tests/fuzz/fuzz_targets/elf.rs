@@ -1,4 +1,4 @@
-//! Any bytes as an executable, and as a debug file of one.
+//! Takes any bytes as an executable, and as a debug file of one.
 #![no_main]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Any text as MDL: every finding can be shown, and printing is stable.
+//! Takes any text as MDL: every finding can be shown, and printing is stable.
 #![no_main]
 
 use ingraft_mdl::{Library, Look, Options, Source, format, render};

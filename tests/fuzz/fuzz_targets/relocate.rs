@@ -1,4 +1,4 @@
-//! Any bytes as code: what the generator makes of it, the verifier must prove, and its removal must bring every byte back.
+//! Takes any bytes as code. The verifier must prove every plan that the generator makes, and its removal must restore every byte.
 #![no_main]
 
 use ingraft_codegen::verify::verify_removal;
@@ -16,7 +16,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let sites = survey(&image);
     let Some(woven) = weave(&image, sites, identity) else { return };
     assert!(proven(&woven, &woven.weave), "the generator's plan is not proven");
-    // The plan expects what is there.
+    // The old bytes in the plan must be those of the image.
     for write in &woven.weave.plan.text {
         assert_eq!(bytes_before(&image, &woven.weave, write.at, usize::from(write.len)), Some(write.old_bytes()));
         assert_eq!(write.inverse().inverse(), *write);

@@ -1,4 +1,4 @@
-//! A proven plan with any changes: the verifier never panics, and accepts no other springboard than the right ones.
+//! Makes any changes to a proven plan: the verifier never panics, and accepts no springboard but the right ones.
 #![no_main]
 
 use ingraft_fuzz::{proven, survey, text_image, weave};

@@ -1,4 +1,4 @@
-//! Any bytes as messages: decoding and conversions answer with errors, never with a panic.
+//! Takes any bytes as messages: decoding and conversions return errors and never panic.
 #![no_main]
 
 use ingraft_model::MetricInfo;
@@ -14,7 +14,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             }
         }
         1 => {
-            // A stream of length-delimited samples into one snapshot.
+            // A stream of length-delimited samples updates one snapshot.
             let (mut rest, mut snapshot) = (data, Snapshot::new(16));
             while !rest.is_empty() {
                 let Ok(next) = v1::Sample::decode_length_delimited(&mut rest) else { break };

@@ -1,4 +1,4 @@
-//! Code shared by the fuzz targets: small ELF images around arbitrary bytes, and walks over everything that can be asked of an image.
+//! Code shared by the fuzz targets: small ELF images around arbitrary bytes, and functions that ask an image all questions.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use ingraft_model::{
 /// Address of the text in images that [`image`] makes.
 pub const TEXT: u64 = 0x1000;
 
-/// Asks an image everything. Nothing may panic, and answers must be consistent with each other.
+/// Asks an image all questions, and returns the sites in it. Nothing may panic, and the answers must be consistent with each other.
 pub fn survey(image: &Image) -> Vec<Arc<Site>> {
     let _ = (image.build_id(), image.debuglink(), image.soname(), image.interpreter(), image.entry(), image.uses_gs());
     let mut sites = Vec::new();
@@ -52,7 +52,8 @@ pub fn survey(image: &Image) -> Vec<Arc<Site>> {
     sites
 }
 
-/// Bytes that a write of a plan finds: the file's bytes, or code of the plan itself, which may contain an exit that its entry displaces.
+/// Returns the bytes that a write of a plan overwrites: those of the file, or code of the plan itself, which may contain an exit that its
+/// entry displaces.
 pub fn bytes_before<'a>(image: &'a Image, weave: &'a Weave, at: Avma, len: usize) -> Option<&'a [u8]> {
     let of_plan = || {
         weave.plan.code.iter().find_map(|code| {
@@ -63,7 +64,8 @@ pub fn bytes_before<'a>(image: &'a Image, weave: &'a Weave, at: Avma, len: usize
     image.bytes_at(ingraft_model::Svma(at.0), len).or_else(of_plan)
 }
 
-/// A shared object of these sections: text at [`TEXT`] with a global function at each of these offsets, and call frame information.
+/// Returns a shared object with these sections: text at [`TEXT`] with a global function at each of these offsets, and call frame
+/// information.
 pub fn image(text: &[u8], functions: &[u16], frames: &[u8]) -> Vec<u8> {
     let mut file = vec![0; TEXT as usize];
     file.extend_from_slice(text);
@@ -127,7 +129,7 @@ pub fn image(text: &[u8], functions: &[u16], frames: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Takes apart fuzz input for [`image`]: a number of functions, their offsets, then text.
+/// Splits fuzz input for [`image`] into a number of functions, their offsets, and text.
 pub fn text_image(data: &[u8]) -> Option<Image> {
     let (&count, rest) = data.split_first()?;
     let count = usize::from(count % 16) + 1;
@@ -140,7 +142,7 @@ pub fn text_image(data: &[u8]) -> Option<Image> {
 
 /// Code that was woven into an image, with everything that a proof needs.
 pub struct Woven {
-    /// The environment.
+    /// Environment for which the code was made.
     pub environment: Environment,
     /// The arena after weaving.
     pub arena: Arena,
@@ -181,17 +183,17 @@ pub fn proven(woven: &Woven, weave: &Weave) -> bool {
     ask(&woven.sites, environment.identity, verify).is_ok()
 }
 
-/// Data of the program, and its number.
+/// A mapping with data of the program, and the process id.
 const READABLE: Readable = Readable { start: Avma(0x5555_5555_4000), end: Avma(0x5555_5555_8000), process: Some(4711) };
 
 /// Clock of processor time as with glibc.
 const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
 
-/// Vector state with AVX-512.
+/// Size and components of the vector state on a processor with AVX-512.
 const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes: 2688 });
 
-/// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be
-/// told apart.
+/// Makes the requests for these sites. Every third point counts. The others run a timer from entry to exit, and call a function if the
+/// identity tells threads apart.
 fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram, table, vector, objects] = [0, 1, 2, 3, 4, 5].map(VariableId);
     let float = Float { register: 0, format: FloatFormat::Double };

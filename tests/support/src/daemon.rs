@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 
 use crate::{BOUND, Tool};
 
-/// A running daemon; ended (kill -9) when dropped, unless [`Daemon::terminate`] ended it properly.
+/// A running daemon. Dropping it kills the daemon (kill -9), unless [`Daemon::terminate`] has ended it properly.
 pub struct Daemon {
     child: Child,
-    /// The addresses it printed when it was ready.
+    /// Addresses that the daemon printed when it was ready.
     pub addresses: Vec<String>,
     directory: PathBuf,
     lines: Receiver<String>,
@@ -23,7 +23,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon whose socket and state lie in `directory`, and waits until it listens there. More arguments may follow.
+    /// Starts a daemon whose socket and state lie in `directory`, with further `arguments`, and waits until it listens.
     pub fn start<S: AsRef<OsStr>>(program: &Path, directory: &Path, arguments: impl IntoIterator<Item = S>) -> Daemon {
         let arguments: Vec<S> = arguments.into_iter().collect();
         let own = ["--listen".into(), format!("unix:{}/socket", directory.display())];
@@ -73,7 +73,7 @@ impl Daemon {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The lines of its log that have all of these words, waited for: there must be one.
+    /// Waits for lines in the daemon's log that contain all of these words, and returns them. Panics if there is none.
     pub fn logged(&self, words: &[&str]) -> Vec<String> {
         let mut found = Vec::new();
         crate::wait_until(&format!("the daemon logs {words:?}"), || {
@@ -84,22 +84,22 @@ impl Daemon {
         found
     }
 
-    /// The path of its socket.
+    /// Path of the daemon's socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.join("socket")
     }
 
-    /// The URI of its socket.
+    /// URI of the daemon's socket.
     pub fn uri(&self) -> String {
         format!("unix:{}", self.socket().display())
     }
 
-    /// A command line that talks to it.
+    /// Returns a command line that is a client of the daemon.
     pub fn client(&self, program: impl AsRef<Path>) -> Tool {
         Tool::new(program).with_daemon(&self.uri(), None)
     }
 
-    /// Sends SIGTERM and waits for its end.
+    /// Sends SIGTERM, waits for the daemon's end, and returns its exit status.
     pub fn terminate(mut self) -> ExitStatus {
         kill(Pid::from_raw(self.pid()), Signal::SIGTERM).expect("signal the daemon");
         let mut status = None;
@@ -110,7 +110,7 @@ impl Daemon {
         status.expect("waited for it")
     }
 
-    /// kill -9, and waits for its end.
+    /// Sends SIGKILL, and waits for the daemon's end.
     pub fn kill(mut self) {
         self.child.kill().expect("kill the daemon");
         self.child.wait().expect("wait for the daemon");
@@ -119,7 +119,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The daemon may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -26,10 +26,11 @@ pub use tool::{Latency, Outcome, Session, Tool};
 /// The user and group that unprivileged programs run as when the tests run as root.
 pub const NOBODY: u32 = 65534;
 
-/// Time after which a wait fails the test: generous, because test machines are slow; it is never waited for in vain.
+/// Longest time of a wait; after it, the test fails. The bound is generous, because test machines are slow. A successful wait ends
+/// earlier.
 pub const BOUND: Duration = Duration::from_secs(120);
 
-/// Ends the test early and prints plainly which check was skipped and why.
+/// Ends the test early, and prints which check was skipped and why.
 #[macro_export]
 macro_rules! skip {
     ($($why:tt)*) => {{
@@ -44,7 +45,7 @@ pub fn full() -> bool {
     std::env::var_os("INGRAFT_FULL").is_some_and(|value| value != "0")
 }
 
-/// The first number in a bounded run, the second in a full one.
+/// Returns the first number in a bounded run, and the second one in a full run.
 pub fn scaled(short: u64, long: u64) -> u64 {
     if full() { long } else { short }
 }
@@ -54,7 +55,7 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Polls until `condition` holds; panics with `what` when it does not within [`BOUND`].
+/// Polls until `condition` holds; panics with `what` if that takes longer than [`BOUND`].
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -63,7 +64,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Ends the work that runs beside a test when this is dropped, also when the test fails.
+/// Tells the work that runs beside a test to end when this value is dropped, also if the test fails.
 pub struct Until<'a>(pub &'a AtomicBool);
 
 impl Drop for Until<'_> {
@@ -77,7 +78,7 @@ pub fn have(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Path of a program, in PATH or where distributions hide servers; `None` if it is in neither.
+/// Path of a program, in PATH or in the directories where distributions install servers; `None` if it is in neither.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -86,7 +87,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// Runs a command to its end and returns its output; panics when it fails.
+/// Runs a command to its end and returns its output; panics if the command fails.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(
@@ -99,7 +100,7 @@ pub fn output(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The build directory of the running test or command: where its cache of target programs lies.
+/// The build directory of the running test or command, which holds the cache of target programs.
 pub fn build_directory() -> PathBuf {
     let own = std::env::current_exe().expect("the path of this program");
     own.ancestors()
@@ -120,7 +121,7 @@ pub fn sibling(program: &str) -> PathBuf {
     path.unwrap_or_else(|| panic!("{program} is not built beside {}: build the workspace first", own.display()))
 }
 
-/// A new directory that unprivileged users can enter.
+/// Makes a new directory that unprivileged users can enter.
 pub fn open_directory() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::Builder::new()
@@ -134,7 +135,7 @@ pub fn open_directory() -> tempfile::TempDir {
     directory
 }
 
-/// A copy of a program where an unprivileged user can execute it; the copy has the same name.
+/// Copies a program to a place where an unprivileged user can execute it. The copy has the same name.
 pub fn exposed(program: &Path, directory: &Path) -> PathBuf {
     let copy = directory.join(program.file_name().expect("a program has a name"));
     std::fs::copy(program, &copy).expect("copy a program");

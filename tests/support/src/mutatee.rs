@@ -1,4 +1,4 @@
-//! Target programs: built once into the build directory, driven by lines.
+//! Target programs: built once into the build directory, and driven by lines of text.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use crate::target::watch_the_host;
 use crate::{BOUND, build_directory, have, source_directory};
 
-/// Recipe for a target program: compiler and its arguments; sources are relative to `tests/mutatees`.
+/// Recipe for a target program: its compiler and the compiler's arguments. Sources are relative to `tests/mutatees`.
 struct Recipe {
     compiler: &'static str,
     flags: &'static [&'static str],
@@ -20,7 +20,7 @@ struct Recipe {
 
 const C: &[&str] = &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
 
-/// Libraries of a program, named before the objects that need them: the linker must keep all.
+/// Libraries of a program. They are named before the objects that need them, so the linker must keep all of them.
 const LIBRARIES: &[&str] = &[
     "-O2",
     "-g",
@@ -35,7 +35,7 @@ const LIBRARIES: &[&str] = &[
     "-Werror",
 ];
 
-/// Flags for a program at a fixed address, with every call bound before it begins.
+/// Flags for a program at a fixed address, in which the loader binds all functions at the start.
 const STEPS: &[&str] =
     &["-O2", "-g", "-pthread", "-no-pie", "-Wl,-z,now", "-fno-optimize-sibling-calls", "-Wall", "-Wextra", "-Werror"];
 
@@ -87,7 +87,7 @@ fn recipe(name: &str) -> Recipe {
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
         "libother.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DFACTOR=17"] as &[_], &["plugin.c"], false),
         "loads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["loads.c"], false),
-        // its constructor is found by the same pattern as its other function
+        // The constructor and the other function of the library match the same pattern.
         "libplugin-musl.so" => {
             ("musl-gcc", &["-O2", "-g", "-shared", "-fPIC", "-Dplugin_born=born_work"] as &[_], &["plugin.c"], false)
         }
@@ -139,8 +139,8 @@ fn recipe(name: &str) -> Recipe {
     Recipe { compiler, flags, sources, strip }
 }
 
-/// The path of a built target program, or the reason why it cannot be built here (its compiler is missing). Built at most once for given
-/// sources and flags; tests in other processes may build the same at the same time.
+/// The path of a built target program, or the reason why this machine cannot build it (a missing compiler). Each program is built at most
+/// once for the same sources and flags; tests in other processes may build the same program at the same time.
 pub fn program(name: &str) -> Result<PathBuf, String> {
     let recipe = recipe(name);
     if !have(recipe.compiler) {
@@ -159,7 +159,7 @@ pub fn program(name: &str) -> Result<PathBuf, String> {
         let fresh = tempfile::TempDir::new_in(&cache).expect("a temporary directory");
         let made = fresh.path().join(name);
         build(&recipe, &directory, &made, fresh.path());
-        // Never in the place of one that another test has built meanwhile and runs already.
+        // The link fails if another test has made the program meanwhile, and maybe runs it; then that program stays.
         match std::fs::hard_link(&made, &path) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{}: {error}", path.display()),
             _ => {}
@@ -189,8 +189,9 @@ pub struct Mutatee {
 }
 
 impl Mutatee {
-    /// Starts a target program by name and waits until it is ready. Panics when it cannot be built: ask [`program`] first where
-    /// that may be.
+    /// Starts a target program by name and waits until it is ready. Panics if the program cannot be built; if that is possible, call
+    /// [`program`]
+    /// first.
     pub fn start(name: &str, arguments: &[&str]) -> Mutatee {
         let path = program(name).unwrap_or_else(|why| panic!("{name}: {why}"));
         Mutatee::spawn(Command::new(path).args(arguments))
@@ -256,7 +257,7 @@ impl Mutatee {
         }
     }
 
-    /// Waits for one line that begins so, dropping others.
+    /// Waits for a line that begins with this text, and drops the lines before it.
     pub fn wait_line(&mut self, begin: &str) -> String {
         loop {
             match self.lines.recv_timeout(BOUND) {
@@ -267,7 +268,7 @@ impl Mutatee {
         }
     }
 
-    /// Closes its input, waits for its end, and returns its exit status.
+    /// Closes the program's input, waits for its end, and returns its exit status.
     pub fn end(mut self) -> std::process::ExitStatus {
         drop(self.stdin.take());
         let mut status = None;
@@ -278,7 +279,7 @@ impl Mutatee {
         status.expect("waited for it")
     }
 
-    /// Whether it still runs.
+    /// Whether the program still runs.
     pub fn alive(&mut self) -> bool {
         self.child.try_wait().expect("look at the target program").is_none()
     }
@@ -286,7 +287,7 @@ impl Mutatee {
 
 impl Drop for Mutatee {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -295,34 +296,34 @@ impl Drop for Mutatee {
 /// The lines of an answer.
 #[derive(Debug)]
 pub struct Reply {
-    /// As printed, without the closing `done`.
+    /// The lines as printed, without the closing `done`.
     pub lines: Vec<String>,
 }
 
 impl Reply {
-    /// Text that follows these words on the line that begins with them.
+    /// Text after these words, on the line that begins with them.
     pub fn after(&self, words: &str) -> &str {
         let found = self.lines.iter().find_map(|line| line.strip_prefix(words)?.strip_prefix(' '));
         found.unwrap_or_else(|| panic!("no '{words}' in {:?}", self.lines))
     }
 
-    /// A number that follows these words.
+    /// Number after these words, on the line that begins with them.
     pub fn number(&self, words: &str) -> u64 {
         self.after(words).parse().unwrap_or_else(|error| panic!("{words}: {error}"))
     }
 
-    /// Number of times that a function was really called.
+    /// Number of calls of a function, as the program itself has counted them.
     pub fn tally(&self, function: &str) -> u64 {
         self.number(&format!("tally {function}"))
     }
 
-    /// All tallies by name.
+    /// All tallies, by the name of the function.
     pub fn tallies(&self) -> BTreeMap<String, u64> {
         let words = self.lines.iter().filter_map(|line| line.strip_prefix("tally ")?.split_once(' '));
         words.map(|(name, value)| (name.to_owned(), value.parse().expect("a tally is a number"))).collect()
     }
 
-    /// The calls of each thread in truth.
+    /// Number of calls by thread id, as the program itself has counted them.
     pub fn threads(&self) -> BTreeMap<u64, u64> {
         let mut threads = BTreeMap::new();
         for (tid, calls) in self.lines.iter().filter_map(|line| line.strip_prefix("thread ")?.split_once(' ')) {
@@ -331,7 +332,7 @@ impl Reply {
         threads
     }
 
-    /// Panics when the program saw any wrong result of its own functions.
+    /// Panics if the program saw a wrong result of its own functions.
     pub fn assert_right(&self) {
         let wrong: Vec<_> = self.lines.iter().filter(|line| line.starts_with("wrong ") && *line != "wrong 0").collect();
         assert!(wrong.is_empty(), "the program computed wrong results: {wrong:?}");

@@ -1,4 +1,4 @@
-//! Real servers on the loopback, each in a directory of its own, without privilege.
+//! Real servers on the loopback, each in a directory of its own and without privilege.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::{BOUND, NOBODY, find, is_root, output, wait_until};
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
 }
@@ -22,7 +22,8 @@ pub(crate) fn program(name: &str) -> Result<PathBuf, String> {
     find(name).ok_or_else(|| format!("{name} is not installed"))
 }
 
-/// Requests a page a number of times, one after the other on one connection, and hands on each body; panics unless each answer is a 200.
+/// Requests a page `count` times, one after the other on one connection, and passes each body to `each`. Panics unless each answer is a
+/// 200.
 pub(crate) fn get(port: u16, path: &str, count: usize, mut each: impl FnMut(String)) {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to the server");
     stream.set_read_timeout(Some(BOUND)).expect("set a bound");
@@ -46,7 +47,7 @@ pub(crate) fn get(port: u16, path: &str, count: usize, mut each: impl FnMut(Stri
     }
 }
 
-/// A started server; ended when dropped.
+/// A started server; dropping it ends the server.
 pub(crate) struct Running {
     pub(crate) child: Child,
     pub(crate) directory: tempfile::TempDir,
@@ -60,7 +61,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SIGQUIT: nginx and postgres end their children at once, redis ends by default.
+        // SIGQUIT: nginx and postgres end their children at once; redis ends, because that is the default action.
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::Signal::SIGQUIT);
         for _ in 0..500 {
             if let Ok(Some(_)) = self.child.try_wait() {
@@ -81,7 +82,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts a server; an error names what is missing here.
+    /// Starts a server; the error says what this machine lacks.
     pub fn start() -> Result<Redis, String> {
         let program = program("redis-server")?;
         program_of_load("redis-benchmark")?;
@@ -105,7 +106,7 @@ impl Redis {
         self.running.pid()
     }
 
-    /// Sends commands (each a line of words) over one connection and returns the raw answers; bulk answers as their text.
+    /// Sends commands (each a line of words) over one connection and returns the raw answers; a bulk answer is returned as its text.
     pub fn ask(&self, commands: &[&str]) -> Vec<String> {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to redis");
         stream.set_read_timeout(Some(BOUND)).expect("set a bound");
@@ -126,7 +127,7 @@ impl Redis {
         answers
     }
 
-    /// The calls of every command by its own statistics, the asking one not included.
+    /// Number of calls of all commands by the server's own statistics, without the command that asks.
     pub fn command_calls(&self) -> u64 {
         let answer = self.ask(&["INFO commandstats"]).remove(0);
         let calls =
@@ -134,14 +135,14 @@ impl Redis {
         calls.sum()
     }
 
-    /// A number of its own statistics by section and name: the first that stands behind `NAME:` or `NAME=`.
+    /// A number of the server's own statistics by section and name: the first number after `NAME:` or `NAME=`.
     pub fn statistic(&self, section: &str, name: &str) -> u64 {
         let answer = self.ask(&[&format!("INFO {section}")]).remove(0);
         let found = answer.split([':', '=', ',', '\n']).skip_while(|word| *word != name).nth(1);
         found.and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("no number {name} in {answer}"))
     }
 
-    /// Runs redis-benchmark with these arguments; panics on any error it reports.
+    /// Runs redis-benchmark with these arguments; panics on any error that it reports.
     pub fn load(&self, arguments: &[&str]) -> String {
         let text = output(
             Command::new("redis-benchmark").args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).args(arguments),
@@ -162,8 +163,9 @@ pub struct Nginx {
     pub port: u16,
 }
 
-/// Configuration of an nginx in front of another: it passes on (`/passed`, `/kept` over connections that are kept, `/cached`), and asks
-/// itself twice (`/guarded`).
+/// Returns the configuration of an nginx in front of another one. It passes requests on (`/passed`; `/kept` over connections that are
+/// kept;
+/// `/cached` with a cache), or makes two subrequests (`/guarded`).
 fn front(back: u16, at: &str) -> [String; 2] {
     let passed = format!("access_log {at}/passed.log passed;");
     let outside = format!(
@@ -182,12 +184,12 @@ fn front(back: u16, at: &str) -> [String; 2] {
 }
 
 impl Nginx {
-    /// Starts a server; an error names what is missing here.
+    /// Starts a server; the error says what this machine lacks.
     pub fn start() -> Result<Nginx, String> {
         Nginx::launch(2, None)
     }
 
-    /// Starts one with a single worker in front of another, whose error log tells of all that it does.
+    /// Starts a server with a single worker in front of another server. Its error log reports all of its work.
     pub fn in_front_of(back: &Nginx) -> Result<Nginx, String> {
         Nginx::launch(1, Some(back.port))
     }
@@ -204,7 +206,7 @@ impl Nginx {
             .collect();
         let [outside, locations] = back.map_or_else(Default::default, |back| front(back, &at));
         let level = if back.is_some() { "debug" } else { "error" };
-        // To tell that none of them ends in b or c, a path of n letters is looked at about n * n * n / 6 times.
+        // To find that a path of n letters does not end in b or c, the expression examines it about n * n * n / 6 times.
         let busy = "location ~ ^/busy/a*a*a*a*[bc]$ { return 204; } location /busy/ { return 200 'ok'; }";
         let configuration = format!(
             "daemon off; master_process on; worker_processes {workers}; pid {at}/pid; error_log {at}/error.log {level};\n\
@@ -228,7 +230,7 @@ impl Nginx {
         Ok(nginx)
     }
 
-    /// The master's process id.
+    /// Process id of the master.
     pub fn pid(&self) -> i32 {
         self.running.pid()
     }
@@ -242,7 +244,7 @@ impl Nginx {
         crate::target::children(self.running.pid()).into_iter().filter(serves).collect()
     }
 
-    /// Requests a small page a number of times, as [`Nginx::get`].
+    /// Requests a small page `count` times, as [`Nginx::get`] does.
     pub fn request(&self, count: usize) {
         self.get("/counted", count);
     }
@@ -252,12 +254,12 @@ impl Nginx {
         self.log("times.log").lines().map(|line| line.parse().expect("seconds")).collect()
     }
 
-    /// Number of requests that nginx reports, the asking one included.
+    /// Number of requests that nginx reports, including the one that asks.
     pub fn requests(&self) -> u64 {
         self.served()[2]
     }
 
-    /// Numbers that nginx reports: connections accepted, connections handled, and requests, the asking ones included.
+    /// Numbers that nginx reports: connections accepted, connections handled, and requests, including the ones that ask.
     pub fn served(&self) -> [u64; 3] {
         let answer = self.get("/status", 1);
         let numbers = answer.lines().nth(2).map(|line| line.split_whitespace().filter_map(|n| n.parse().ok()));
@@ -265,20 +267,20 @@ impl Nginx {
         numbers.try_into().unwrap_or_else(|_| panic!("no numbers in {answer}"))
     }
 
-    /// Text of one of its log files; empty if there is none.
+    /// Text of one of the server's log files; empty if there is none.
     pub fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.running.directory.path().join(name)).unwrap_or_default()
     }
 
-    /// Requests a page a number of times, one after the other on one connection, and returns the last body; panics unless each
-    /// gets a 200.
+    /// Requests a page `count` times, one after the other on one connection, and returns the last body. Panics unless each answer is a
+    /// 200.
     pub fn get(&self, path: &str, count: usize) -> String {
         let mut last = String::new();
         get(self.port, path, count, |body| last = body);
         last
     }
 
-    /// Number of rounds of the event loop of the worker of an nginx in front of another, by its own log, once it rests.
+    /// Number of rounds of the event loop by the log of an nginx in front of another one, counted when its worker has no more work.
     pub fn rounds(&self) -> usize {
         let mut rounds = 0;
         wait_until("nginx rests", || {
@@ -305,12 +307,12 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts a server; an error names what is missing here.
+    /// Starts a server; the error says what this machine lacks.
     pub fn start() -> Result<Postgres, String> {
         Postgres::start_with(&[])
     }
 
-    /// Starts one with settings (`NAME=VALUE`) of its own; an error says what is missing here.
+    /// Starts a server with further settings (`NAME=VALUE`); the error says what this machine lacks.
     pub fn start_with(settings: &[&str]) -> Result<Postgres, String> {
         let (initdb, postgres) = (program("initdb")?, program("postgres")?);
         program("pgbench")?;
@@ -344,19 +346,19 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// The postmaster's process id.
+    /// Process id of the postmaster.
     pub fn pid(&self) -> i32 {
         self.running.pid()
     }
 
-    /// A client program that is told where the server is.
+    /// Returns a client program with the address of the server in its arguments.
     pub fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "bench"]).current_dir("/tmp");
         command
     }
 
-    /// Backends that serve a client now.
+    /// Process ids of the backends that serve a client now.
     pub fn backends(&self) -> Vec<i32> {
         let serves = |pid: &i32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -377,7 +379,7 @@ impl Postgres {
         let files =
             std::fs::read_dir(self.running.directory.path().join("data/base").join(database)).expect("its files");
         let files = files.map(|file| file.expect("a file"));
-        // A file that is no table and no index has no number for a name.
+        // The files of tables and indices have names that begin with a digit.
         let relations = files.filter(|file| file.file_name().as_encoded_bytes()[0].is_ascii_digit());
         relations.map(|file| file.metadata().expect("its size").len() / PAGE).sum()
     }
@@ -403,11 +405,11 @@ impl Postgres {
     }
 }
 
-/// A session with its own backend.
+/// A session with a backend of its own.
 pub struct PostgresSession {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
-    /// The backend's process id.
+    /// Process id of the backend.
     pub pid: i32,
 }
 

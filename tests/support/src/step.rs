@@ -1,4 +1,4 @@
-//! Kills a program at its n-th system call of some kinds, to try every point of its life at which it can die.
+//! Kills a program at its n-th system call of certain kinds, to try every moment at which it can die.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,22 +10,23 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// End of a program that was to be killed.
+/// Way in which the program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was killed right before its n-th call of that kind.
+    /// The program was killed right before its n-th call of these kinds.
     Killed,
-    /// It ended by itself after this many calls of that kind.
+    /// The program ended by itself after this many calls of these kinds.
     Ended(u64),
 }
 
 /// System calls by which a process touches another one: ptrace, and the calls that write its memory.
 pub const TOUCHING: &[u64] = &[101 /* ptrace */, 18 /* pwrite64 */, 311 /* process_vm_writev */];
 
-/// Runs a command until one of its threads is about to make the `n`-th (from 0, over all threads) of these calls, and kills it there
-/// with SIGKILL. `at_each` is called with the count so far before each, while the program is held (to send it a signal, say).
+/// Runs a command until one of its threads is about to make the `n`-th of these calls (from 0, over all threads), and kills it there with
+/// SIGKILL. Before each of these calls, `at_each` is called with the number of earlier calls while the program is held, e.g. to send a
+/// signal.
 pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl FnMut(u64, Pid)) -> Fate {
-    // A shell waits until it is traced and becomes the program then, so that nothing of the program is missed.
+    // A shell waits until it is traced and then becomes the program, so that no call of the program is missed.
     let mut held = Command::new("/bin/sh");
     held.args(["-c", "read -r go && exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -43,7 +44,7 @@ pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl F
     ptrace::seize(pid, options).expect("seize the program");
     ptrace::interrupt(pid).expect("interrupt the program");
     child.stdin.take().expect("a pipe").write_all(b"go\n").expect("let the program start");
-    // Only of this thread: children of tests that run beside this one are theirs.
+    // The thread waits only for its own children, because tests that run beside this one have children, too.
     let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
     let (mut count, mut inside) = (0, BTreeMap::new());
     let fate = loop {
@@ -78,14 +79,14 @@ pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl F
             WaitStatus::Stopped(_, signal) => deliver = Some(signal),
             _ => {}
         }
-        // A group-stop or the first stop is no signal to pass on.
+        // The SIGSTOP and SIGTRAP of the tracing itself are not delivered to the program.
         let deliver = deliver.filter(|signal| !matches!(signal, Signal::SIGTRAP | Signal::SIGSTOP));
         match ptrace::syscall(thread, deliver) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => panic!("resume the program: {error}"),
         }
     };
-    // The rest of its threads end now; their ends are collected so that none stays a zombie.
+    // The other threads of the program end now. Their ends are collected, so that none stays a zombie.
     if fate == Fate::Killed {
         loop {
             match waitpid(None, Some(flags)) {
@@ -95,7 +96,7 @@ pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl F
             }
         }
     }
-    // Already collected above; this only releases the handle.
+    // The end was collected above; this call only releases the handle.
     let _ = child.wait();
     fate
 }

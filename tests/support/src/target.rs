@@ -1,4 +1,4 @@
-//! View of a process from outside: its code, its mappings, its growth.
+//! The view of a process from outside: its code, its mappings, and its growth.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,15 +11,15 @@ use nix::unistd::Pid;
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// First address.
+    /// Address of the first byte.
     pub start: u64,
-    /// First address after it.
+    /// Address after the last byte.
     pub end: u64,
     /// Permissions, e.g. `r-xp`.
     pub permissions: String,
     /// Offset in the file.
     pub offset: u64,
-    /// Path, `[name]`, or nothing.
+    /// Path of the file, `[name]` of the kernel, or empty.
     pub name: String,
 }
 
@@ -39,8 +39,8 @@ pub fn maps(pid: i32) -> Vec<Mapping> {
     text.lines().map(|line| parse(line).unwrap_or_else(|| panic!("a line of maps: {line}"))).collect()
 }
 
-/// The bytes of all executable mappings of files, by address; also of anonymous ones between two mappings of one file, to which a program has
-/// moved a part of its text.
+/// The bytes of all executable mappings of files, by address. Anonymous mappings between two mappings of one file are included, because a
+/// program may move a part of its text there.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Text {
     ranges: BTreeMap<(u64, String), Vec<u8>>,
@@ -68,7 +68,7 @@ impl Text {
         Text { ranges: executable.map(read).collect() }
     }
 
-    /// Differences between the two: file name, address, and number of bytes of that mapping.
+    /// Differences between two texts: for each different mapping the file name, the address, and the number of bytes.
     pub fn differences(&self, other: &Text) -> Vec<String> {
         let mut found = Vec::new();
         for (key, bytes) in &self.ranges {
@@ -111,7 +111,7 @@ pub fn arenas(pid: i32) -> usize {
     maps(pid).iter().filter(|mapping| is_arena(mapping)).count()
 }
 
-/// Bytes of all arenas.
+/// Size of all arenas in bytes.
 pub fn arena_bytes(pid: i32) -> u64 {
     maps(pid).iter().filter(|mapping| is_arena(mapping)).map(|mapping| mapping.end - mapping.start).sum()
 }
@@ -136,7 +136,7 @@ pub fn keeps_context_in_arena(pid: i32) -> bool {
     })
 }
 
-/// Number of arenas by the bytes with which they begin: correct also in programs that make executable mappings of their own.
+/// Number of arenas, recognised by the bytes with which they begin: correct also for programs that make executable mappings of their own.
 pub fn signed_arenas(pid: i32) -> usize {
     const SIGNATURE: &[u8] = b"ingraft's arena\0";
     let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory of a target of ours");
@@ -148,7 +148,7 @@ pub fn signed_arenas(pid: i32) -> usize {
 }
 
 fn is_arena(mapping: &Mapping) -> bool {
-    // The kernel has executable mappings of its own: the vDSO, and the page where it executes instructions that uprobes have replaced.
+    // The kernel makes executable mappings, too: the vDSO, and the page in which it executes instructions that uprobes have replaced.
     let is_the_kernels = mapping.name.starts_with("[v") || mapping.name == "[uprobes]";
     mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !is_the_kernels
 }
@@ -166,7 +166,7 @@ pub fn status(pid: i32, key: &str) -> String {
     line.unwrap_or_else(|| panic!("no {key} in the status of {pid}")).trim().to_owned()
 }
 
-/// The process that traces a thread of this process, 0 if none does.
+/// Process id of the tracer of any thread of this process; 0 if none is traced.
 pub fn tracer(pid: i32) -> i32 {
     let parse = |tid: i32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
@@ -194,7 +194,7 @@ pub fn state(pid: i32) -> char {
     status(pid, "State").chars().next().unwrap_or('?')
 }
 
-/// Whether the first thread of a process waits in this system call, off every processor.
+/// Whether the first thread of a process waits in this system call and uses no processor.
 pub fn waits_in(pid: i32, call: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|now| now.starts_with(&format!("{call} ")))
 }
@@ -202,8 +202,9 @@ pub fn waits_in(pid: i32, call: u32) -> bool {
 /// Measures of a process that must not grow from round to round.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Number of mappings. Adjacent ones that differ only in the advice given on them count as one: Go's collector gives its heap other
-    /// advice all the time, and the kernel splits it there. Arenas count each.
+    /// Number of mappings. Adjacent mappings that differ only in the advice given on them count as one: Go's collector changes the advice
+    /// for
+    /// its heap all the time, and the kernel splits the mapping there. Each arena counts.
     pub maps: usize,
     /// Number of open files.
     pub files: usize,
@@ -225,11 +226,11 @@ impl Size {
     }
 }
 
-/// A process that is traced, as by a debugger, until this is dropped, by the thread that began it.
+/// A process that the current thread traces, as a debugger does, until this value is dropped.
 pub struct Traced(Pid);
 
 impl Traced {
-    /// Traces a process; it goes on.
+    /// Traces a process, which continues to run.
     pub fn new(pid: i32) -> Traced {
         let pid = Pid::from_raw(pid);
         ptrace::seize(pid, ptrace::Options::empty()).expect("trace the target");
@@ -239,14 +240,14 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // a target that has ended is free
+        // A target that has ended is not traced any more.
         if ptrace::interrupt(self.0).is_ok() && nix::sys::wait::waitpid(self.0, None).is_ok() {
             let _ = ptrace::detach(self.0, None);
         }
     }
 }
 
-/// Panics when a process is not as free as if nobody had ever measured it: traced, with arenas, or with other code than before.
+/// Panics unless a process is as if nobody had ever measured it: not traced, without arenas, and with its earlier code.
 #[track_caller]
 pub fn assert_clean(pid: i32, before: &Text) {
     assert_eq!(tracer(pid), 0, "{pid} is still traced");
@@ -259,7 +260,7 @@ pub fn assert_clean(pid: i32, before: &Text) {
     );
 }
 
-/// Time that interrupts may take within a slice of time before it is made good, in nanoseconds.
+/// Longest processor time in nanoseconds that interrupts may take within a time slice before the kernel's account corrects it.
 const SLICE_NS: u64 = 4_000_000;
 
 /// Tolerance between a thread's processor time and the kernel's account of it, in nanoseconds. Within a slice of time the thread's time
@@ -278,7 +279,7 @@ pub fn stolen_ns() -> u64 {
 
 static AT_THE_START: OnceLock<u64> = OnceLock::new();
 
-/// Notes the time that the host has taken so far. Call it where a target program starts.
+/// Records the time that the host has taken so far. Every start of a target program calls this function.
 pub(crate) fn watch_the_host() {
     AT_THE_START.get_or_init(taken_by_the_host_ns);
 }
@@ -295,7 +296,7 @@ fn taken_by_the_host_ns() -> u64 {
 /// Processor time a process has used, in seconds; 0 when it is gone.
 pub fn processor_seconds(pid: i32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Fields 14 and 15, counted behind the name, which may hold anything.
+    // Fields 14 and 15 are counted from the end of the name, because a name may contain any character.
     let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
     let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
     ticks as f64 / 100.0

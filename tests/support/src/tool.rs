@@ -1,4 +1,4 @@
-//! The command line under test: started with `--format json`, its objects collected while it runs.
+//! The command line under test: it runs with `--format json`, and its objects are collected meanwhile.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -26,7 +26,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// The program at a path, usually `env!("CARGO_BIN_EXE_ingraft")` or [`crate::sibling`].
+    /// Returns a tool for the program at a path, usually `env!("CARGO_BIN_EXE_ingraft")` or [`crate::sibling`].
     pub fn new(program: impl AsRef<Path>) -> Tool {
         let state = Arc::new(crate::open_directory());
         Tool { program: program.as_ref().to_owned(), state, daemon: None, clock: None, unprivileged: false }
@@ -59,7 +59,7 @@ impl Tool {
         self.state.path().join("state")
     }
 
-    /// The command with these arguments and nothing started; JSON is asked for in the second place.
+    /// Returns the command with these arguments, without starting it. The flag for JSON comes second.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(&self.program);
         let mut arguments = arguments.into_iter();
@@ -68,7 +68,7 @@ impl Tool {
         command
     }
 
-    /// The command exactly as a person would type it.
+    /// Returns the command exactly as a person would type it.
     pub fn plain_command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(&self.program);
         command.args(arguments);
@@ -113,16 +113,16 @@ impl Tool {
         self.measure("count", pid, functions)
     }
 
-    /// Starts a measurement of functions in a process by one of the commands for that and waits until it is attached.
+    /// Starts a measurement of functions in a process by this command (such as `count`), and waits until it is attached.
     pub fn measure(&self, command: &str, pid: i32, functions: &[&str]) -> Session {
         let pid = pid.to_string();
-        // The target may do nothing but call the measured functions: lift the overhead limit.
+        // The target may do nothing but call the measured functions, so the limit of the cost is lifted.
         let mut session = self.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(functions));
         session.wait_for("attached");
         session
     }
 
-    /// Insertions that `status` lists for one process; those of other processes are not ours to know about.
+    /// Insertions that `status` lists for one process. Other tests may measure other processes.
     pub fn inserted(&self, pid: i32) -> Vec<Value> {
         let outcome = self.run(["status"]).assert_code(0);
         outcome.all("inserted").into_iter().filter(|inserted| inserted["pid"] == pid).cloned().collect()
@@ -225,14 +225,14 @@ impl Session {
         }
     }
 
-    /// The next object of a type, in order. Panics when the program ends or takes too long before it comes.
+    /// Returns the next object of a type. Panics if the program ends or takes too long before it.
     pub fn wait_for(&mut self, kind: &str) -> Value {
         self.try_wait_for(kind).unwrap_or_else(|| {
             panic!("{}: no '{kind}' came; objects {:?}\nstderr:\n{}", self.description, self.objects, self.stderr)
         })
     }
 
-    /// The next object of a type, or nothing when the program ends before.
+    /// Returns the next object of a type; `None` if the program ends before it.
     pub fn try_wait_for(&mut self, kind: &str) -> Option<Value> {
         let deadline = Instant::now() + BOUND;
         loop {
@@ -253,7 +253,7 @@ impl Session {
         }
     }
 
-    /// Waits until it has printed a word on its standard error. Panics when it ends or takes too long before.
+    /// Waits until the program has printed a word on its standard error. Panics if the program ends or takes too long before.
     pub fn wait_for_word(&mut self, word: &str) {
         let deadline = Instant::now() + BOUND;
         while !self.stderr.contains(word) {
@@ -264,28 +264,29 @@ impl Session {
         }
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).expect("signal the program under test");
     }
 
-    /// Ctrl-C, then as [`Session::finish`].
+    /// Sends SIGINT, then waits as [`Session::finish`] does.
     pub fn interrupt(self) -> Outcome {
         self.signal(Signal::SIGINT);
         self.finish()
     }
 
-    /// kill -9, and waits for its end.
+    /// Sends SIGKILL, and waits for the program's end.
     pub fn kill(mut self) {
         self.child.kill().expect("kill the program under test");
         self.child.wait().expect("wait for the program under test");
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end, and returns its outcome.
     pub fn finish(mut self) -> Outcome {
         let deadline = Instant::now() + BOUND;
-        // A target that it started may hold its streams longer than it lives. Its own output is in the pipe when it has ended, and only has
-        // to be read.
+        // A target that the program started may keep the streams open after the program's end. The program's own output is in the pipe
+        // when it has
+        // ended, and only has to be read.
         let mut ended = None;
         loop {
             let patience = Duration::from_millis(if ended.is_some() { 1000 } else { 20 });
@@ -315,7 +316,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // A failed test: let it clean up its target, but not for long.
+            // The test has failed. The program may clean up its target, but not for long.
             self.signal(Signal::SIGINT);
             let start = Instant::now();
             while start.elapsed() < Duration::from_secs(5) && matches!(self.child.try_wait(), Ok(None)) {
@@ -334,16 +335,16 @@ pub struct Outcome {
     pub status: ExitStatus,
     /// The objects on stdout, in order.
     pub objects: Vec<Value>,
-    /// Lines on stdout that were no objects (a started command's own output).
+    /// Lines on stdout that are no objects, such as the output of a started command.
     pub other: Vec<String>,
-    /// All of stderr.
+    /// The whole text on stderr.
     pub stderr: String,
-    /// The command, for messages.
+    /// The command as text, for messages of failed tests.
     pub description: String,
 }
 
 impl Outcome {
-    /// Returns this outcome if the exit code is this one; panics otherwise.
+    /// Returns this outcome if the program has this exit code; panics otherwise.
     #[must_use]
     #[track_caller]
     pub fn assert_code(self, code: i32) -> Outcome {
@@ -351,12 +352,12 @@ impl Outcome {
         self
     }
 
-    /// All objects of a type.
+    /// Returns all objects of a type.
     pub fn all(&self, kind: &str) -> Vec<&Value> {
         self.objects.iter().filter(|object| object["type"] == kind).collect()
     }
 
-    /// The only object of a type.
+    /// Returns the only object of a type.
     #[track_caller]
     pub fn one(&self, kind: &str) -> &Value {
         let all = self.all(kind);
@@ -364,7 +365,7 @@ impl Outcome {
         all[0]
     }
 
-    /// The calls of a function by its last name, over all modules.
+    /// Sum of the calls of all functions with this last name, over all modules.
     #[track_caller]
     pub fn calls(&self, function: &str) -> u64 {
         let of_name = self.all("count").into_iter().filter(|object| object["function"] == function);
@@ -373,7 +374,7 @@ impl Outcome {
         calls.iter().sum()
     }
 
-    /// The times of a function by its last name.
+    /// Times of the function with this last name.
     #[track_caller]
     pub fn latency(&self, function: &str) -> Latency {
         let all = self.all("latency");
@@ -383,13 +384,13 @@ impl Outcome {
         Latency::read(object)
     }
 
-    /// The times of all functions, each with its name.
+    /// Times of all functions, each with its name.
     pub fn latencies(&self) -> Vec<(String, Latency)> {
         let name = |object: &Value| object["function"].as_str().expect("function is text").to_owned();
         self.all("latency").into_iter().map(|object| (name(object), Latency::read(object))).collect()
     }
 
-    /// The calls of every function by name; the same names are added up.
+    /// Calls of every function by name; the calls of functions with equal names are added up.
     pub fn counts(&self) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         for object in self.all("count") {
@@ -399,7 +400,7 @@ impl Outcome {
         counts
     }
 
-    /// The calls of one function by thread id. Panics on a thread that could not be told apart.
+    /// Calls of one function by thread id. Panics if some calls have no thread id.
     #[track_caller]
     pub fn threads(&self, function: &str) -> BTreeMap<u64, u64> {
         let count = self.all("count").into_iter().find(|object| object["function"] == function).expect("a count");
@@ -412,20 +413,21 @@ impl Outcome {
         sums
     }
 
-    /// Panics unless the removal was reported complete: one `removed` with the text restored and no child left.
+    /// Panics unless the report says that the removal is complete: one `removed` object, with the text restored and no child left.
     #[must_use]
     #[track_caller]
     pub fn assert_removed(self) -> Outcome {
         let removed = self.one("removed");
-        // the text of a process that has ended has gone with it
+        // If the process has ended, its text is gone with it.
         let is_gone = removed["text_restored"].is_null() && !self.all("ended").is_empty();
         assert!(is_gone || removed["text_restored"] == true, "{self:#?}");
         assert_eq!(removed["children_left"].as_array().map(Vec::len), Some(0), "{self:#?}");
         self
     }
 
-    /// Panics unless it failed with this exit code, touched nothing, and said so in one `error` object on stderr whose `what` and
-    /// `hint` are one line each and of which `what` contains these words.
+    /// Panics unless the program failed with this exit code, inserted nothing, and printed one `error` object on stderr. The `what` and
+    /// the
+    /// `hint` of this object must be one line each, and `what` must contain these words.
     #[must_use]
     #[track_caller]
     pub fn assert_error(self, code: i32, words: &[&str]) -> Outcome {

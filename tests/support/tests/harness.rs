@@ -1,4 +1,4 @@
-//! The harness itself: target programs tell the truth about themselves, servers start without privilege, the killer kills.
+//! Tests of the harness itself: target programs report the truth about themselves, servers start without privilege, and `kill_at` kills.
 
 use std::process::Command;
 
