@@ -43,7 +43,7 @@ pub struct ProcessDefinition {
     pub dir: Option<String>,
     /// The daemon definition to use.
     pub daemon: Option<String>,
-    /// Whether ingraft may start the program without a request for it.
+    /// Whether the program is started without a request for it.
     pub auto_start: bool,
 }
 
