@@ -25,7 +25,7 @@ static atomic_long tally, wrong;
 static int orders[2], answers[2], gate[2];
 static char *missing;
 static int provider;
-/* not a constant of the code: a program that sets the gs base in its code is told by that, and not measured by thread */
+/* The number is no constant in the code: ingraft would take such code as setting the gs base, and not measure by thread. */
 static volatile long set_gs = ARCH_SET_GS;
 
 static void call(long n) {
@@ -64,7 +64,7 @@ static void *sleeper(void *unused) {
             pid_t pid = vfork();
             if (pid == 0) {
                 char byte;
-                /* its own signal, not its parent's: it must not outlive a test that failed */
+                /* A child does not inherit the death signal of its parent, and must not outlive a test that failed. */
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 if (read(gate[0], &byte, 1) != 1) _exit(1);
                 _exit(0);
@@ -74,7 +74,7 @@ static void *sleeper(void *unused) {
             break;
         }
         case 'f': {
-            /* the kernel reads our own page for us, where only a fatal signal ends the wait for it */
+            /* The kernel reads our own page for us. Only a fatal signal ends such a wait for the page. */
             char byte = 0;
             struct iovec to = {&byte, 1}, from = {missing, 1};
             wrong += process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1 || byte != 'x';
@@ -98,7 +98,7 @@ static long hear(void) {
     return answer;
 }
 
-/* A page of which only we say what is in it; why there is none otherwise. */
+/* Makes a page whose content this program must provide. Returns NULL, or the reason why that is impossible. */
 static const char *make_missing(void) {
     missing = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (missing == MAP_FAILED) abort();

@@ -61,7 +61,7 @@ static void *scribbles(void *unused) {
         while (maps && fgets(line, sizeof line, maps)) {
             unsigned long start, end;
             if (!strstr(line, "memfd:ingraft") || sscanf(line, "%lx-%lx", &start, &end) != 2) continue;
-            /* one that is unmapped meanwhile makes the call fail, not the program */
+            /* If the mapping is gone by now, the system call fails, but the program goes on. */
             int self = open("/proc/self/mem", O_RDWR);
             for (int i = 0; i < 300; i++) {
                 seed = seed * 6364136223846793005u + 1442695040888963407u;

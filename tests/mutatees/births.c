@@ -54,7 +54,7 @@ static void reap(pid_t pid) {
     if (got != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 42) truth->bad++;
 }
 
-/* What a child does first. */
+/* The first action of a child. */
 static void birth(void) {
     begun_wall = now(CLOCK_MONOTONIC);
     begun_cpu = 0;
@@ -68,7 +68,7 @@ static int in_clone(void *unused) {
     _exit(42);
 }
 
-/* 1 in children that go on by themselves. */
+/* Returns 1 in children that go on by themselves. */
 COUNTED int serve(const char *how, long n) {
     static char stack[1 << 16] __attribute__((aligned(16)));
     volatile int is_child = 0;

@@ -33,7 +33,7 @@ static long long ns[FUNCTIONS], calls[FUNCTIONS];
         __atomic_add_fetch(&calls[function], 1, __ATOMIC_RELAXED);               \
     } while (0)
 
-/* glibc 2.35 and later say where the area is; others register none. */
+/* Offset of the rseq area from the thread pointer, in glibc 2.35 and later; other C libraries register no area. */
 extern const ptrdiff_t __rseq_offset __attribute__((weak));
 enum { AREAS = 1000 };
 static uint64_t *areas[AREAS];
@@ -110,7 +110,7 @@ int main(void) {
         } else if (sscanf(line, "crowd %ld %ld %ld", &t, &n, &us) == 3 && t <= 64) {
             pthread_t threads[64];
             struct work work = {n, us};
-            /* small ones, so that libc keeps all of them, and with them the areas of ended threads, for the next */
+            /* The stacks are small, so that libc keeps them all, with the areas of ended threads, for the next threads. */
             pthread_attr_t small;
             pthread_attr_init(&small);
             pthread_attr_setstacksize(&small, 256 << 10);

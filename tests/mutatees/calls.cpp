@@ -69,7 +69,7 @@ COUNTED long crowded(long n) {
     return marked;
 }
 
-// The library's function only.
+// Calls nothing but a function of a library.
 COUNTED long libraries(long n) {
     long sum = 0;
     for (long i = 0; i < n; i++) {

@@ -9,7 +9,7 @@
 
 struct coroutine {
     ucontext_t context;
-    ucontext_t *home; /* of the thread that runs it now */
+    ucontext_t *home; /* context of the thread that runs the coroutine now */
     long calls, wrong, moved;
     int left;
     unsigned seed;
@@ -68,7 +68,7 @@ static void *run(void *unused) {
         c->home = &home;
         if (swapcontext(&home, &c->context)) abort();
         if (c->left) {
-            put(c); /* only now: its context is whole */
+            put(c); /* only now the coroutine's context is complete */
         } else {
             pthread_mutex_lock(&lock);
             busy--;

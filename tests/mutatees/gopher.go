@@ -15,7 +15,7 @@ import (
 //go:noinline
 func step(x int64) int64 { return x*3 + x>>1 }
 
-// A call makes it check its stack: a signal suspends no goroutine within its first five bytes.
+// The function checks its stack because it makes a call, so a signal suspends no goroutine within its first five bytes.
 //
 //go:noinline
 func work(x int64) int64 { return step(x) }

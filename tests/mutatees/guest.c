@@ -17,10 +17,10 @@ static _Atomic long worked, helped, reentered, gated, lingered, bounced, leapt, 
 static sem_t inside, out;
 static jmp_buf home;
 
-/* Called by definitions: what it returns depends on both. */
+/* Called by definitions: the result depends on both arguments. */
 COUNTED long helper(long a, long b) {
     helped++;
-    volatile double x = (double)a * 0.5; /* uses vector registers */
+    volatile double x = (double)a * 0.5; /* computed in vector registers */
     return 3 * a + b + (x < 0);
 }
 
@@ -30,7 +30,7 @@ COUNTED long work(long n) {
     return n;
 }
 
-/* Called by definitions: calls what they are woven into. */
+/* Called by definitions: calls the function into which they are woven. */
 COUNTED long reenter(long n) {
     reentered++;
     return work(n) + 1;
@@ -49,7 +49,7 @@ COUNTED long gate(long n) {
 }
 
 COUNTED long leap(void) {
-    if (leapt++ >= 0) longjmp(home, 1); /* a way to return, so that nobody knows better */
+    if (leapt++ >= 0) longjmp(home, 1); /* the condition hides from the compiler that the function never returns */
     return 1;
 }
 

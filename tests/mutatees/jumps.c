@@ -96,7 +96,7 @@ COUNTED void dropped(int n) {
     wrong++;
 }
 
-/* The C library jumps back into `cleaner` for it. */
+/* The C library jumps back into `cleaner` to call this function. */
 static void clean_up(void *unused) {
     (void)unused;
     end(DROPPED);
@@ -135,7 +135,7 @@ static void rounds(int n, void (*callee)(int), int function) {
     }
 }
 
-/* For the first thread that ends so the C library loads its unwinder. */
+/* When the first thread ends in this way, the C library loads its unwinder. */
 static void *ends(void *unused) {
     (void)unused;
     pthread_exit(NULL);

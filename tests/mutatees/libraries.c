@@ -23,7 +23,7 @@ static void add(const char *metric, long long value) {
     t->value += value;
 }
 
-/* `calls` calls that took so long in all. */
+/* Records `calls` calls that took `ns` nanoseconds together. */
 static void took(const char *metric, long long ns, long long calls) {
     add(metric, ns);
     struct tally *t = tallies;
@@ -43,7 +43,7 @@ static void need(int holds) {
 
 static long long checksums;
 
-/* zlib calls these in place of its own, so that those that it computes of what it packs are counted too. */
+/* zlib calls these functions instead of its own, so that its checksums of packed data are counted, too. */
 uLong crc32(uLong so_far, const Bytef *data, uInt size) {
     checksums++;
     return crc32_z(so_far, data, size);
@@ -186,7 +186,7 @@ static void tls(long n) {
         read += (long long)did;
         written += SSL_write(server, buffer, 10);
         read += SSL_read(client, buffer, sizeof buffer);
-        need(SSL_read(client, buffer, 1) < 0); /* nothing there */
+        need(SSL_read(client, buffer, 1) < 0); /* nothing is left to read */
     }
     need(read == written && SSL_session_reused(client) == 0);
     add("tls_handshakes", steps);
@@ -201,7 +201,7 @@ static void tls(long n) {
 }
 
 int main(void) {
-    /* Statements about tables make SQLite execute others by itself. */
+    /* For a statement that changes tables, SQLite itself executes further statements. */
     need(sqlite3_open(":memory:", &db) == SQLITE_OK);
     need(sqlite3_exec(db, "create table t (x integer)", NULL, NULL, NULL) == SQLITE_OK);
     say_ready();

@@ -9,7 +9,7 @@
 
 enum { INT = 4, TAG_FIRST = -1, TAGS = 16, ITEMS = 4 };
 
-/* A pipe: what is sent at once is received at once. */
+/* A pipe: the bytes of one write are read by one read. */
 struct communicator {
     int ends[2];
 };
@@ -58,7 +58,7 @@ COUNTED int MPI_Recv(void *data, int count, int datatype, int from, int tag, str
     return 0;
 }
 
-/* For a vector over what it returns. */
+/* For a vector whose index is the result. */
 COUNTED int which(const struct communicator *group) { return group == &half; }
 
 struct part {

@@ -15,7 +15,7 @@
 
 enum step { BEGIN = 1, END = 2, REMAP = 4 };
 
-/* Runs from a page of its own, without a call. */
+/* Runs in a page of its own, and calls no function. */
 COUNTED __attribute__((aligned(64), no_stack_protector)) static long mover(char *text, char *aside, size_t length, long steps) {
     long result = 0;
 #define CALL(number, a, b, c, d, e)                                                                                    \
@@ -65,7 +65,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *unused) {
         text_offset = (long)(p->p_offset & ~4095ul);
         text_length = ((info->dlpi_addr + p->p_vaddr + p->p_memsz + 4095) & ~4095ul) - from;
     }
-    return 1; /* the program itself comes first */
+    return 1; /* stop: the first object is the program itself */
 }
 
 long move_text(const char *how) {

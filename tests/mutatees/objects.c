@@ -86,7 +86,7 @@ struct player {
     unsigned long random;
 };
 
-/* An object belongs to the thread whose turn it is; the turn is all that threads tell one another. */
+/* An object belongs to the thread whose turn it is. The turn is the only information that threads exchange. */
 static void *play(void *given) {
     struct player *own = given;
     for (long round = 0; round < own->rounds; round++) {

@@ -2,9 +2,10 @@
 //
 // onstack COUNT [DEPTH]   with a depth all threads are halted at the bottom of that many calls of `deep`, and one more
 // halt              every thread stays where it is: some spin, some sleep, some of either in a signal handler
-// run NAPS          lets them run until they have called `nap` so many times more, then halts them
-// Each answer has, of all threads together: `tally nap`, `inside` (calls of nap while f was on the thread's stack), `direct` (those by `plain` itself), `plain` (calls of it in progress), `ns` (time since the start with f on
-// the stack), `now` (by the clock of that time), `frames` (calls of f in progress) and `threads` (that have any).
+// run NAPS          lets them run until they have called `nap` NAPS more times, then halts them
+// Each answer has these values of all threads together: `tally nap`; `inside`, the calls of nap while f was on the thread's stack;
+// `direct`, the calls of nap by `plain` itself; `plain`, its calls in progress; `ns`, the time since the start with f on the stack;
+// `now`, the time by the clock of `ns`; `frames`, the calls of f in progress; `threads`, the threads with such calls.
 #include "mutatee.h"
 #include <atomic>
 #include <ctime>
@@ -36,7 +37,7 @@ static unsigned pick(Thread *t, unsigned n) {
     return (t->seed >> 8) % n;
 }
 
-// Where a thread can be halted.
+// A place at which a thread can be halted.
 COUNTED static void place(Thread *t) {
     if (!halt.load()) return;
     halted++;
@@ -68,13 +69,13 @@ COUNTED void walk(Thread *t, int depth);
 COUNTED void nap(Thread *t) {
     t->naps = t->naps + 1;
     if (t->frames) t->inside = t->inside + 1;
-    // some work, so that reading clocks is little beside it
+    // Some work, so that the readings of clocks take little time in comparison.
     for (volatile int i = 0; i < 100; i++) continue;
 }
 
 COUNTED __attribute__((cold)) void rare(Thread *t, int depth) { walk(t, depth - 1); }
 
-// It saves registers, has a buffer, and a part that the compiler moves away.
+// A function that saves registers, has a buffer, and has a part that the compiler moves away.
 COUNTED void f(Thread *t, int depth) {
     char buffer[96];
     memset(buffer, depth, sizeof buffer);
@@ -90,12 +91,12 @@ COUNTED void f(Thread *t, int depth) {
     if (buffer[3] != (char)depth) abort();
 }
 
-// Room between its calls.
+// Makes room between the calls of `plain`.
 #define ROOM __asm__ volatile("nopw 0x200(%rax,%rax,1)\n\tnopw 0x200(%rax,%rax,1)")
 
 static void (*volatile by_pointer)(Thread *, int) = walk;
 
-// Its call by a pointer is too short for a springboard of its own.
+// The instruction of the call by a pointer is too short for a springboard of its own.
 COUNTED __attribute__((optimize("no-crossjumping"))) void plain(Thread *t, int depth) {
     t->plain = t->plain + 1;
     ROOM;

@@ -56,7 +56,7 @@ func churn(n int) uint64 {
 	return x ^ sum(a[:])
 }
 
-// Nothing in the loop gives way: only a signal suspends it.
+// The loop has no preemption point, so only a signal suspends it.
 func spin(n, x uint64) uint64 {
 	for i := uint64(0); i < n; i++ {
 		x = mix(scale(x, i), turn(x))

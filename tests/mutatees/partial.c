@@ -24,7 +24,7 @@ struct part {
     _Atomic long moved;
 };
 
-/* Notes what a call has answered. */
+/* Counts calls that were interrupted, and calls that did less than was asked. */
 static void note(struct part *p, long got, long asked) {
     if (got < 0 && errno == EINTR) p->interrupted++;
     else if (got < 0) abort();
@@ -63,7 +63,7 @@ struct ring {
 
 static struct ring ring;
 
-/* Whether this machine has io_uring, and a ring if so. */
+/* Opens a ring; returns whether this machine has io_uring. */
 static int open_ring(void) {
     struct io_uring_params p;
     memset(&p, 0, sizeof p);
@@ -107,7 +107,7 @@ static void in_uring(struct part *p) {
         submit = 0;
         if (__atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) == head) p->shorter++;
     }
-    /* were it submitted twice, a second completion would come for the second byte */
+    /* If the read had been submitted twice, a second completion would follow for the second byte. */
     for (unsigned end; head != (end = __atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE)); head++) {
         struct io_uring_cqe *cqe = &ring.cqes[head & *ring.cq_mask];
         if (cqe->user_data != 42 || cqe->res != 1) abort();

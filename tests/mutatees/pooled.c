@@ -1,5 +1,5 @@
 // A coroutine that waits at the end of a small stack. The stacks lie side by side in one mapping with a guard below all of them, as those
-// of goroutines do, so that whatever is written below this stack hits its neighbour.
+// of goroutines do, so that any write below this stack changes the neighbouring stack.
 //
 // go N              calls `work` N times; `wrong` counts bytes of the neighbour that changed
 #include "mutatee.h"
@@ -22,7 +22,7 @@ static volatile long total;
 
 COUNTED long work(long x) { return x * 3 + 1; }
 
-/// Uses its stack up, then reads lines.
+/// Uses up its stack, then reads lines.
 static void reader(void) {
     unsigned char *bottom = pool + (SLOTS - 1) * SLOT;
     unsigned char here;

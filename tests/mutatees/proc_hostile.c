@@ -27,7 +27,7 @@ __attribute__((naked, noinline, aligned(64))) uint64_t counted(uint64_t x) {
     __asm__("endbr64\n lea 0x11(%rdi), %rax\n imul $3, %rax, %rax\n ret\n");
 }
 
-/* Faults at its ninth byte; the handler goes on behind the two bytes. */
+/* Faults at its ninth byte. The handler resumes after the two bytes of the instruction. */
 __attribute__((naked, noinline, aligned(64))) uint64_t faulting(uint64_t x) {
     (void)x;
     __asm__("endbr64\n lea 0x11(%rdi), %rax\n ud2\n xchg %ax, %ax\n imul $3, %rax, %rax\n ret\n");
@@ -95,7 +95,7 @@ static void limit_memory(long mib) {
     setrlimit(RLIMIT_AS, &l);
 }
 
-// Sleeps uninterruptibly for some milliseconds, as one does that waits for a disk.
+// Sleeps uninterruptibly for some milliseconds, as a thread does that waits for a disk.
 static void doze(void) {
     pid_t child = vfork();
     if (child == 0) {

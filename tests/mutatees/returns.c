@@ -9,9 +9,9 @@
 #include "mutatee.h"
 #include <sys/mman.h>
 
-/* Where `slow` reads; nothing is there until the handler maps it. */
+/* Address that `slow` reads; nothing is mapped there until the handler maps a page. */
 #define MISSING ((void *)0x20000000)
-/* Below everything else of the program. */
+/* Address below all other mappings of the program. */
 #define GENERATED ((void *)0x10000000)
 
 long slow(long *from);

@@ -10,7 +10,7 @@ struct state {
 };
 void shapes_check(const struct state *in, struct state *out, void *function);
 
-/* r11 is nobody's across a call of unknown code: a function that leaves by one keeps it for no caller. */
+/* No caller relies on r11 after a function that ends by a jump to unknown code, so its value is not compared. */
 static int leaves_for_unknown_code(const char *name) { return !strcmp(name, "rip_jump") || !strcmp(name, "call_memory"); }
 
 /* name, times it is entered per call, calls of shapes_target per call */
@@ -56,7 +56,7 @@ int main(void) {
                     struct state out;
                     int k = call & 1;
                     shapes_check(&inputs[k], &out, shapes[i].function);
-                    /* flags are the function's to lose, except where it returns them in a register */
+                    /* A function may change the flags, so they are compared only if it returns them in a register. */
                     out.flags = expected[i][k].flags;
                     if (leaves_for_unknown_code(shapes[i].name)) out.r8_15[3] = expected[i][k].r8_15[3];
                     if (memcmp(&out, &expected[i][k], sizeof out))

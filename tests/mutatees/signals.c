@@ -33,7 +33,7 @@ static void *run(void *unused) {
         atomic_fetch_add(&wrong, bad);
         pthread_barrier_wait(&end);
         pthread_barrier_wait(&sent);
-        sched_yield(); /* what is pending is handled before a system call returns, and nothing is sent any more */
+        sched_yield(); /* pending signals are handled before a system call returns, and no further ones are sent */
         pthread_barrier_wait(&handled_all);
     }
     return unused;
@@ -70,8 +70,8 @@ int main(int argc, char **argv) {
             pthread_barrier_wait(&end);
             atomic_store(&sending, 0);
             pthread_join(sender, NULL);
-            for (int i = 0; i < count; i++) pthread_kill(threads[i], SIGUSR1); /* one to each, at least */
-            /* a signal may still be pending, or its handler begun but not in the tally: each thread says when it has none left */
+            for (int i = 0; i < count; i++) pthread_kill(threads[i], SIGUSR1); /* at least one signal for each thread */
+            /* A signal may be pending, or handled but not in the tally yet. Each thread tells when it has no signal left. */
             pthread_barrier_wait(&sent);
             pthread_barrier_wait(&handled_all);
             tally += n * count;

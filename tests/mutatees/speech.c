@@ -45,7 +45,7 @@ COUNTED long tell(const char *text, long n) {
     return sum;
 }
 
-/* Called by definitions: as functions of C give more than one result. */
+/* Called by definitions: returns a second result through a pointer, as functions of C do. */
 COUNTED int split(long n, long *half) {
     *half = n / 2;
     return (int)(n % 2);

@@ -32,7 +32,7 @@ struct tally {
 static struct tally tallies[128];
 static pthread_mutex_t tallying = PTHREAD_MUTEX_INITIALIZER;
 
-/* Outside of the measured functions: it locks. */
+/* Called outside of the measured functions, because it locks a mutex. */
 static void add(int time, const char *metric, const char *function, long long value) {
     pthread_mutex_lock(&tallying);
     struct tally *t = tallies;
@@ -55,7 +55,7 @@ struct heap {
     long long requests, bytes, large, releases;
 };
 
-/* Only looks: definitions may call it. */
+/* Changes nothing, so definitions may call it. */
 COUNTED long answer_size(long answer) { return answer < 0 ? -answer : answer; }
 
 COUNTED void heap(long n, struct heap *did) {
@@ -84,7 +84,7 @@ COUNTED void heap(long n, struct heap *did) {
     } while (++i < n);
 }
 
-/* Only takes arguments. */
+/* For its arguments only. */
 COUNTED long four(long a, long b, long c, long d) { return a + b + c + d; }
 
 struct files {
@@ -180,7 +180,7 @@ COUNTED void locks(long n, struct locks *did) {
     long i = 0;
     do {
         pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
-        // Its own too: a wait that is given up beside others passes their signals on, which is one more signal.
+        // The condition variable is local, too: a timed-out wait beside others passes a signal on to them, which is one more signal.
         pthread_cond_t lonely = PTHREAD_COND_INITIALIZER;
         pthread_mutex_lock(&mutex);
         pthread_mutex_unlock(&mutex);
@@ -211,7 +211,7 @@ COUNTED void locks(long n, struct locks *did) {
     } while (++i < n);
 }
 
-/* By itself: the C library locks a mutex of its own for a new thread. */
+/* Measured alone, because the C library locks a mutex of its own for a new thread. */
 COUNTED void starts(long n) {
     long i = 0;
     do {
@@ -245,7 +245,7 @@ static void *locker(void *given) {
     return NULL;
 }
 
-/* A partner that holds what the measured thread wants, for so long. */
+/* State of a partner thread that holds an object for `us` microseconds while the measured thread wants it. */
 struct turn {
     long us;
     sem_t held, late;
@@ -285,7 +285,7 @@ static void *partner(void *given) {
 enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, BARRIER, TIMES, SEMAPHORE = TIMES, JOIN, ALL };
 static const char *const timed[TIMES] = {"sleep_time",  "lock_wait",       "lock_hold", "condition_wait",
                                          "rwlock_wait", "event_wait_time", "io_time",   "barrier_wait"};
-/* What is told of some of them in other words too. */
+/* Further pairs with the same value as one of the times. */
 static const struct {
     const char *metric;
     int what;
@@ -315,7 +315,7 @@ static void *writer(void *given) {
 /* Locks of the last call of `waits` that took ten microseconds or longer. */
 static int slow_locks;
 
-/* The time of day so many microseconds from now. */
+/* Returns the time of day `us` microseconds from now. */
 static struct timespec in_microseconds(long us) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -371,7 +371,7 @@ struct study {
     int null, file, right;
 };
 
-/* What a metric that is exclusive must leave out. */
+/* A callee, whose requests an exclusive metric must leave out. */
 COUNTED void helper(struct study *did) {
     free(malloc(30));
     did->requests++;
@@ -383,12 +383,12 @@ static long long cpu(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* Nothing but work. */
+/* Only computes. */
 COUNTED void work(long us) {
     for (long i = 0; i < us * 1000; i++) __asm__ volatile("");
 }
 
-/* Room between calls: which shapes cannot be woven is not the question here. */
+/* Makes room between calls, so that each can be woven. */
 #define ROOM __asm__ volatile("nopl 0(%rax, %rax)\n\tnopl 0(%rax, %rax)")
 
 /* Returns when somebody else holds the mutex. */
@@ -456,7 +456,7 @@ COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) void study(long d
 int main(void) {
     pthread_spin_init(&spinlock, PTHREAD_PROCESS_PRIVATE);
     sem_init(&semaphore, 0, 0);
-    /* The first thread needs memory that later ones take over. */
+    /* For the first thread, the C library allocates memory that later threads reuse. */
     pthread_t first;
     pthread_create(&first, NULL, nothing, NULL);
     pthread_join(first, NULL);

@@ -3,7 +3,8 @@
 // throw N           N exceptions through three frames, each caught by the right handler
 // jump N            N longjmps over two frames
 // cancel N          N threads cancelled and N threads that call pthread_exit two frames down; destructors must run
-// cut N             N exceptions out of `dive`, each with a nap in it; the handler naps deeper in the stack than `dive` was; `ns dive TIME` until it is caught
+// cut N             N exceptions out of `dive`, each with a nap in it; the handler naps deeper in the stack than `dive` was;
+//                   `ns dive TIME` is the time until the exception is caught
 // trace             prints `frame SYMBOL+OFFSET` for each frame that backtrace() sees three counted calls down
 #include "mutatee.h"
 #include <csetjmp>
@@ -71,7 +72,7 @@ COUNTED void sink(int n) {
     if (buffer[9] != (char)n) wrong++;
 }
 
-// Cleans up while the exception goes through.
+// The cleanup runs while the exception passes through this frame.
 COUNTED void through(int n) {
     struct Cleanup {
         int n;

@@ -12,7 +12,7 @@ static atomic_long handled, wrong;
 COUNTED long tick(long x) { return x * 5 + 3; }
 
 static void on_tick(int sig) {
-    /* long enough to be found in it */
+    /* The handler takes so long that a stop often finds a thread in it. */
     for (volatile int i = 0; i < 20000; i++) {
     }
     if (tick(sig) != sig * 5L + 3) atomic_fetch_add(&wrong, 1);

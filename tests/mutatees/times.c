@@ -96,7 +96,7 @@ static void *parter(void *how) {
     return NULL;
 }
 
-/* For the first thread that ends so the C library loads its unwinder. */
+/* When the first thread ends in this way, the C library loads its unwinder. */
 static void *ends(void *unused) {
     (void)unused;
     pthread_exit(NULL);
@@ -130,7 +130,7 @@ int main(void) {
                 if (pthread_create(&id, NULL, parter, (void *)how)) abort();
                 pthread_join(id, NULL);
             }
-            // long enough that a timer that ran on would show
+            // The pause is so long that a timer that ran on would show.
             usleep(500000);
             say("ns part %lld", ns_part);
             say("ns parted %lld", ns_parted);
