@@ -1,13 +1,14 @@
 //! Counts of calls that a measurement could not follow from entry to exit (see [`crate::Record`]).
 
-/// Calls whose values are missing, by reason. The slots of a [`Shape::Activations`](crate::Shape::Activations), in their order.
+/// Calls without a complete measurement, counted by reason. The fields are the slots of a
+/// [`Shape::Activations`](crate::Shape::Activations), in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activations {
-    /// Calls that ended without passing an exit: by an exception, by longjmp, with their thread.
+    /// Calls that ended without passing an exit: by an exception, by longjmp, or because their thread ended.
     pub left: u64,
-    /// Exits whose entry was not seen: of calls that had begun before the measurement.
+    /// Exits without an open record: the call had begun before the measurement.
     pub unseen: u64,
-    /// Calls that could not be recorded, because there was no room for what has to be remembered of them.
+    /// Calls without a record, because the thread had no room for another record.
     pub unrecorded: u64,
     /// Calls that ended in a tail jump that the engine cannot follow.
     pub left_by_tail_jump: u64,
@@ -25,7 +26,7 @@ impl Activations {
         }
     }
 
-    /// The sum with those of another thread or function.
+    /// Returns the sum of these counts and those of another thread or function.
     #[must_use]
     pub fn plus(self, other: Activations) -> Activations {
         Activations {

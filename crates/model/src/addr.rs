@@ -12,7 +12,7 @@ pub struct Svma(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Avma(pub u64);
 
-/// Difference that the loader added to every address of an image: 0 for a program linked at a fixed address.
+/// Number that the loader added to every address of an image; 0 for a program linked at a fixed address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Bias(pub u64);
 
@@ -46,7 +46,7 @@ impl Avma {
 macro_rules! address {
     ($t:ident) => {
         impl $t {
-            /// The address `bytes` further on (wrapping: hostile input must not panic).
+            /// Returns the address plus `bytes`. The addition wraps, because hostile input must not panic.
             pub fn offset(self, bytes: i64) -> Self {
                 $t(self.0.wrapping_add_signed(bytes))
             }

@@ -1,4 +1,4 @@
-//! Calls of functions of the program from snippets, and what of the processor's state has to be kept around them.
+//! Calls of the program's functions from snippets, and the processor state that generated code saves around them.
 
 use std::fmt;
 
@@ -15,39 +15,39 @@ pub struct Call {
 }
 
 impl Call {
-    /// Most arguments: those that go in registers.
+    /// Most arguments of a call: as many as the System V convention passes in registers.
     pub const ARGS_MAX: usize = 6;
 }
 
 /// The function that a [`Call`] calls.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Called {
-    /// As the definition names it, `NAME` or `MODULE:NAME`: not found in a process yet.
+    /// Name as the definition gives it, `NAME` or `MODULE:NAME`. The engine has not looked it up in a process yet.
     Named(String),
     /// Address of the function's first byte in the process.
     At(Avma),
 }
 
-/// The parts of the processor's state that a called function may change and that are neither general registers nor flags: how XSAVE keeps
-/// them (Intel SDM, vol. 1, chapter 13).
+/// State components that a called function may change, besides general registers and flags, and the size that XSAVE needs to save them
+/// (Intel SDM, vol. 1, chapter 13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VectorState {
-    /// The components, a bit each as in XCR0.
+    /// State components to save, one bit each, numbered as in XCR0.
     pub components: u64,
-    /// Bytes that they take in the standard format, header included.
+    /// Size of the XSAVE area of these components in bytes, in the standard format, header included.
     pub bytes: u32,
 }
 
 impl VectorState {
-    /// The components that are kept: x87, SSE, AVX, MPX, AVX-512 and the extended general registers (APX). Not kept are the protection keys, which belong
-    /// to the thread, and the tiles of AMX, which no caller keeps over a call.
+    /// State components that may be saved: x87, SSE, AVX, MPX, AVX-512 and the extended general registers (APX). Protection keys are left
+    /// out, because they belong to the thread. The tiles of AMX are left out, because no caller keeps them over a call.
     pub const COMPONENTS: u64 = 0xff | 1 << 19;
-    /// Bytes of what every processor with XSAVE has: x87 and SSE, and the header.
+    /// Size in bytes of the smallest XSAVE area: x87, SSE and the header, which every processor with XSAVE has.
     pub const LEAST: u32 = 576;
-    /// Most bytes that are taken from a stack for it.
+    /// Size in bytes of the largest XSAVE area that generated code puts on a stack.
     pub const MOST: u32 = 4096;
 
-    /// Whether it is one that can be kept.
+    /// Whether the components include x87 and SSE and no unknown one, and the size lies between `Self::LEAST` and `Self::MOST`.
     pub fn is_sound(&self) -> bool {
         let known = self.components & !Self::COMPONENTS == 0 && self.components & 3 == 3;
         known && (Self::LEAST..=Self::MOST).contains(&self.bytes)

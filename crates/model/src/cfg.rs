@@ -1,13 +1,14 @@
-//! The control-flow graph of one function: basic blocks, edges, every way in, and whether these are proven to be all of them.
+//! The control-flow graph of one function: its basic blocks, its edges and every way in. It also says whether the known ways in and out are
+//! proven to be all.
 
 use crate::addr::{Svma, SvmaRange};
 use crate::dominators::Dominators;
 use crate::point::Refusal;
 
-/// A stretch of instructions that is entered only at its first and left only at its last.
+/// A run of instructions that control enters only at the first and leaves only at the last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Addresses of its bytes.
+    /// Addresses of the block's bytes.
     pub range: SvmaRange,
     /// Number of instructions.
     pub instructions: u32,
@@ -18,11 +19,12 @@ pub struct Block {
 pub enum EdgeKind {
     /// A direct branch.
     Taken,
-    /// On to the next instruction. An edge of this kind to an address outside of the function runs off its end.
+    /// Control passes to the next instruction. If the edge leads outside of the function, control runs off the function's end.
     FallThrough,
-    /// Back from a call or a system call to the instruction behind it.
+    /// A call or a system call returns to the next instruction.
     CallReturn,
-    /// One target of an indirect jump through a table, or through a pointer that may hold the address of any place whose address is taken.
+    /// One possible target of an indirect jump: an entry of its jump table or, for a jump through a pointer, any place whose address is
+    /// taken.
     JumpTable,
     /// A jump, direct or through a pointer, to another function.
     TailJump,
@@ -44,7 +46,7 @@ pub enum EdgeTarget {
 /// A transfer of control at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Edge {
-    /// Index of the block that it leaves.
+    /// Index of the block at whose end the transfer happens.
     pub from: usize,
     /// Destination.
     pub to: EdgeTarget,
@@ -57,13 +59,13 @@ pub struct Edge {
 pub enum WayInReason {
     /// The first byte of the function, which callers call.
     Entry,
-    /// The instruction behind the `endbr64` at the entry, to which other functions jump directly.
+    /// The instruction after the `endbr64` at the entry. Other functions jump to it directly.
     BehindEndbr,
     /// The return address of a call.
     CallReturn,
-    /// The instruction behind a system call.
+    /// The instruction after a system call.
     SyscallReturn,
-    /// An exception lands there.
+    /// The landing pad of an exception.
     LandingPad,
     /// A jump table of the function leads there.
     JumpTable,
@@ -73,9 +75,9 @@ pub enum WayInReason {
     Named,
     /// Another function jumps there, by a branch or a table, or runs on into it.
     BranchFromElsewhere,
-    /// A call leads there: another function begins there, or a part of this one is called.
+    /// A call has this address as its target: another function begins here, or a part of this function is called.
     Called,
-    /// The language's runtime may suspend a call in front of the instruction and continue it there. The place need not begin a block.
+    /// The language's runtime may suspend a call before the instruction and resume it there. The place need not begin a block.
     Resumed,
 }
 
@@ -91,7 +93,7 @@ pub struct WayIn {
 /// The control-flow graph of one function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cfg {
-    /// The blocks that a way in leads to, directly or along edges, sorted by address.
+    /// Blocks that control reaches from a way in, directly or along edges, sorted by address.
     pub blocks: Vec<Block>,
     /// Edges, sorted by the block that they leave.
     pub edges: Vec<Edge>,
@@ -101,10 +103,11 @@ pub struct Cfg {
     pub ways_in: Vec<WayIn>,
     /// Indirect jumps whose targets inside of the function are not all known, sorted. Their edges are missing.
     pub unresolved: Vec<Svma>,
-    /// `Ok` if it is proven that control arrives in the function by [`Cfg::ways_in`] and along [`Cfg::edges`] alone, else the first reason why
-    /// not. A jump through a pointer can lead only to places whose address is taken, so it does not by itself make the ways in unknown.
+    /// `Ok` if it is proven that control enters the function only by [`Cfg::ways_in`] and moves in it only along [`Cfg::edges`]; else the
+    /// first reason against the proof. A jump through a pointer leads only to places whose address is taken, so it does not by itself make
+    /// the ways in unknown.
     pub ways_in_proven: Result<(), Refusal>,
-    /// `Ok` if it is proven that control leaves the function by [`Cfg::ways_out`] alone, and does not come back other than by a call.
+    /// `Ok` if it is proven that control leaves the function only by [`Cfg::ways_out`], and returns into it only from calls.
     pub ways_out_proven: Result<(), Refusal>,
 }
 
@@ -132,7 +135,7 @@ impl Cfg {
         self.ways_in[first..].iter().take_while(move |way| way.at == at).map(|way| way.reason)
     }
 
-    /// The blocks that each block leads to, by index.
+    /// Returns the indices of the blocks to which each block has an edge.
     pub fn successors(&self) -> Vec<Vec<usize>> {
         let mut successors = vec![Vec::new(); self.blocks.len()];
         for edge in &self.edges {
@@ -145,8 +148,8 @@ impl Cfg {
         successors
     }
 
-    /// The blocks at which control arrives from outside of the graph: all ways in, except return addresses and jump-table targets that an
-    /// edge leads to as well. The entry comes first.
+    /// Indices of the blocks at which control arrives from outside of the graph. These are all ways in, except return addresses and
+    /// jump-table targets to which an edge leads as well. The entry comes first.
     pub fn roots(&self) -> Vec<usize> {
         let mut entered = vec![false; self.blocks.len()];
         for edge in &self.edges {

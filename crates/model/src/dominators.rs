@@ -15,7 +15,8 @@ pub struct Dominators {
 }
 
 impl Dominators {
-    /// The dominators of a graph, given the successors of each node and the entries. Names of nodes that do not exist are left out.
+    /// Computes the dominators of a graph, given the successors of each node and the entries. Indices of nodes that do not exist are
+    /// ignored.
     pub fn new(successors: &[Vec<usize>], entries: &[usize]) -> Self {
         let count = successors.len();
         let (order, parent) = depth_first(successors, entries);
@@ -23,7 +24,7 @@ impl Dominators {
         for (at, &node) in order.iter().enumerate().skip(1) {
             number[node] = at;
         }
-        // Everything below is in depth-first numbers; 0 is the node before the entries.
+        // From here on, nodes have their depth-first numbers. Number 0 is the added node that leads to all entries.
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); order.len()];
         for &entry in entries.iter().filter(|e| **e < count) {
             before[number[entry]].push(0);
@@ -46,8 +47,8 @@ impl Dominators {
         Dominators { immediate, subtree, order }
     }
 
-    /// The post-dominators of a graph: the dominators of the reversed graph, whose entries are the nodes without successors. A node from
-    /// which no such node can be reached counts as unreachable.
+    /// Computes the post-dominators of a graph: the dominators of the reversed graph, whose entries are the nodes without successors. A
+    /// node that cannot reach any node without successors counts as unreachable.
     pub fn post(successors: &[Vec<usize>]) -> Self {
         let mut reversed = vec![Vec::new(); successors.len()];
         let mut exits = Vec::new();
@@ -72,8 +73,8 @@ impl Dominators {
         self.subtree.get(node).is_some_and(|(first, end)| first < end)
     }
 
-    /// Whether every way from an entry to `node` leads through `by`. A reachable node dominates itself; an unreachable node neither
-    /// dominates nor is dominated.
+    /// Whether every path from an entry to `node` contains `by`. A reachable node dominates itself. An unreachable node dominates no node,
+    /// and no node dominates it.
     pub fn dominates(&self, by: usize, node: usize) -> bool {
         let (Some(&(first, end)), Some(&(at, after))) = (self.subtree.get(by), self.subtree.get(node)) else {
             return false;
@@ -87,7 +88,8 @@ impl Dominators {
     }
 }
 
-/// The nodes in depth-first order and the number of each one's parent; number 0 stands for the node before the entries.
+/// Returns the nodes in depth-first order, and the depth-first number of each node's parent. Number 0 is the added node that leads to all
+/// entries.
 fn depth_first(successors: &[Vec<usize>], entries: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let (mut order, mut parent) = (vec![NONE], vec![0]);
     let mut seen = vec![false; successors.len()];
@@ -137,7 +139,7 @@ fn lengauer_tarjan(before: &[Vec<usize>], parent: &[usize]) -> Vec<usize> {
     dominator
 }
 
-/// The node with the least semidominator on the linked path above `node`; compresses the path.
+/// Returns the node with the least semidominator on the linked path from `node` upwards, and compresses the path.
 fn best(node: usize, semi: &[usize], label: &mut [usize], ancestor: &mut [usize]) -> usize {
     if ancestor[node] == NONE {
         return label[node];
@@ -157,7 +159,7 @@ fn best(node: usize, semi: &[usize], label: &mut [usize], ancestor: &mut [usize]
     label[node]
 }
 
-/// The range of tree numbers of each node's subtree, for a tree in which each node comes after its parent.
+/// Returns the range of preorder numbers of each node's subtree, for a tree in which each node comes after its parent.
 fn subtrees(parent: &[usize]) -> Vec<(usize, usize)> {
     let mut size = vec![1; parent.len()];
     for node in (1..parent.len()).rev() {

@@ -1,23 +1,23 @@
-//! Log-linear buckets: every power of two is divided into equally wide ones, as many as the [`Resolution`] says, so that a value is known to
-//! within one part of so many whatever its size, and counts are exact. Code in the target counts into them in the units that it records,
-//! such as ticks of a clock; a [`Distribution`] is what was counted, in the metric's unit.
+//! Histograms with log-linear buckets. Each power of two is divided into as many buckets of equal width as the [`Resolution`] says. So the
+//! relative error of a value is the same for values of every size, and counts are exact. Code in the target counts values in the unit that
+//! it records, such as ticks of a clock. A [`Distribution`] holds the counts in the metric's unit.
 
-/// Values of so many bits or more are in the last bucket: as ticks of 3 GHz an hour and a half.
+/// Number of bits of a value. Larger values are counted in the last bucket. As ticks of 3 GHz, the limit is an hour and a half.
 pub const VALUE_BITS: u32 = 44;
 
-/// Resolution with which a histogram tells values apart. Coarser ones take less memory in every thread of the target.
+/// Number of buckets into which a histogram divides each power of two. A coarser histogram takes less memory in every thread of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resolution {
     /// 4 buckets for each power of two: 1.4 KB a thread.
     Coarse,
-    /// 8 of them: 2.7 KB.
+    /// 8 buckets for each power of two: 2.7 KB a thread.
     Medium,
-    /// 32 of them: 10 KB.
+    /// 32 buckets for each power of two: 10 KB a thread.
     Fine,
 }
 
 impl Resolution {
-    /// Bits that tell the buckets of one power of two apart.
+    /// Number of bits that select a bucket among those of one power of two.
     pub const fn sub_bits(self) -> u32 {
         match self {
             Resolution::Coarse => 2,
@@ -26,12 +26,12 @@ impl Resolution {
         }
     }
 
-    /// Buckets of one power of two.
+    /// Number of buckets for each power of two.
     pub const fn per_octave(self) -> u32 {
         1 << self.sub_bits()
     }
 
-    /// Number of buckets.
+    /// Number of all buckets.
     pub const fn buckets(self) -> u32 {
         (VALUE_BITS - self.sub_bits() + 1) * self.per_octave()
     }
@@ -43,7 +43,8 @@ impl Resolution {
         octave * self.per_octave() + (value >> octave) as u32
     }
 
-    /// The values of a bucket: the first, and the first behind it (of the last bucket: of values that are not cut).
+    /// Returns the smallest value of a bucket, and the smallest value above the bucket. The last bucket also holds all values of more than
+    /// `VALUE_BITS` bits.
     pub fn bounds(self, bucket: u32) -> (u64, u64) {
         let octave = (bucket / self.per_octave()).saturating_sub(1);
         let first = u64::from(bucket - octave * self.per_octave()) << octave;
@@ -51,27 +52,29 @@ impl Resolution {
     }
 }
 
-/// From recorded units to the metric's unit: `value * mult >> shift`, rounded down; what does not fit is the largest number. Order is kept.
-/// The form in which Linux publishes the rate of the time stamp counter (`time_mult`, `time_shift` of perf_event_open(2)).
+/// Factor from recorded units to the metric's unit: `value * mult >> shift`, rounded down. A result of more than 64 bits becomes the
+/// largest number. A larger value never gives a smaller result. Linux publishes the rate of the time stamp counter in this form
+/// (`time_mult`, `time_shift` of perf_event_open(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
-    /// Multiplied by first, without overflow.
+    /// Factor; the multiplication uses 128 bits, so it does not overflow.
     pub mult: u32,
-    /// Then shifted right by so many bits; by 128 or more: 0.
+    /// Number of bits by which the product is then shifted right; the result of a shift by 128 or more is 0.
     pub shift: u32,
 }
 
 impl Scale {
-    /// The recorded unit is the metric's.
+    /// Scale for values that are recorded in the metric's unit.
     pub const ONE: Scale = Scale { mult: 1, shift: 0 };
 
-    /// A recorded value in the metric's unit.
+    /// Converts a recorded value to the metric's unit.
     pub fn apply(self, recorded: u64) -> u64 {
         let wide = (u128::from(recorded) * u128::from(self.mult)).checked_shr(self.shift).unwrap_or(0);
         u64::try_from(wide).unwrap_or(u64::MAX)
     }
 
-    /// Number of recorded units in one unit of the metric, in 2^-32, to the nearest; the largest number if there is no such rate.
+    /// Returns the number of recorded units in one unit of the metric, times 2^32 and rounded to the nearest; `u64::MAX` if there is no
+    /// such number.
     pub fn inverse(self) -> u64 {
         let one = 1u128.checked_shl(self.shift.saturating_add(32)).filter(|one| *one != 0);
         let mult = u128::from(self.mult);
@@ -80,28 +83,29 @@ impl Scale {
     }
 }
 
-/// A bucket with values in it.
+/// A bucket of a distribution that holds at least one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The least value that it may hold.
+    /// The smallest value that the bucket may hold.
     pub first: u64,
-    /// One more than the largest; the last bucket of a [`Shape::Histogram`](crate::Shape::Histogram) has larger values too.
+    /// The largest value that the bucket may hold, plus one. The last bucket of a [`Shape::Histogram`](crate::Shape::Histogram) holds
+    /// larger values too.
     pub end: u64,
     /// Number of values in the bucket; never 0.
     pub count: u64,
 }
 
 impl Bucket {
-    /// Returns the value of this rank in the bucket, from 1, if its values are spread evenly.
+    /// Returns an estimate of the value with this rank in the bucket, from 1. The estimate assumes that the values are spread evenly.
     fn value_at(&self, rank: u64) -> u64 {
         let width = u128::from(self.end.saturating_sub(self.first));
         let count = u128::from(self.count.max(1));
-        // The middle of the rank's share: what is in between belongs to the ranks beside it.
+        // Divide the bucket into one part for each value, and take the middle of the part of this rank.
         let above = width * (2 * u128::from(rank)).saturating_sub(1) / (2 * count);
         self.first.saturating_add(u64::try_from(above).unwrap_or(u64::MAX))
     }
 
-    /// Returns the number of the bucket's values below `value`, if they are spread evenly.
+    /// Returns an estimate of how many values of the bucket are less than `value`. The estimate assumes that the values are spread evenly.
     fn count_below(&self, value: u64) -> u64 {
         let width = u128::from(self.end.saturating_sub(self.first)).max(1);
         let below = u128::from(value.saturating_sub(self.first)).min(width);
@@ -109,7 +113,7 @@ impl Bucket {
     }
 }
 
-/// Values by size, in the metric's unit: what quantiles are read from.
+/// Distribution of recorded values in the metric's unit, from which quantiles are computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// Number of values: the sum of the buckets' counts.
@@ -120,18 +124,18 @@ pub struct Distribution {
     pub min: u64,
     /// The largest value; 0 if there is none.
     pub max: u64,
-    /// The buckets that are not empty, in ascending order of `first`, then `end`, each pair of bounds once. Those of several scales may
-    /// overlap.
+    /// The buckets that are not empty, sorted by `first` and then by `end`. No two have the same bounds. Buckets that were recorded with
+    /// different scales may overlap.
     pub buckets: Vec<Bucket>,
 }
 
 impl Distribution {
-    /// Reads the slots of a [`Shape::Histogram`](crate::Shape::Histogram), in their order, of one thread or summed over those that share; slots
-    /// that are missing are 0. The target goes on recording while it is read, so the smallest and the largest value may lag behind the counts:
-    /// they are moved into the outermost buckets then.
+    /// Reads the slots of a [`Shape::Histogram`](crate::Shape::Histogram), in their order, of one thread or of several threads together.
+    /// Missing slots are 0. The target records values during the read, so the smallest and the largest value may be older than the counts.
+    /// If one of them lies outside of the outermost bucket that is not empty, it is moved into that bucket.
     ///
-    /// Values, the smallest and the largest and the bounds of buckets are rounded down one by one, the sum as a whole. A bucket has all values
-    /// that a recorded one of it may become; buckets of equal bounds are one.
+    /// The smallest and the largest value and the bounds of buckets are rounded down one by one, the sum as a whole. The scaled bounds of a
+    /// bucket contain every scaled value that was counted in it. Buckets whose scaled bounds are equal become one.
     pub fn from_slots(resolution: Resolution, slots: &[u64], scale: Scale) -> Self {
         let (buckets, bounds) = (resolution.buckets(), |bucket| resolution.bounds(bucket));
         let (head, counts) = slots.split_at(slots.len().min(3));
@@ -152,7 +156,7 @@ impl Distribution {
         out
     }
 
-    /// Adds a bucket that is not below the last one.
+    /// Adds a bucket that is not below the last one, or adds its count to the last one if the bounds are equal.
     fn push(&mut self, bucket: Bucket) {
         self.count = self.count.saturating_add(bucket.count);
         match self.buckets.last_mut() {
@@ -163,13 +167,14 @@ impl Distribution {
         }
     }
 
-    /// The value that the share `q` of all values does not exceed: the `q * count`-th one, rounded up. 0 and 1 ask for the smallest and the
-    /// largest, which are exact; others are interpolated inside a bucket, so they are off by less than its width. None if there is no value.
+    /// Returns the value of rank `q * count`, rounded up: a share `q` of all values does not exceed it. 0 and 1 give the smallest and the
+    /// largest value, which are exact. Other values are interpolated inside a bucket, so their error is less than its width. Returns `None`
+    /// if there is no value.
     pub fn quantile(&self, q: f64) -> Option<u64> {
         if self.count == 0 {
             return None;
         }
-        // A share that is no number counts as 0.
+        // If `q` is not a number, the rank is 0.
         let mut rank = (q * self.count as f64).ceil() as u64;
         if rank <= 1 {
             return Some(self.min);
@@ -179,7 +184,7 @@ impl Distribution {
         }
         for bucket in &self.buckets {
             if rank <= bucket.count {
-                // Not `clamp`: bounds from elsewhere may be in any order.
+                // `clamp` panics if `min` is larger than `max`, as they may be in a distribution from another program.
                 return Some(bucket.value_at(rank).max(self.min).min(self.max));
             }
             rank -= bucket.count;
@@ -187,12 +192,13 @@ impl Distribution {
         None
     }
 
-    /// The mean; none if there is no value.
+    /// The mean of all values; `None` if there is no value.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
 
-    /// Returns the number of values below `value`; those of its bucket as if they were spread evenly, rounded down.
+    /// Returns the number of values below `value`. In the bucket of `value` the number is an estimate, rounded down, for values that are
+    /// spread evenly.
     pub fn count_below(&self, value: u64) -> u64 {
         if value <= self.min {
             0
@@ -203,7 +209,7 @@ impl Distribution {
         }
     }
 
-    /// Adds the values of another one: of another thread, process or host.
+    /// Adds the values of another distribution, for example of another thread, process or host.
     pub fn merge(&mut self, other: &Distribution) {
         if other.count == 0 {
             return;
@@ -224,9 +230,9 @@ impl Distribution {
         *self = out;
     }
 
-    /// The values since an earlier reading of the same slots. The slots keep only the smallest and the largest of all values, so `min` and
-    /// `max` are bounds here: no value is outside, and each is off by less than the width of its bucket. The sum of scaled values may be off
-    /// by 1.
+    /// Returns the values recorded since an earlier reading of the same slots. The slots keep the smallest and the largest of all values,
+    /// so `min` and `max` of the result are only bounds. No value lies outside of them, and each is off by less than the width of its
+    /// bucket. The sum of scaled values may be off by 1.
     #[must_use]
     pub fn minus(&self, earlier: &Distribution) -> Distribution {
         let mut out = Distribution { sum: self.sum.saturating_sub(earlier.sum), ..Self::default() };
@@ -290,7 +296,7 @@ mod tests {
         Distribution::from_slots(Resolution::Fine, &record(Resolution::Fine, values), scale)
     }
 
-    /// Values of every size that is not cut.
+    /// Generates values of every size up to `VALUE_BITS` bits.
     fn value() -> impl Strategy<Value = u64> {
         (0..VALUE_BITS, any::<u64>()).prop_map(|(bits, any)| any >> (63 - bits) >> 1)
     }
@@ -300,11 +306,11 @@ mod tests {
     }
 
     fn scale() -> impl Strategy<Value = Scale> {
-        // 0.3 to 3 GHz, and none.
+        // Clocks of 0.3 to 3 GHz, and values without a scale.
         prop_oneof![Just(Scale::ONE), (1_u32 << 22..40 << 22).prop_map(|mult| Scale { mult, shift: 24 })]
     }
 
-    /// As promised: count and outermost values fit the buckets, which are in order.
+    /// Checks what the type promises: the count and the outermost values fit the buckets, and the buckets are in order.
     fn check(d: &Distribution) -> Result<(), TestCaseError> {
         prop_assert_eq!(d.count, d.buckets.iter().map(|b| b.count).sum::<u64>());
         prop_assert!(d.buckets.iter().all(|b| b.first < b.end && b.count > 0));
@@ -318,7 +324,7 @@ mod tests {
         Ok(())
     }
 
-    /// Compares quantiles with the values themselves. `allowed` is how far one may be off a value.
+    /// Compares quantiles with those of the sorted values. `allowed` gives the largest error for a value.
     fn check_quantiles(
         d: &Distribution,
         mut values: Vec<u64>,
@@ -351,7 +357,7 @@ mod tests {
         fn scaled_quantiles_are_close(values in values(), scale in scale()) {
             let d = distribution(&values, scale);
             check(&d)?;
-            // Bounds are rounded, too.
+            // The bounds of buckets are rounded too, so the error is larger by 1.
             let scaled = values.iter().map(|&v| scale.apply(v)).collect();
             check_quantiles(&d, scaled, |truth| truth / u64::from(Resolution::Fine.per_octave()) + 1)?;
         }
@@ -362,7 +368,7 @@ mod tests {
             let mut merged = distribution(&a, Scale::ONE);
             merged.merge(&distribution(&b, Scale::ONE));
             prop_assert_eq!(merged, together);
-            // Of clocks of two speeds.
+            // Merge distributions of clocks of different speeds.
             let mut merged = distribution(&a, one);
             merged.merge(&distribution(&b, other));
             check(&merged)?;
@@ -419,12 +425,12 @@ mod tests {
     #[test]
     fn a_scale_never_overflows() {
         assert_eq!(Scale { mult: u32::MAX, shift: 0 }.apply(u64::MAX), u64::MAX);
-        // a hundred days of a counter of 5 GHz, whose ticks are 0.2 ns: far beyond 64 bits on the way
+        // A hundred days of a counter of 5 GHz, whose ticks are 0.2 ns. The product before the shift needs far more than 64 bits.
         let days = 100 * 86_400 * 1_000_000_000u64;
         let scale = Scale { mult: 429_496_730, shift: 31 };
         assert!(scale.apply(5 * days).abs_diff(days) < days / 1_000_000_000);
         assert_eq!(Scale { mult: 1, shift: 200 }.apply(u64::MAX), 0);
-        // 3 GHz.
+        // A counter of 3 GHz.
         assert_eq!(Scale { mult: 5_592_405, shift: 24 }.apply(3_000_000_000), 999_999_940);
     }
 }

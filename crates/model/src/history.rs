@@ -1,38 +1,39 @@
-//! Folding histories: what a value did over any length of time, in memory that does not grow. When the bins are full, two and two are
-//! added up and each is twice as wide from then on (Paradyn's folding histograms; Hollingsworth, Miller, Cargille 1994).
+//! Folding histories: the course of a value over any length of time, in limited memory. When all bins are in use, adjacent bins are merged
+//! and the bin width doubles (Paradyn's folding histograms; Hollingsworth, Miller, Cargille 1994).
 
 use std::iter;
 
-/// Most bins of a history; even, so that two and two can be added up.
+/// Maximum number of bins of a history. It is even, so that all bins can be merged in pairs.
 pub const BINS: usize = 1000;
 
-/// Length in nanoseconds of the interval of which a bin keeps the least and the most; the width of a bin until the first fold.
+/// Length of an interval in nanoseconds. It is the bin width until the first fold; a later bin keeps the minimum and the maximum over its
+/// intervals.
 pub const INTERVAL_NS: u64 = 200_000_000;
 
 /// Kind of the values in a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// A total that adds up: an interval has what was added in it. Between two readings it is taken to rise evenly.
+    /// A growing total. The value of an interval is the increase in it. Between two readings the increase is assumed to be even.
     Total,
-    /// A level: an interval has what it was when it was next looked at.
+    /// A level. The value of an interval is that of the first reading at or after the end of the interval.
     Level,
 }
 
-/// Values of intervals that follow each other.
+/// Values of successive intervals, summarised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
     /// Number of intervals with a value; if 0, the other fields mean nothing.
     pub intervals: u64,
-    /// The sum over the intervals, in the metric's unit. Divided by their number it is the mean.
+    /// Sum over the intervals, in the metric's unit. Divided by `intervals`, it is the mean.
     pub sum: i64,
-    /// Value of the interval with the least.
+    /// The smallest value of an interval.
     pub min: i64,
-    /// Value of the interval with the most.
+    /// The largest value of an interval.
     pub max: i64,
 }
 
 impl Bin {
-    /// So many intervals, which together had this: as evenly as integers can.
+    /// Returns a bin of this many intervals with this sum, spread over them as evenly as integers can be.
     fn even(intervals: u64, sum: i64) -> Bin {
         let n = i128::from(intervals).max(1);
         let least = i128::from(sum).div_euclid(n);
@@ -67,23 +68,24 @@ pub struct History {
     start_ns: u64,
     folds: u32,
     bins: Vec<Bin>,
-    /// Intervals since the start that are over and in a bin, or were before the first reading.
+    /// Number of intervals since the start that are over. Each is in a bin, or ended before the first reading.
     done: u64,
-    /// The total at the end of the last of them.
+    /// The total at the end of the last interval that is over.
     edge: i64,
-    /// The latest reading: when, and what it was.
+    /// The latest reading: its time and its value.
     last: (u64, i64),
 }
 
 impl History {
-    /// A history that begins at `start_ns` (Unix time in nanoseconds) and is first told a reading of `now_ns`, not before the start.
+    /// A history that begins at `start_ns` (Unix time in nanoseconds). The first reading is `value` at `now_ns`; a time before the start
+    /// counts as the start.
     pub fn new(course: Course, start_ns: u64, now_ns: u64, value: i64) -> History {
         let now_ns = now_ns.max(start_ns);
         let done = (now_ns - start_ns) / INTERVAL_NS;
         History { course, start_ns, folds: 0, bins: Vec::new(), done, edge: value, last: (now_ns, value) }
     }
 
-    /// Takes in a reading. One that is not later than the one before is left out: the next one has all that it had.
+    /// Records a reading. A reading that is not later than the previous one is ignored: the next reading includes its increase.
     pub fn record(&mut self, now_ns: u64, value: i64) {
         let (then_ns, before) = self.last;
         if now_ns <= then_ns {
@@ -94,7 +96,8 @@ impl History {
             self.fold();
         }
         while self.done < over {
-            // the first interval may have a part of its own before the last reading; all others are alike
+            // Only the first interval can contain the previous reading, so it may have another value than the rest. All later ones have
+            // equal values.
             let first = self.done * INTERVAL_NS + self.start_ns < then_ns;
             let bin = self.done >> self.folds;
             let until = if first { self.done + 1 } else { over.min((bin + 1) << self.folds) };
@@ -117,7 +120,7 @@ impl History {
         self.last = (now_ns, value);
     }
 
-    /// Ends it at the latest reading: what came after the last whole interval is an interval too, a shorter one.
+    /// Ends the history at the latest reading. The time after the last whole interval becomes a shorter interval of its own.
     pub fn close(&mut self) {
         let (now_ns, value) = self.last;
         if now_ns == self.start_ns + self.done * INTERVAL_NS {
@@ -146,7 +149,7 @@ impl History {
         self.bins = self.bins.chunks(2).map(|two| two.iter().fold(Bin::default(), |sum, bin| sum.plus(*bin))).collect();
     }
 
-    /// When it begins: Unix time in nanoseconds.
+    /// Start of the history: Unix time in nanoseconds.
     pub fn start_ns(&self) -> u64 {
         self.start_ns
     }
@@ -166,13 +169,13 @@ impl History {
         &self.bins
     }
 
-    /// Returns the history in at most `columns` columns, each of as many bins: for a screen.
+    /// Returns the history in at most `columns` columns for display. All but the last merge the same number of bins.
     pub fn columns(&self, columns: usize) -> Vec<Bin> {
         let each = self.bins.len().div_ceil(columns.max(1)).max(1);
         self.bins.chunks(each).map(|some| some.iter().copied().fold(Bin::default(), Bin::plus)).collect()
     }
 
-    /// A history from what was told of another one, e.g. over a wire: to look at. `None` if no history can look like this.
+    /// Rebuilds a history from its parts, for example from a message, to display it. Returns `None` if no history has these parts.
     pub fn from_parts(course: Course, start_ns: u64, width_ns: u64, bins: Vec<Bin>) -> Option<History> {
         let folds = (width_ns / INTERVAL_NS).checked_ilog2()?;
         if bins.len() > BINS || folds > 62 || width_ns != INTERVAL_NS << folds.min(36) {
@@ -310,7 +313,7 @@ mod tests {
                 value += more;
                 history.record(now, value);
             }
-            // to the end of the last whole interval
+            // Record a last reading after the end of the interval that is not over.
             history.record(now.next_multiple_of(I) + 17 + I, value);
             prop_assert_eq!(history.sum(), value + 5);
             prop_assert!(history.bins().len() <= BINS);

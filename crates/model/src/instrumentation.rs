@@ -1,4 +1,4 @@
-//! Instrumentation: variables, and the code at points of functions that changes them. Metrics in MDL are one producer of it.
+//! Instrumentation: variables, and the code at points of functions that changes them. MDL metrics are lowered to it.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::snippet::VariableId;
 use crate::snippet::{Shape, Snippet};
 use crate::vector::IndexNames;
 
-/// A module of a program: a number that only the engine understands.
+/// Number of a module of a program. Only the engine knows the assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModuleRef(pub u32);
 
-/// A function of a program. Equal for aliases of one address, so that code is never put twice into the same function.
+/// A function of a program. Aliases of one address have equal references, so that code is never inserted twice into the same function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionRef {
     /// Module of the function.
@@ -28,32 +28,32 @@ pub struct FunctionRef {
 pub struct Instrumentation {
     /// The metric.
     pub metric: Arc<MetricInfo>,
-    /// Variables of the instrumentation; a [`VariableId`] is an index into them. The first is the metric's own.
+    /// Variables of the instrumentation; a [`VariableId`] is an index into them. The first one holds the metric's value.
     pub variables: Arc<[Variable]>,
-    /// Code for points, in the order of the definition's text; code that shares an activation record comes together.
+    /// Code for points, in the order of the definition's text. Insertions that share an activation record are adjacent.
     pub insertions: Vec<Insertion>,
-    /// The event of the processor that its code reads, as `perf list` has it: what the variable of [`Shape::Event`] stands for.
+    /// Name, as in `perf list`, of the processor event that the code reads. The variable of [`Shape::Event`] stands for this event.
     pub event: Option<Arc<str>>,
-    /// The only thread that counts, if the focus names one.
+    /// The thread to which the focus restricts the measurement; `None` for all threads.
     pub thread: Option<Tid>,
-    /// The address of the synchronisation object that the focus names.
+    /// Address of the synchronisation object to which the focus restricts the measurement; `None` for all objects.
     pub object: Option<u64>,
     /// Names of the values of a vector over indices; `None` for other shapes.
     pub index_names: Option<IndexNames>,
 }
 
-/// One value per thread.
+/// A variable of the instrumentation, with one value for each thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// The name in the text.
+    /// Name of the variable in the definition's text.
     pub name: String,
     /// Purpose of the variable.
     pub kind: VariableKind,
-    /// Shape of its value.
+    /// Shape of the variable's value.
     pub shape: Shape,
-    /// Unit in which its values are recorded.
+    /// Unit in which code records the values.
     pub unit: ValueUnit,
-    /// Whether it is shown: the metric's own value, and what became of the calls that it measures.
+    /// Whether readings of the pair contain the variable: the metric's own value, and the outcomes of the calls that it measures.
     pub sampled: bool,
 }
 
@@ -63,7 +63,7 @@ pub enum ValueUnit {
     /// In the unit of the metric.
     #[default]
     Plain,
-    /// Ticks of the processor's time stamp counter, to be shown as nanoseconds.
+    /// Ticks of the processor's time stamp counter, to be converted to nanoseconds for display.
     Ticks,
 }
 
@@ -72,29 +72,30 @@ pub enum ValueUnit {
 pub enum VariableKind {
     /// The metric's own value.
     Counter,
-    /// A value that the metric's code remembers.
+    /// A value that the metric's code keeps for itself.
     Scratch,
-    /// Whether this thread is inside what the focus selects.
+    /// Whether the thread is inside of what the focus selects.
     Flag,
     /// Outcomes of the calls that the code follows from their entry to their exit.
     Activations,
-    /// Outcomes in a second record of these calls: each is in the innermost record's already.
+    /// Outcomes in an outer record of the same calls. The innermost record counts each of these outcomes too.
     OuterActivations,
 }
 
-/// When code runs among the code of one point: flags go up, metrics look at them, flags go down.
+/// Phase in which code runs at a point: first the code that sets flags, then the code of metrics, which reads them, then the code that
+/// clears flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Raises a flag.
+    /// The code sets a flag.
     FlagSet,
-    /// Belongs to a metric.
+    /// The code belongs to a metric.
     Metric,
-    /// Lowers a flag.
+    /// The code clears a flag.
     FlagClear,
 }
 
 impl Role {
-    /// The role at the other end of a call: what began first ends last.
+    /// Returns the role of the matching code at the other end of a call, where code runs in the reverse order.
     pub fn mirrored(self) -> Role {
         match self {
             Role::FlagSet => Role::FlagClear,
@@ -107,14 +108,14 @@ impl Role {
 /// Position of code among the code of its role at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Behind what is there.
+    /// After the code that was inserted earlier.
     Append,
-    /// Before what is there.
+    /// Before the code that was inserted earlier.
     Prepend,
 }
 
 impl Order {
-    /// The order at the other end of a call: what began first ends last.
+    /// Returns the order of the matching code at the other end of a call, where code runs in the reverse order.
     pub fn mirrored(self) -> Order {
         match self {
             Order::Append => Order::Prepend,
@@ -126,22 +127,22 @@ impl Order {
 /// Code for one point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Insertion {
-    /// The function.
+    /// Function whose points get the code.
     pub function: FunctionRef,
-    /// Kind of its points.
+    /// Kind of the points.
     pub point: PointKind,
-    /// The one block that the code is for, by its offset in the function; `None` for all points of the kind.
+    /// Offset in the function of the only block that gets the code; `None` for all points of the kind.
     pub block: Option<Offset>,
-    /// Position among the code of its role.
+    /// Position among the code of the same role at the point.
     pub order: Order,
-    /// Turn among the code of the point.
+    /// Phase in which the code runs at the point.
     pub role: Role,
-    /// Code that runs there; shared by points that do the same.
+    /// Code to run at the point. Points with equal code share it.
     pub snippet: Arc<Snippet>,
-    /// The code of one definition, the metric's (0) or a constraint's, has one number. What a group has in one function is woven all or not at
-    /// all: an exit undoes what the entry did.
+    /// Number of the definition that the code belongs to: the metric (0) or one of its constraints. The insertions of a group in one
+    /// function are woven all or not at all, because code at an exit undoes what code at the entry has done.
     pub group: u32,
-    /// At calls: functions that the request measures through its lists. Call sites that name one of them as their target stay without this
-    /// code, so that the callee's time is its caller's (paradyn.md A.9).
+    /// At calls: functions that the request measures through its lists. A call site with one of them as its target does not get this code,
+    /// so that the callee's time counts as its caller's (paradyn.md A.9).
     pub except: Arc<[FunctionRef]>,
 }

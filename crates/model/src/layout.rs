@@ -1,28 +1,29 @@
-//! The data area in a target: where the header, the claims and the shards lie. The generated code and the engine
-//! read it by the same constants, and a successor of a dead engine finds its way by the header alone.
+//! The layout of the data area in a target: the places of the header, the claims and the shards. The generated code and the engine use the
+//! same constants. A successor of a dead engine needs only the header to find everything else.
 //!
 //! ```text
 //! A = base (below 2 GiB)              a memfd, mapped shared:
-//! A + 0                 shard 0:      the header, the claims, the counters that all threads share (`lock`ed)
-//! A + stride            shard 1:      private anonymous memory: the `alive` word, and the shard that fork children count
-//!                                     into, to nobody's harm. With MADV_WIPEONFORK, but where children are measured with
-//!                                     their parent (`family`): there they are like threads of it, each with a shard. Where
-//!                                     shard 0 has the claims it has the thread pointer that is lent to a program which
-//!                                     has none yet (`LENT`)
-//! A + k * stride        shard k >= 2: one thread's own. With `family`, shard 2 is no thread's: it says what a fork child inherits
+//! A + 0                 shard 0:      the header, the claims, the counters that threads without a shard share (`lock`ed)
+//! A + stride            shard 1:      private anonymous memory: the `alive` word, and the shard into which fork children count;
+//!                                     the engine never reads these counts. The memory has MADV_WIPEONFORK, except if children are
+//!                                     measured with their parent (`family`): each thread of a child then has a shard, as the
+//!                                     target's threads have. At the offset of the claims in shard 0, shard 1 has the temporary
+//!                                     thread pointer for a program that has none yet (`LENT`)
+//! A + k * stride        shard k >= 2: one thread's own. With `family`, no thread has shard 2: it says what a fork child inherits
 //!                       ([`birth`])
 //! A + shards * stride   the journal's copy (`journal_bytes`)
 //! ```
 //!
-//! A thread's gs base is `k * stride`, so `gs:[A + offset]` is its own slot, `A + offset` a 32-bit displacement, and a gs base of 0
-//! reads shard 0, whose owner is 0: a thread that was never prepared falls into the slow path and harms nothing.
+//! A thread's gs base is `k * stride`, so `gs:[A + offset]` is the thread's own slot, and `A + offset` is a 32-bit displacement. With a gs
+//! base of 0, the thread reads shard 0, whose owner is always 0. So a thread without a shard enters the slow path and changes no other
+//! thread's counters.
 
 use crate::addr::{Avma, AvmaRange};
 use crate::histogram::Resolution;
 
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
-/// Version of everything that this module describes.
+/// Version of the layout that this module describes.
 pub const LAYOUT_VERSION: u32 = 8;
 
 /// Offsets in the header (shard 0). All integers little-endian.
@@ -39,238 +40,249 @@ pub mod header {
     pub const SHARDS: u32 = 0x14;
     /// Bytes from one shard to the next, u64, a power of two.
     pub const STRIDE: u32 = 0x18;
-    /// Shard where the next search for a free shard begins, u32, atomic.
+    /// Index of the shard at which the next search for a free shard begins, u32, atomic.
     pub const CLAIM_HINT: u32 = 0x20;
-    /// Number of times that no shard was free, u32, atomic. Counts went to shard 0.
+    /// Number of failed searches for a free shard, u32, atomic. The thread then counted in shard 0.
     pub const EXHAUSTED: u32 = 0x24;
     /// Process id of the holder (the engine), u32.
     pub const HOLDER_PID: u32 = 0x28;
-    /// Clock for a thread's processor time, i32: the slot of [`super::CpuClock::Rseq`]; 0: by a system call, or not at all.
+    /// Clock for a thread's processor time, i32: the slot of [`super::CpuClock::Rseq`], or 0 for a system call or no clock.
     pub const CPU_SLOT: u32 = 0x2c;
     /// Start time of the holder in clock ticks since boot, u64 (field 22 of /proc/PID/stat).
     pub const HOLDER_START: u32 = 0x30;
-    /// The boot id, 16 bytes.
+    /// Boot id of the kernel that the holder runs on, 16 bytes.
     pub const BOOT_ID: u32 = 0x38;
     /// Offset of the journal's copy from the base, u64.
     pub const JOURNAL_OFFSET: u32 = 0x48;
-    /// Length of the journal's copy that is valid, u64. Written after the bytes.
+    /// Length of the valid part of the journal's copy, u64. The engine writes it after the bytes.
     pub const JOURNAL_LEN: u32 = 0x50;
-    /// Process id of the target itself as it sees itself, u32.
+    /// Process id of the target in its own pid namespace, u32.
     pub const TARGET_PID: u32 = 0x58;
-    /// Number of fork children entered below, u32, atomic; may exceed [`CHILDREN_MAX`], the rest is then unknown.
+    /// Number of fork children that have registered in `CHILDREN`, u32, atomic. It may exceed [`CHILDREN_MAX`]; the ids of the rest are
+    /// then unknown.
     pub const CHILDREN_COUNT: u32 = 0x5c;
-    /// Process ids of the fork children as they see themselves, u32 each.
+    /// Process ids of the fork children in their own pid namespaces, u32 each.
     pub const CHILDREN: u32 = 0x60;
     /// Maximum number of entries in [`CHILDREN`].
     pub const CHILDREN_MAX: u32 = 1000;
-    /// A descriptor of a restartable sequence without instructions (linux/rseq.h, struct rseq_cs), 32 bytes aligned to as many. Only valid with a
-    /// [`super::CpuClock::Rseq`].
+    /// Descriptor of a restartable sequence without instructions (linux/rseq.h, struct rseq_cs): 32 bytes at a multiple of 32. It is valid
+    /// only with a [`super::CpuClock::Rseq`].
     pub const DESCRIPTOR: u32 = 0x1000;
     /// The signature that the kernel looks for right before the descriptor's abort address, u32.
     pub const SIGNATURE: u32 = 0x1020;
-    /// Ticks of a nanosecond in 2^-32, u64: how processor time becomes ticks. 0 until the first processor time is measured, then never changed.
+    /// Ticks in a nanosecond, times 2^32, u64: the factor from processor time to ticks. It is 0 until the first measurement of processor
+    /// time, and does not change any more after that.
     pub const CPU_RATE: u32 = 0x1028;
-    /// Number of addresses below, u32.
+    /// Number of addresses in `SLOTS`, u32.
     pub const SLOTS_COUNT: u32 = 0x1030;
-    /// Number of calls of functions of the program that generated code has made and that have not come back, u32, atomic. What a fork child has open
-    /// it does not count. As long as it is not 0 the arenas must stay.
+    /// Number of calls of the program's functions that generated code has made and that have not returned, u32, atomic. Open calls of fork
+    /// children are not included. The arenas stay mapped while the number is not 0.
     pub const CALLS_OPEN: u32 = 0x1034;
-    /// Number of calls that a thread was seen to have left other than by returning, u32, atomic: they stay open.
+    /// Number of calls that are known to have ended without a return, u32, atomic. They stay in `CALLS_OPEN`.
     pub const CALLS_LEFT: u32 = 0x1038;
-    /// Number of times a snippet with calls was not run because its thread had no shard, u32, atomic.
+    /// Number of snippets with calls that were skipped because their thread had no shard, u32, atomic.
     pub const CALLS_MISSED: u32 = 0x103c;
-    /// Addresses where ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each: memory of the program that
-    /// may still hold the address of ours.
+    /// Addresses at which ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each. This memory of the program may
+    /// still hold the address of the engine's descriptor.
     pub const SLOTS: u32 = 0x1040;
     /// Maximum number of addresses in [`SLOTS`].
     pub const SLOTS_MAX: u32 = (EVENTS - SLOTS) / 8;
-    /// Events of the processor that threads read themselves: [`super::EVENTS_MAX`] times the beginning of a struct perf_event_attr
-    /// (linux/perf_event.h), [`EVENT_BYTES`] from one to the next.
+    /// Events of the processor that threads read by themselves: [`super::EVENTS_MAX`] entries of [`EVENT_BYTES`] each. An entry holds the
+    /// beginning of a struct perf_event_attr (linux/perf_event.h).
     pub const EVENTS: u32 = LISTENING - EVENT_BYTES * super::EVENTS_MAX;
     /// Size in bytes of an entry in [`EVENTS`], a power of two.
     pub const EVENT_BYTES: u32 = 128;
-    /// 1 as long as the engine answers threads at the loader's hook, u32. Cleared by the engine, and by a thread that had no answer in
+    /// 1 while the engine answers threads at the loader's hook, u32. The engine clears it, or a thread that has got no answer within
     /// [`super::LOADER_WAIT_NS`].
     pub const LISTENING: u32 = super::CLAIMS - 0x40;
-    /// Number of times that the loader has ended to map or unmap, u32, atomic. The engine waits for it (futex(2)).
+    /// Number of times that the loader has finished mapping or unmapping, u32, atomic. The engine waits for a change (futex(2)).
     pub const LOADS: u32 = LISTENING + 4;
-    /// Value of [`LOADS`] up to which the engine has looked at what is mapped, u32. Threads at the hook wait for it.
+    /// Value of [`LOADS`] up to which the engine has scanned the mappings, u32. Threads at the hook wait for a change.
     pub const ANSWERED: u32 = LISTENING + 8;
-    /// Last action that the loader was about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
+    /// Last action that the loader has announced, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 once it has finished.
     pub const LOADER_STATE: u32 = LISTENING + 12;
-    /// 1 if fork children count like threads of the target, in this memory, u32. Set once, before there is any code.
+    /// 1 if fork children are measured with the target, in this data area, u32. The engine sets it once, before any code is inserted.
     pub const FAMILY: u32 = LISTENING + 16;
-    /// Number of reads of the program's memory that found nothing there, u32, atomic.
+    /// Number of failed reads of the program's memory, u32, atomic.
     pub const READS_FAILED: u32 = LISTENING + 20;
-    /// Number of failed readings of events of the processor, u32, atomic: the thread has no counter, or it did not count then.
+    /// Number of failed readings of processor events, u32, atomic. The thread had no counter, or the counter did not count at that time.
     pub const EVENTS_UNREAD: u32 = LISTENING + 24;
-    /// Number of times that memory of the program was to be set and could not be, u32, atomic.
+    /// Number of failed writes to the program's memory, u32, atomic.
     pub const WRITES_FAILED: u32 = LISTENING + 28;
     /// Clock for the wall time in generated code, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
     /// ([`super::WallClock`]).
     pub const WALL_CLOCK: u32 = LISTENING + 32;
     /// 1 if the C library's fork is woven, so that a child inherits the state of the thread that forks, u32. See [`super::birth`].
     pub const FORKS: u32 = LISTENING + 48;
-    /// Number of forks that found no free shard for their child, u32, atomic: the child begins without a state.
+    /// Number of forks that found no free shard for their child, u32, atomic. Such a child begins without its parent's state.
     pub const BIRTHS_MISSED: u32 = LISTENING + 52;
-    /// Time when the area was made, u64 in clock ticks since boot (field 22 of /proc/PID/stat counts the same): a thread that is older and
-    /// has no claim never had a gs base of ours. 0 in areas of earlier engines: not known.
+    /// Creation time of the data area, u64 in clock ticks since boot, as in field 22 of /proc/PID/stat. A thread that is older and has no
+    /// claim never had a gs base of the engine. 0 in areas of earlier engines, where the time is unknown.
     pub const MADE: u32 = LISTENING + 40;
 }
 
-/// Most events of the processor that threads read themselves in one target, a power of two.
+/// Largest number of processor events that threads of one target read by themselves, a power of two.
 pub const EVENTS_MAX: u32 = 8;
-/// In the shards of threads: for each event whether this thread has opened its counter, u32 ([`event`]), and 8 bytes further its last reading,
-/// u64; [`EVENT_WORDS_BYTES`] from one to the next. 0 at first.
+/// Table in the shards of threads with an entry of [`EVENT_WORDS_BYTES`] for each event. An entry holds the state of the thread's counter,
+/// u32 ([`event`]), and 8 bytes further the last reading, u64. Both are 0 at first.
 pub const EVENT_WORDS: u32 = 0x1000;
-/// Distance between those, a power of two.
+/// Size in bytes of an entry in `EVENT_WORDS`, a power of two.
 pub const EVENT_WORDS_BYTES: u32 = 16;
-/// In the shards of threads: a page for each event, over which the thread maps that of its counter (struct perf_event_mmap_page).
+/// Offset in the shards of threads of one page for each event. The thread maps the page of its counter over it (struct
+/// perf_event_mmap_page).
 pub const EVENT_PAGES: u32 = 0x2000;
 
-/// States of a thread's counter of an event.
+/// States of a thread's counter of a processor event.
 pub mod event {
-    /// The thread has not asked for its counter yet.
+    /// The thread has not tried to open its counter yet.
     pub const NONE: u32 = 0;
     /// The page of the counter is mapped.
     pub const OPEN: u32 = 1;
-    /// The counter is being opened, or was refused.
+    /// The thread is opening its counter, or the kernel has refused it.
     pub const REFUSED: u32 = 2;
-    /// Bytes of a page.
+    /// Size of a counter's page in bytes.
     pub const PAGE: u32 = 0x1000;
 }
 
-/// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
+/// Offset of the claims in shard 0: one u64 for each shard. It holds the identity of the shard's thread, or 0 if the shard is free.
 pub const CLAIMS: u32 = 0x2000;
-/// Most shards that an area may have.
+/// Largest number of shards in a data area.
 pub const SHARDS_MAX: u32 = 8192;
-/// Offset of the owner in every shard, u64: the identity of its thread. 0 in shard 0 for ever.
+/// Offset of the owner in every shard, u64: the identity of the shard's thread. Always 0 in shard 0.
 pub const OWNER: u32 = CLAIMS + SHARDS_MAX * 8;
-/// Offset of the top of the activation records in every shard but 0, u64: the offset from [`DataArea::records`] at which the next record
-/// will lie; 0 in a shard that has had none, and for ever in shard 0.
+/// Offset, in every shard but 0, of the top of the activation records, u64. The top is the offset from [`DataArea::records`] of the next
+/// record. It is 0 in a shard that has had no record, and always in shard 0.
 pub const TOP: u32 = OWNER + 0x08;
-/// Processor time of the thread less the time stamp counter, u64 in ticks; valid as long as the kernel has not switched the thread, see
-/// [`CpuClock`]. These five words are in every shard, and 0 at first.
+/// Processor time of the thread minus the time stamp counter, u64 in ticks. It is valid until the kernel switches the thread, see
+/// [`CpuClock`]. This word and the next four are in every shard, and 0 at first.
 pub const CPU_OFFSET: u32 = OWNER + 0x10;
-/// The last reading of the thread's processor time, u64 in ticks: it never goes back.
+/// Last reading of the thread's processor time, u64 in ticks. A later reading is never less.
 pub const CPU_LAST: u32 = OWNER + 0x18;
 /// Address of the descriptor once `CPU_OFFSET` has been set, u64.
 pub const CPU_DESCRIPTOR: u32 = OWNER + 0x20;
-/// Address of the thread's pointer to a descriptor if ours was ever put there, u64.
+/// Address of the thread's pointer to a descriptor, u64; 0 if the engine's descriptor was never put there.
 pub const CPU_SLOT: u32 = OWNER + 0x28;
-/// Number of times that `CPU_OFFSET` was renewed, u64: as many system calls.
+/// Number of times that `CPU_OFFSET` was renewed, u64. Each renewal takes one system call.
 pub const CPU_RENEWALS: u32 = OWNER + 0x30;
-/// Offset that is added to a thread's gs base while the thread is in a function that generated code has called. With it, the word that code
-/// takes for the owner of the thread's shard is always 0. So every point leads the thread into the slow path, which skips the snippets.
+/// Offset that is added to a thread's gs base during a call of the program's functions from generated code. With it, code reads a word that
+/// is always 0 instead of the shard's owner. So every point leads the thread into the slow path, which skips the snippets.
 pub const CALLING: u32 = 0x38;
-/// Stack pointer at the last call that generated code has made in this thread, u64; below all other words, on a page that nothing else is on.
+/// Offset of the stack pointer at the last call that generated code has made in this thread, u64. It lies right below the owner, on a page
+/// of its own.
 pub const CALL_SP: u32 = OWNER - 8;
 /// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
 pub const COUNTERS: u32 = OWNER + 0x40;
-/// Offset in shard 1 of the word that is 1 in the target, and 0 in fork children that are not measured with it (MADV_WIPEONFORK), u32.
+/// Offset in shard 1 of a word, u32, that is 1 in the target. In fork children that are not measured with it, the word is 0
+/// (MADV_WIPEONFORK).
 pub const ALIVE: u32 = 0x00;
-/// Offset in shard 1 of what the only thread of a program has for a thread pointer until the program's libc has set one: as much memory as
-/// the claims take in shard 0, all 0 but for the thread's id where [`ThreadIdentity::FsOffset`] looks for it.
+/// Offset in shard 1 of the temporary thread pointer of a program whose libc has set none yet and which has one thread only. This memory is
+/// as long as the claims in shard 0. It is all 0, except for the thread's id at the place where [`ThreadIdentity::FsOffset`] looks for it.
 pub const LENT: u32 = CLAIMS;
-/// Offset in shard 1, where fork children are measured with their parent, of what a thread leaves to the child that it is about to fork: for each
-/// shard, while its thread is in fork(2), the thread's fs base, u64, and the number of the shard that was claimed for the child, u64, 0 at any other
-/// time. This memory is private: the child has it as it was at its birth.
+/// Offset in shard 1, if fork children are measured with their parent, of a table with an entry for each shard. While the shard's thread is
+/// in fork(2), the entry holds the thread's fs base, u64, and the index of the shard that was claimed for the child, u64. The index is 0 at
+/// any other time. This memory is private, so the child has it as it was at the fork.
 pub const HEIRS: u32 = 0x2_0000;
-/// Bytes of each.
+/// Size in bytes of an entry in `HEIRS`.
 pub const HEIR_BYTES: u32 = 16;
 /// Index of the shard that fork children use.
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
 pub const FIRST_SHARD: u32 = 2;
-/// Distance between shards that gives room for 104,688 counters; only touched pages take memory.
+/// Default distance between shards in bytes, with room for 104,688 counters. Pages that no thread touches take no memory.
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
-/// The largest distance: a shard's own memory is addressed by displacements below 2 GiB, and there must be room for a base below them.
+/// Largest distance between shards in bytes. Displacements below 2 GiB address a shard's memory, and the base needs room below them too.
 pub const STRIDE_MAX: u64 = 1 << 28;
-/// Address space that all shards take at most.
+/// Largest address space of all shards in bytes.
 pub const SHARDS_SPACE: u64 = 64 << 30;
-/// Bytes of address space for the journal's copy.
+/// Address space for the journal's copy in bytes.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
 
-/// Nanoseconds that a thread waits at the loader's hook until the engine has woven what it has mapped: longer than that takes on a busy machine with a
-/// library that was analysed before, and no longer than a program may stand still when the engine is dead.
+/// Longest time in nanoseconds that a thread waits at the loader's hook for the engine to weave the mapped libraries. For a library that
+/// was analysed before, the engine needs less, even on a busy machine. If the engine is dead, the program stands still no longer than this.
 pub const LOADER_WAIT_NS: u32 = 250_000_000;
 
-/// An activation record: a cache line at a multiple of its size. The first of a shard is no call's and ends every search.
+/// An activation record: a cache line at a multiple of its size. The first record of a shard belongs to no call and ends every search.
 pub mod record {
-    /// Bytes of one.
+    /// Size of a record in bytes.
     pub const SIZE: u32 = 64;
-    /// Bytes of all at the end of a shard: as many calls can be open at once in one thread.
+    /// Size in bytes of the space for records at the end of a shard. It limits the number of open calls of one thread.
     pub const ROOM: u32 = 128 << 10;
-    /// The stack pointer at the function's entry, where the return address lies; at a call, before it is pushed. u64; of the first record
-    /// the highest number.
+    /// Stack pointer of the call, u64. At a function's entry the return address lies there. At a call, it is the stack pointer before the
+    /// return address is pushed. In the first record it is `u64::MAX`.
     pub const SP: u32 = 0x00;
-    /// Offset in a shard of the first counter of its activations, u32: its name.
+    /// Offset in a shard of the first counter of the record's activations, u32. It identifies the record.
     pub const NAME: u32 = 0x08;
-    /// Offset in a shard of the counter that goes back to `SAVED`, u32, with one of the next two bits if it is a timer's. 0: none does.
+    /// Offset in a shard of the counter that is set back to `SAVED`, u32. If the counter belongs to a timer, one of the next two bits is
+    /// set too. 0 if no counter is set back.
     pub const RESTORE: u32 = 0x0c;
-    /// It is a timer's of the wall clock.
+    /// Bit of `RESTORE`: the counter belongs to a timer of the wall clock.
     pub const RESTORE_WALL: u32 = 1;
-    /// It is a timer's of processor time.
+    /// Bit of `RESTORE`: the counter belongs to a timer of processor time.
     pub const RESTORE_CPU: u32 = 2;
-    /// The function has jumped to another one, which has not begun yet: its entry takes the mark away instead of the record.
+    /// Bit of `RESTORE`: the function has ended by a tail jump and the target of the jump has not begun. The entry of that function removes
+    /// the mark and keeps the record.
     pub const HANDED: u32 = 4;
-    /// The value that goes back, u64.
+    /// Value to which the counter of `RESTORE` is set back, u64.
     pub const SAVED: u32 = 0x10;
-    /// Further words that the code at the end of the call needs from its beginning, u64 each.
+    /// Further words from the beginning of the call for the code at its end, u64 each.
     pub const KEPT: u32 = 0x18;
     /// Maximum number of words in [`KEPT`].
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
 }
 
-/// Inheritance of a fork child if children are measured with their parent. Before fork(2) the forking thread claims a shard for the child and
-/// copies its own counters and activation records there. In the child, the first code that runs finds that shard by [`HEIRS`], and the code at the
-/// end of fork makes of the copy what the child begins with. For each counter that is in use, the word at the counter's own offset in shard
-/// [`birth::RULES`] says what that is.
+/// State that a fork child inherits if children are measured with their parent. Before fork(2), the forking thread claims a shard for the
+/// child and copies its own counters and activation records there. In the child, the first generated code finds that shard by [`HEIRS`].
+/// The code at the exit of fork turns the copy into the child's initial state. For each counter in use, the word at the counter's offset in
+/// shard [`birth::RULES`] is the rule for its initial value.
 pub mod birth {
-    /// Index of the shard with these words. Its [`super::TOP`] is the end of them, as an offset in the shard.
+    /// Index of the shard with the rules. Its [`super::TOP`] holds the offset in the shard at which the rules end.
     pub const RULES: u32 = super::FIRST_SHARD;
-    /// The child begins with 0: what is counted.
+    /// Rule: the child begins with 0. It applies to counts.
     pub const NOTHING: u64 = 0;
-    /// The child begins with its parent's value: flags, what code remembers, how often a timer runs.
+    /// Rule: the child begins with its parent's value. It applies to flags, levels, remembered values and the nesting of timers.
     pub const KEEP: u64 = 1;
-    /// The sum of a wall timer, whose nesting is the word before: it runs on from the birth, or is 0.
+    /// Rule for the sum of a wall timer, after the word with the timer's nesting. If the timer runs, the sum is set so that it counts from
+    /// the birth on, else to 0.
     pub const WALL: u64 = 2;
-    /// The sum of a timer of processor time, likewise: it runs on from the child's zero. -1 says that, as 0 would say that it does not run.
+    /// Rule for the sum of a timer of processor time. If the timer runs, the sum becomes -1, the child's zero, since 0 would mean that it
+    /// does not run. Else it becomes 0.
     pub const CPU: u64 = 3;
-    /// At the first counter of activations, which begin with 0: bit 8 + n says that the n-th word that their records keep is a time of the wall clock.
+    /// Rule at the first counter of activations; the counters begin with 0. Bit 8 + n is set if the n-th word that their records keep is a
+    /// time of the wall clock.
     pub const KEPT_WALL: u32 = 8;
-    /// Bit 16 + n: it is a processor time.
+    /// Bit 16 + n is set if the n-th word is a processor time.
     pub const KEPT_CPU: u32 = 16;
-    /// Bit 24: what their records restore is a time since the beginning of a call, which is 0 at the birth.
+    /// Bit 24 is set if the records restore a time since the beginning of a call. At the birth that time is 0.
     pub const SAVED_TIME: u32 = 24;
-    /// Maximum number of words in a record that can be times, which come first.
+    /// Number of words of a record that can be times. These words come first.
     pub const KEPT_TIMES: u32 = 2;
-    /// In a claim: the shard of a child that was not born yet, or that has not come to the end of fork yet. With it stands the id of the forking
-    /// thread, and once the child has found the shard, the child's.
+    /// Bit of a claim: the shard belongs to a child that is not born yet, or has not reached the exit of fork yet. The claim also has the
+    /// id of the forking thread; once the child has found the shard, it has the child's.
     pub const UNBORN: u32 = 63;
-    /// In a claim: the fork has failed; the engine frees the shard.
+    /// Bit of a claim: the fork has failed, and the engine frees the shard.
     pub const FAILED: u32 = 62;
-    /// In a claim: the shard [`RULES`].
+    /// Bit of the claim of shard [`RULES`].
     pub const RESERVED: u32 = 61;
-    /// In the first record of a shard, which is no call's, u64: 1 if its thread began with the state of the thread that forked it.
+    /// Offset in the first record of a shard, which belongs to no call, u64. It is 1 if the thread began with the state of the thread that
+    /// forked it.
     pub const BORN: u32 = super::record::KEPT;
 }
 
 /// Location of the data area of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataArea {
-    /// A: `base + stride` is below 2 GiB.
+    /// Address of the first byte (A); `base + stride` is below 2 GiB.
     pub base: Avma,
     /// Bytes from one shard to the next, a power of two, at least four times [`OWNER`].
     pub stride: u64,
     /// Number of shards, 0 and 1 included.
     pub shards: u32,
-    /// Bytes reserved for the journal's copy, behind the shards.
+    /// Size in bytes of the space for the journal's copy, after the shards.
     pub journal_bytes: u64,
 }
 
 impl DataArea {
-    /// All of it.
+    /// Address range of the area.
     pub fn range(&self) -> AvmaRange {
         self.base..Avma(self.base.0 + self.len())
     }
@@ -280,17 +292,17 @@ impl DataArea {
         self.stride * u64::from(self.shards) + self.journal_bytes
     }
 
-    /// Never: an area has at least a header.
+    /// Always returns false: an area has at least a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Counters that fit into a shard. Behind the last one there is room for what the number of a histogram's bucket may be as far as its
-    /// mask tells, which is all that is proven of it.
+    /// Number of counters that fit into a shard. After the last counter there is room for the largest bucket index of a histogram that the
+    /// mask permits. The verifier proves only that the index is masked.
     pub fn counters(&self) -> u32 {
         let used = COUNTERS + record::ROOM + record::SIZE;
         let all = u32::try_from(self.stride.saturating_sub(used.into()) / 8).unwrap_or(u32::MAX);
-        // the finest has most
+        // A histogram of the finest resolution has the most buckets.
         let buckets = Resolution::Fine.buckets();
         all.saturating_sub(buckets.next_power_of_two() - buckets)
     }
@@ -300,29 +312,29 @@ impl DataArea {
         (self.stride - u64::from(record::ROOM)) as u32
     }
 
-    /// The absolute address, below 2 GiB, that is right behind a `gs:` prefix and, without it, in shard 0.
+    /// Absolute address of an offset in shard 0, below 2 GiB. With a `gs:` prefix it addresses the same offset in the thread's own shard.
     pub fn displacement(&self, offset: u32) -> u32 {
-        // base + stride < 2 GiB by construction
+        // base + stride is below 2 GiB by construction
         (self.base.0 as u32).wrapping_add(offset)
     }
 
-    /// Offset in a shard of the number of readings of the clock by [`WallClock::Vdso`] that its thread is in, u64: as long as it is not 0, a
-    /// return address into an arena is on that thread's stack. It is in the first record, which is no call's.
+    /// Offset in a shard of a u64: the number of readings of the clock by [`WallClock::Vdso`] in which its thread is. While it is not 0, a
+    /// return address into an arena is on that thread's stack. The word lies in the first record, which belongs to no call.
     pub fn readings_open(&self) -> u32 {
         self.records() + record::SIZE - 8
     }
 
-    /// Displacement of counter `index`.
+    /// Absolute address of counter `index` in shard 0, see `Self::displacement`.
     pub fn counter(&self, index: u32) -> u32 {
         self.displacement(COUNTERS + 8 * index)
     }
 
-    /// Whether a gs base says that its thread is in a function that generated code has called.
+    /// Whether this gs base means that its thread is in a function that generated code has called.
     pub fn is_calling(&self, gs_base: u64) -> bool {
         gs_base & self.stride.wrapping_sub(1) == u64::from(CALLING) && gs_base < self.stride * u64::from(self.shards)
     }
 
-    /// Whether a gs base is one that code of this area has set: that of a shard, perhaps with [`CALLING`].
+    /// Whether code of this area has set this gs base: the base of a shard, or that plus [`CALLING`].
     pub fn is_base(&self, gs_base: u64) -> bool {
         let shard = gs_base.checked_div(self.stride).unwrap_or(0);
         let is_shard = gs_base.is_multiple_of(self.stride) || self.is_calling(gs_base);
@@ -334,7 +346,7 @@ impl DataArea {
         (self.base.0 as u32).wrapping_add(self.stride as u32).wrapping_add(ALIVE)
     }
 
-    /// The thread pointer that is lent, see [`LENT`].
+    /// Address of the temporary thread pointer, see [`LENT`].
     pub fn lent(&self) -> Avma {
         Avma(self.base.0 + self.stride * u64::from(CHILD_SHARD) + u64::from(LENT))
     }
@@ -345,20 +357,20 @@ impl DataArea {
     }
 }
 
-/// Clock by which generated code reads the time; all timers of a target count in it.
+/// Clock by which generated code reads the time. All timers of a target use the same clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WallClock {
     /// The time stamp counter.
     Tsc,
-    /// CLOCK_MONOTONIC in nanoseconds, by the function of the vDSO at this address (`__vdso_clock_gettime`), of which is proven that it touches
-    /// general purpose registers only.
+    /// CLOCK_MONOTONIC in nanoseconds, by the vDSO function at this address (`__vdso_clock_gettime`). The function is proven to use general
+    /// purpose registers only.
     Vdso(Avma),
     /// CLOCK_MONOTONIC in nanoseconds, by a system call.
     SystemCall,
 }
 
 impl WallClock {
-    /// From [`header::WALL_CLOCK`].
+    /// Reads the clock from the word at [`header::WALL_CLOCK`].
     pub fn of_word(word: u64) -> Self {
         match word {
             0 => WallClock::Tsc,
@@ -367,7 +379,7 @@ impl WallClock {
         }
     }
 
-    /// For [`header::WALL_CLOCK`].
+    /// Returns the word for [`header::WALL_CLOCK`].
     pub fn word(self) -> u64 {
         match self {
             WallClock::Tsc => 0,
@@ -380,27 +392,28 @@ impl WallClock {
 /// Method by which generated code reads the processor time of its thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CpuClock {
-    /// Not at all.
+    /// Generated code does not read processor time.
     None,
-    /// By a system call each time, some hundred nanoseconds.
+    /// By a system call for each reading, which takes some hundred nanoseconds.
     SystemCall,
-    /// By the time stamp counter and an offset, which a system call renews when the kernel has switched the thread since. The kernel then
-    /// clears the pointer to a critical section in the thread's rseq area (rseq(2)), where the address of [`header::DESCRIPTOR`] was put.
+    /// By the time stamp counter plus an offset. When the kernel has switched the thread, a system call renews the offset. The thread
+    /// stores the address of [`header::DESCRIPTOR`] in its rseq area (rseq(2)), as its pointer to a critical section. At a switch, the
+    /// kernel clears this pointer.
     Rseq {
-        /// The pointer's offset from fs, not 0: proven for every thread at attach.
+        /// Offset of the pointer from fs, not 0. The engine checks it for every thread at attach.
         slot: i32,
         /// Signature with which the program has registered its rseq areas.
         signature: u32,
     },
 }
 
-/// Method by which generated code tells threads apart, proven for every thread at attach.
+/// Method by which generated code tells threads apart. The engine checks it for every thread at attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadIdentity {
-    /// The kernel's thread id, a u32 in the libc's thread descriptor at this offset from fs (glibc 0x2d0, musl 0x30).
+    /// The kernel's thread id: a u32 at this offset from fs in the libc's thread descriptor (glibc 0x2d0, musl 0x30).
     FsOffset(u32),
-    /// The fs base itself, by `rdfsbase`; every thread has one of its own.
+    /// The fs base, by `rdfsbase`. Every thread has a different one.
     FsBase,
-    /// Not at all: counters in shard 0 with `lock`.
+    /// Threads are not told apart. All count in shard 0, by `lock`ed instructions.
     Locked,
 }

@@ -1,5 +1,5 @@
-//! The shared words of ingraft as types: addresses, points, snippets, resources, foci, metrics, the data area in the
-//! target, and patch plans. Inert values only: no file, clock or process is known.
+//! The shared vocabulary of ingraft as types: addresses, points, snippets, resources, foci, metrics, the data area in the target, and patch
+//! plans. The types are plain values: no code of this crate reads a file, a clock or a process.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

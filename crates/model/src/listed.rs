@@ -1,24 +1,24 @@
-//! Values of keys that the engine lists: a table of keys in shard 0, which code in the target only reads, and a value for each place of the
-//! table in every shard. Requests that differ in one key alone share the code that looks a key up.
+//! Values of keys that the engine lists. Shard 0 has a table of keys, which code in the target only reads. Every shard has a value for each
+//! place of the table. Requests that differ only in their key share the code that looks a key up.
 //!
 //! ```text
-//! 0                     a key per place; in shard 0 alone
-//! places ..             a value per place
+//! 0                     a key for each place, only in shard 0
+//! places ..             a value for each place
 //! ```
 //!
-//! Code looks at [`PROBES`] neighbouring places at most, and stops at the first free one. A key that is not listed changes nothing.
-//! A place whose key was retired is not used again as long as the table lives: a thread may have found the key just before.
+//! Code compares at most [`PROBES`] neighbouring places, and stops at the first free one. If the key is not listed, no value changes. The
+//! place of a retired key is not used again while the table exists, because a thread may have found the key just before.
 
 use crate::table::MULTIPLIER;
 
-/// Number of places at which code looks for a key, from that of its hash on, the first behind the last.
+/// Number of places that code compares for a key, from the place of its hash on. After the last place of the table comes the first.
 pub const PROBES: u32 = 8;
-/// Word of a place that never had a key. No key is listed that is equal to it.
+/// Word of a place that never had a key. A key with this value cannot be listed.
 pub const FREE: u64 = 0;
-/// Word of a place whose key was retired. No key is listed that is equal to it.
+/// Word of a place whose key was retired. A key with this value cannot be listed.
 pub const RETIRED: u64 = u64::MAX;
 
-/// Bits of the number of a place: of the smallest table, and of the largest one.
+/// Number of bits in the index of a place, from the smallest to the largest table.
 const BITS: std::ops::RangeInclusive<u8> = 4..=17;
 
 /// Size of a table of listed keys.
@@ -28,7 +28,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// The table with so many places, if that number is a power of two from 16 to 131,072.
+    /// The table with this number of places; `None` unless the number is a power of two from 16 to 131,072.
     pub fn of_places(places: u32) -> Option<Self> {
         let bits = places.trailing_zeros() as u8;
         (places.is_power_of_two() && BITS.contains(&bits)).then_some(Listing { bits })
@@ -44,7 +44,8 @@ impl Listing {
         2 * self.places()
     }
 
-    /// Bits by which the product of a key and [`MULTIPLIER`] is shifted to the right: what is left is the key's first place.
+    /// Number of bits by which code shifts the product of a key and [`MULTIPLIER`] to the right. The result is the index of the key's first
+    /// place.
     pub const fn shift(self) -> u32 {
         u64::BITS - self.bits as u32
     }
@@ -61,7 +62,7 @@ impl Listing {
     }
 }
 
-/// The keys of a table, as the engine keeps them.
+/// The engine's copy of the keys of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedKeys {
     listing: Listing,
@@ -69,8 +70,8 @@ pub struct ListedKeys {
 }
 
 impl ListedKeys {
-    /// The smallest table that is at most half full with these keys and in which code finds each; their places, in order. None if a key cannot
-    /// be listed, if one comes twice, or if the largest table has no place for all of them.
+    /// Returns the smallest table that is at most half full with these keys and in which code finds each of them, and the places of the
+    /// keys in order. Returns `None` if a key cannot be listed or occurs twice, or if the largest table has no place for a key.
     pub fn of(keys: &[u64]) -> Option<(Self, Vec<u32>)> {
         BITS.filter(|bits| (2 * keys.len()) as u64 <= 1 << bits).find_map(|bits| {
             let listing = Listing { bits };
@@ -90,7 +91,8 @@ impl ListedKeys {
         &self.words
     }
 
-    /// Lists a key: its place. None if it cannot be listed, is listed, or if code would find no place for it.
+    /// Lists a key and returns its place. Returns `None` if the key cannot be listed, is listed already, or has no free place where code
+    /// looks for it.
     pub fn add(&mut self, key: u64) -> Option<u32> {
         if matches!(key, FREE | RETIRED) {
             return None;
@@ -108,7 +110,7 @@ impl ListedKeys {
         None
     }
 
-    /// Takes the key of a place off the list.
+    /// Retires the key of a place: code does not find it any more.
     pub fn retire(&mut self, place: u32) {
         if let Some(word) = self.words.get_mut(place as usize) {
             *word = RETIRED;
@@ -132,7 +134,7 @@ mod tests {
         None
     }
 
-    /// Keys with the same first place in a table of so many places.
+    /// Returns keys with the same first place in a table of this size.
     fn colliding(listing: Listing, count: usize) -> Vec<u64> {
         (1..).filter(|key| listing.probes(*key).next() == Some(3)).take(count).collect()
     }
@@ -167,7 +169,7 @@ mod tests {
         let (last, others) = keys.split_last().expect("keys");
         assert!(others.iter().all(|key| table.add(*key).is_some()));
         assert_eq!((table.add(*last), table.add(others[0])), (None, None));
-        // a retired place leads on to those behind it, and is not used again
+        // Code continues its search after a retired place, and the place is not used again.
         let places: Vec<u32> = others.iter().filter_map(|key| found(&table, *key)).collect();
         table.retire(places[0]);
         assert_eq!(found(&table, others[0]), None);

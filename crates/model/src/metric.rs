@@ -1,4 +1,4 @@
-//! Metrics as values: units and how values combine (paradyn.md A.7).
+//! Metrics as values: units, and operations that combine values (paradyn.md A.7).
 
 use std::sync::Arc;
 
@@ -19,26 +19,26 @@ pub enum Aggregate {
 /// Kind of a metric's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Style {
-    /// Events that add up: differences are divided by time.
+    /// A count of events. A rate is the difference of two values divided by the time between them.
     #[default]
     EventCounter,
-    /// A level: the value itself is the datum.
+    /// A level: each sample is shown as it is.
     SampledFunction,
 }
 
-/// Labels of rates and totals.
+/// Units of a metric's rates and totals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum UnitsType {
-    /// Time: values in nanoseconds, rates in units, time per time.
+    /// Time: values are nanoseconds; a rate is time per time.
     Normalized,
-    /// Events: rates in units per second, totals in units.
+    /// Events: a rate is in units per second, a total in units.
     #[default]
     Unnormalized,
-    /// A level: units for both.
+    /// A level: rate and total are in units.
     Sampled,
 }
 
-/// A metric as lists of metrics show it.
+/// Description of a metric, as lists of metrics show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricInfo {
     /// Public name of the metric.
@@ -53,9 +53,9 @@ pub struct MetricInfo {
     pub units_type: UnitsType,
     /// Paths of the constraints that the metric accepts, e.g. `/Code/*`.
     pub constraints: Vec<String>,
-    /// The flavors of programs that it exists for; empty: every program.
+    /// Flavors of the programs for which the metric exists; empty for every program.
     pub flavors: Vec<String>,
-    /// Only for developers.
+    /// Whether the metric is meant only for developers.
     pub developer: bool,
     /// Sentence of documentation, from the comment before the definition.
     pub doc: String,

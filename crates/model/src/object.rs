@@ -1,6 +1,6 @@
-//! Synchronisation objects of a program as far as they are known: what was done to each of them last.
+//! Synchronisation objects of a program: the kind of each, and whether it was destroyed.
 
-/// Kind of an object, as the pthread library knows them.
+/// Kind of a synchronisation object of the pthread library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum ObjectKind {
@@ -13,7 +13,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [ObjectKind; 6] = [
         ObjectKind::Mutex,
         ObjectKind::RwLock,
@@ -35,35 +35,35 @@ impl ObjectKind {
         }
     }
 
-    /// The kind of that name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// State of an object, as its last mark tells it.
+/// State of a synchronisation object, as its last mark says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectState {
     /// Kind of the object.
     pub kind: ObjectKind,
-    /// Whether it was destroyed, and nothing was done to its address since.
+    /// Whether the program has destroyed the object and has done nothing to its address since.
     pub retired: bool,
 }
 
-/// The bits of a mark that are no time.
+/// The bits of a mark that hold the state.
 const STATE: i64 = 0xf;
 
-/// Mask of the time stamp counter in a mark; the other bits hold the state. The order of two marks is right if they are this many ticks
-/// apart, less than what one processor needs to see what another one has done.
+/// Mask of the time stamp counter in a mark; the other bits hold the state. The order of two marks is right if they are at least 16 ticks
+/// apart. That is less time than one processor needs to see the effect of another one.
 pub const TIME_MASK: i64 = !STATE;
 
 impl ObjectState {
-    /// Bits that are or-ed to the time for a mark; never 0.
+    /// Bits of a mark for this state, to be combined with the time; never 0.
     pub const fn bits(self) -> i64 {
         2 * (self.kind as i64 + 1) + self.retired as i64
     }
 
-    /// The state of an object whose last mark this is.
+    /// Returns the state that a mark holds; `None` if its bits are no state.
     pub fn of_mark(mark: i64) -> Option<Self> {
         let number = usize::try_from((mark & STATE) / 2).ok()?.checked_sub(1)?;
         Some(ObjectState { kind: *ObjectKind::ALL.get(number)?, retired: mark & 1 != 0 })

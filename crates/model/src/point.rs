@@ -1,20 +1,20 @@
-//! Points: the places of a program where a snippet can be woven in, and why some cannot.
+//! Points: the places of a program where a snippet can be woven, and the reasons why some cannot.
 
 use std::fmt;
 
 use crate::addr::{Svma, SvmaRange};
 use crate::cfg::Block;
 
-/// The kinds of point that ingraft knows.
+/// The kinds of point that ingraft can weave or list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PointKind {
-    /// Arrival at a function from outside: a call, a tail jump, an indirect branch.
+    /// Arrival at a function from outside, by a call, a tail jump or an indirect branch.
     Entry,
     /// A return or a tail jump out of a function.
     Exit,
-    /// In front of a call instruction. A list of a function's points has each call once, under this kind.
+    /// Before a call instruction. A list of a function's points has each call once, under this kind.
     CallBefore,
-    /// Behind a call instruction, where the call returns to.
+    /// After a call instruction, at its return address.
     CallAfter,
     /// The beginning of a basic block.
     Block,
@@ -22,38 +22,38 @@ pub enum PointKind {
     Edge,
 }
 
-/// Method by which the points of one kind of one function are reached.
+/// Method by which the points of one kind in one function are woven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum How {
     /// By a springboard over the original instructions.
     InPlace,
-    /// By weaving the whole function anew in an arena.
+    /// By weaving a copy of the whole function in an arena.
     Relocated,
-    /// Some in place, some not at all.
+    /// Some points by a springboard, others not at all.
     Partly,
-    /// Not at all; a [`Refusal`] says why.
+    /// The points cannot be woven; a [`Refusal`] says why.
     Refused,
 }
 
-/// Distance of an address from the first byte of its function; negative for parts of a function that lie before it. Shown with its sign, in
-/// hexadecimal.
+/// Distance in bytes of an address from the first byte of its function. It is negative in parts of a function before that byte. It is shown
+/// with its sign, in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset(pub i64);
 
 impl Offset {
-    /// From one address to another, both as in the file or both as in the process.
+    /// Returns the distance from `first` to `at`; both are addresses in the file, or both in the process.
     pub fn between(first: u64, at: u64) -> Offset {
         Offset(at.wrapping_sub(first).cast_signed())
     }
 }
 
 impl PointKind {
-    /// Whether something begins there that ends at other points: a call of the function, or a call that it makes.
+    /// Whether a call begins at points of this kind that ends at other points: a call of the function, or a call that it makes.
     pub fn opens(self) -> bool {
         matches!(self, PointKind::Entry | PointKind::CallBefore)
     }
 
-    /// Whether the point is in front of or behind a call that the function makes.
+    /// Whether points of this kind are before or after a call that the function makes.
     pub fn is_at_call(self) -> bool {
         matches!(self, PointKind::CallBefore | PointKind::CallAfter)
     }
@@ -66,31 +66,31 @@ impl fmt::Display for Offset {
     }
 }
 
-/// Reason why a point is not woven. A point that cannot be proven safe is refused for one of these reasons.
+/// Reason why a point is not woven. A point that is not proven safe is refused for one of these reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// No springboard fits: fewer than the needed bytes up to the next place where control can arrive, no proven padding,
-    /// no island in reach.
+    /// No springboard fits. Before the next place where control can arrive, too few bytes can be overwritten, and no proven padding or
+    /// island is within reach.
     #[error("too short: {available} bytes before {next}, and no padding or island within reach")]
     TooShort {
         /// Bytes that could be overwritten.
         available: u32,
-        /// Obstacle that ends these bytes, in words.
+        /// Description of the obstacle that ends these bytes.
         next: &'static str,
     },
     /// Control can arrive in the middle of the springboard.
     #[error("control can arrive at {offset}, inside the bytes that a springboard needs")]
     BranchIntoSpringboard {
-        /// Offset of the landing place from the function's first byte.
+        /// Offset of the place where control arrives from the function's first byte.
         offset: Offset,
     },
-    /// Control enters the function behind its first instruction, by a return address that no call made.
+    /// Control enters the function after its first instruction, by a return address that no call has pushed.
     #[error("control enters it at {offset} by a return address that no call made, and not at its first byte")]
     EnteredInside {
         /// Offset of the place from the function's first byte.
         offset: Offset,
     },
-    /// The language's runtime may suspend a call inside of every springboard, and continue it there (Go's asynchronous preemption).
+    /// The language's runtime may suspend a call inside of every possible springboard, and resume it there (Go's asynchronous preemption).
     #[error("a goroutine may be suspended at {offset}, inside the bytes that a springboard needs")]
     PreemptionPoint {
         /// Offset of the place from the function's first byte.
@@ -99,18 +99,18 @@ pub enum Refusal {
     /// Every springboard that fits would lie on two pages.
     #[error("the springboard would straddle two pages")]
     StraddlesPages,
-    /// An instruction that the decoder does not know.
+    /// The decoder does not know an instruction.
     #[error("an unknown instruction at {offset}")]
     UnknownInstruction {
         /// Offset from the function's first byte.
         offset: Offset,
     },
-    /// An instruction that does not survive being displaced.
+    /// An instruction does not work at another address.
     #[error("the instruction at {offset} cannot be displaced: {why}")]
     NotDisplaceable {
         /// Offset from the function's first byte.
         offset: Offset,
-        /// The reason in words.
+        /// Description of the reason.
         why: &'static str,
     },
     /// The function's own branch back to its first instruction cannot be told from a call.
@@ -125,23 +125,23 @@ pub enum Refusal {
         /// Offset of the branch from the function's first byte.
         offset: Offset,
     },
-    /// The targets of the function's jumps could not be found out, so a branch into the springboard cannot be excluded.
+    /// The possible targets of one of the function's jumps are unknown, so a branch into the springboard cannot be excluded.
     #[error("an indirect jump at {offset} whose targets are not known")]
     UnresolvedJump {
         /// Offset of the jump from the function's first byte.
         offset: Offset,
     },
-    /// Control runs off the end of the function into what lies behind, so not all its exits are instructions of its own.
+    /// Control runs off the end of the function into the code after it, so not every exit of the function is one of its instructions.
     #[error("it runs on into the code behind it at {offset}")]
     RunsOn {
-        /// Offset of the first byte behind it from the function's first byte.
+        /// Offset of the first byte after the function from the function's first byte.
         offset: Offset,
     },
-    /// The function's language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be
-    /// told to belong to an entry.
+    /// The function's language moves calls in progress between threads, and their stacks in memory (Go). So an exit cannot be assigned to
+    /// an entry.
     #[error("its calls move between threads, so entry and exit cannot be paired")]
     MovingCalls,
-    /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
+    /// The symbol is an IFUNC. The code there chooses an implementation; callers of the function do not run it.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
     IfuncResolver,
     /// The program has no function of this name or number.
@@ -153,25 +153,25 @@ pub enum Refusal {
     /// The code is a stub of the linker.
     #[error("not a function body: a stub of the linker")]
     LinkerStub,
-    /// The code is what signal handlers return through: unwinders know it by its bytes.
+    /// Signal handlers return through this code, and unwinders recognise it by its bytes.
     #[error("not a function body: the way back from signal handlers, which unwinders know by its bytes")]
     SignalReturn,
-    /// The address is no address of a program.
+    /// The address is outside of user space.
     #[error("not a function body: an address beyond user space")]
     BeyondUserSpace,
     /// The memory of the function cannot be read.
     #[error("not a function body: its memory cannot be read")]
     Unreadable,
-    /// Code outside of the function jumps into the middle of it.
+    /// Code outside of the function jumps into its middle.
     #[error("not a function body: control arrives in its middle, and not only from itself")]
     EnteredFromElsewhere,
-    /// The point has no bytes of its own, and the point that displaces its instruction is not woven.
+    /// The point has no springboard of its own, and the point that displaces its instruction is not woven.
     #[error("the point that it is displaced with is not woven")]
     HostNotWoven,
-    /// The code changes itself, is checked by the kernel, or restarts there (rseq).
+    /// The code belongs to a restartable sequence (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
-    /// Memory and file differ: something else patched the code.
+    /// Memory and file differ, because another tool or the kernel has patched the code.
     #[error(
         "the bytes in memory differ from the file at {offset}: something else has patched them, such as a uprobe, a breakpoint or another tool"
     )]
@@ -179,7 +179,8 @@ pub enum Refusal {
         /// Offset from the function's first byte.
         offset: Offset,
     },
-    /// A measurement that was asked to stay has code there that a dead engine wove: it is known well enough to be removed, not to be added to.
+    /// A dead engine has woven code there for a measurement that was to stay. The records of that code suffice to remove it, but not to add
+    /// to it.
     #[error(
         "measurement {measurement}, which was to stay and whose engine has died, has code there: remove that measurement first"
     )]
@@ -187,34 +188,34 @@ pub enum Refusal {
         /// Number of the measurement.
         measurement: u64,
     },
-    /// The text is mapped shared; a write would reach other processes.
+    /// The text is mapped shared, so a write would reach other processes.
     #[error("its text is mapped shared")]
     SharedText,
-    /// The loader writes into the text of its file (`DT_TEXTREL`), perhaps where code would be displaced, and perhaps later.
+    /// The loader writes into the text of the file (`DT_TEXTREL`), possibly to bytes that would be displaced, and possibly later.
     #[error("the loader writes into its text (text relocations)")]
     TextRelocations,
-    /// The function was given but belongs to ingraft's own runtime needs or to the kernel (vdso).
+    /// The function belongs to the kernel's vDSO.
     #[error("the kernel's own code (vdso) is left alone")]
     Vdso,
-    /// Another request's springboard already needs one of the bytes.
+    /// The springboard of another request already occupies one of the bytes.
     #[error("overlaps the springboard of {other}")]
     Overlap {
         /// Name of the function that owns the bytes.
         other: String,
     },
-    /// No free address within reach of the module.
+    /// No address within reach of the module is free.
     #[error("no free address within 2 GiB of the module")]
     NoRoomNearby,
-    /// A limit on the memory of the target leaves too little room.
+    /// A limit on the memory of the target leaves less than the code needs.
     #[error("{what}")]
     NoMemory {
-        /// Needed memory, and the amount that the limit leaves.
+        /// Description of the needed memory and of the amount that the limit leaves.
         what: String,
     },
-    /// A kind of point that this version does not weave yet.
+    /// This version does not weave this kind of point.
     #[error("{kind} points are not woven yet")]
     NotYet {
-        /// The kind in words.
+        /// Name of the kind.
         kind: &'static str,
     },
 }
@@ -223,36 +224,36 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gpr(pub u8);
 
-/// A function's own branch back to the place of its springboard, which must not be counted as a call.
+/// A function's own branch back to one of its springboard sites. It must not be counted as a call or a return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackBranch {
     /// Address of the branch instruction.
     pub at: Svma,
-    /// Start of the stretch of whole instructions that may be displaced together with the branch: from here to
-    /// `until` control arrives only at `from`. Equal to `at` when nothing before it may be.
+    /// Start of the displaceable range of whole instructions that ends with the branch. Between `from` and `until`, control arrives only at
+    /// `from`. Equal to `at` if nothing before the branch can be displaced.
     pub from: Svma,
-    /// First byte that must stay: the end of the branch or of the padding proven dead behind it.
+    /// First byte that must stay: the end of the branch, or of the padding after it that is proven dead.
     pub until: Svma,
-    /// The original bytes of `from..until`.
+    /// Original bytes of `from..until`.
     pub bytes: Vec<u8>,
 }
 
 /// Facts about an address at which control arrives from elsewhere: the first byte of a function, or a return address.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Arrival {
-    /// Branches of the function itself to this address: at an entry those to [`Site::at`] or to [`Site::function`], behind a call those to the
-    /// return address.
+    /// The function's own branches to this address. At an entry these are the branches to [`Site::at`] or [`Site::function`], after a call
+    /// those to the return address.
     pub back_branches: Vec<BackBranch>,
-    /// Length in bytes that is better displaced than not, because an exit that ends there has no room of its own and can be woven into the
-    /// displaced copy. 0 if there is no such exit.
+    /// Number of bytes that a springboard here should displace if possible. An exit that ends there has no room for a springboard and can
+    /// be woven into the displaced copy. 0 if there is no such exit.
     pub least: u8,
 }
 
 /// Registers and flags that snippets may overwrite at an entry or at a block.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Free {
-    /// Registers that are dead and that the function itself overwrites. (A register that is merely dead may hold a value of a caller compiled
-    /// with -fipa-ra.)
+    /// Registers that are dead here and that the function itself overwrites. A register that is only dead does not suffice: a caller that
+    /// was compiled with -fipa-ra may keep a value in it.
     pub scratch: Vec<Gpr>,
     /// Whether the arithmetic flags are dead.
     pub flags: bool,
@@ -263,60 +264,60 @@ pub struct Free {
 pub enum SiteKind {
     /// An entry.
     Entry {
-        /// Branches back to it, and an exit that goes with it.
+        /// Branches back to the entry, and an exit that is displaced with it.
         arrival: Arrival,
         /// Registers and flags that are free.
         free: Free,
     },
     /// An exit.
     Exit {
-        /// Whether the entry displaces this exit (see [`Arrival::least`]), so that it can only be woven into the entry's copy of it.
-        /// [`Site::at`] is then the exit itself.
+        /// Whether the entry displaces this exit (see [`Arrival::least`]). If so, the exit can only be woven into the entry's displaced
+        /// copy, and [`Site::at`] is the exit itself.
         within: bool,
     },
-    /// In front of a call.
+    /// The place before a call.
     CallBefore,
-    /// Behind a call.
+    /// The return address of a call.
     CallAfter {
-        /// Branches to the return address, and an exit that goes with it.
+        /// Branches to the return address, and an exit that is displaced with it.
         arrival: Arrival,
     },
-    /// The beginning of a basic block. However control arrives there, snippets run. The 128 bytes below the stack pointer (the red zone of the
-    /// System V convention) may hold values of the function.
+    /// The beginning of a basic block. Snippets run however control arrives there. The 128 bytes below the stack pointer (the red zone of
+    /// the System V convention) may hold values of the function.
     Block {
         /// Registers and flags that are free.
         free: Free,
     },
 }
 
-/// Facts about one point of a function that the code generator needs to weave it. Addresses are those of the file.
+/// Facts about one point that the code generator needs to weave it. Addresses are those of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// Kind of the point, with the facts that only this kind has.
+    /// Kind of the point, with the facts that only sites of this kind have.
     pub kind: SiteKind,
     /// The function's first byte (its `endbr64` if it has one).
     pub function: Svma,
-    /// First byte that may be overwritten. At an entry, behind an `endbr64`, where indirect branches must keep landing; elsewhere the first
-    /// of the whole instructions in front of the point that may be displaced with it.
+    /// First byte that may be overwritten. At an entry it follows an `endbr64`, because indirect branches must find that instruction in
+    /// place. Elsewhere it is the first of the whole instructions before the point that may be displaced with the point.
     pub at: Svma,
-    /// Offset from `at` of the point's instruction, before which snippets run: 0 at an entry, behind a call, and at a call that is itself
-    /// made to lead to the snippets.
+    /// Offset from `at` of the point's instruction; snippets run before this instruction. 0 at an entry, after a call, and at a call whose
+    /// own displacement is changed to lead to the snippets.
     pub point: u8,
-    /// The original bytes from `at` on, at most 64: at an entry the function's contiguous head, elsewhere up to the end of the point's
-    /// instruction; then the padding proven dead behind it.
+    /// Original bytes from `at` on, at most 64. At an entry they are the contiguous first bytes of the function, elsewhere those up to the
+    /// end of the point's instruction. Padding that is proven dead follows.
     pub bytes: Vec<u8>,
-    /// Number of the first `bytes` that are the function's own; the rest is padding.
+    /// Number of leading `bytes` that belong to the function; the rest is padding.
     pub own: u8,
-    /// Addresses in `at+1 .. at+bytes.len()` where control can arrive other than by falling through: branch targets,
-    /// return points of calls, landing pads, jump-table targets, other symbols, instructions at which a goroutine may be suspended. Sorted.
+    /// Addresses in `at+1 .. at+bytes.len()` at which control can arrive other than by falling through: branch targets, return addresses of
+    /// calls, landing pads, jump-table targets, other symbols, and instructions at which a goroutine may be suspended. Sorted.
     pub landings: Vec<Svma>,
-    /// If `bytes` are too short for a springboard of five bytes: stretches in reach of one of two bytes that may make room for its island,
-    /// nearest first.
+    /// If `bytes` are too short for a springboard of five bytes: displaceable ranges that can make room for an island within reach of a
+    /// springboard of two bytes. The nearest comes first.
     pub clearings: Vec<Clearing>,
 }
 
 impl Site {
-    /// A site whose bytes are all the function's own and to which nothing else applies.
+    /// A site without padding, landings and clearings, whose point is at the first byte.
     pub fn new(kind: SiteKind, function: Svma, at: Svma, bytes: Vec<u8>) -> Site {
         let own = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
         Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), clearings: Vec::new() }
@@ -333,7 +334,7 @@ impl Site {
         }
     }
 
-    /// Facts about the way in that begins at `at`; `None` at exits, in front of calls and at blocks.
+    /// Facts about the arrival of control at the site; `None` at exits, before calls and at blocks.
     pub fn arrival(&self) -> Option<&Arrival> {
         match &self.kind {
             SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => Some(arrival),
@@ -341,7 +342,8 @@ impl Site {
         }
     }
 
-    /// Branches of the function itself to a way in, which must not be counted as calls or returns; empty at exits and in front of calls.
+    /// The function's own branches to this entry or return address. They must not be counted as calls or returns. Empty at other kinds of
+    /// site.
     pub fn back_branches(&self) -> &[BackBranch] {
         self.arrival().map_or(&[], |arrival| &arrival.back_branches)
     }
@@ -359,30 +361,31 @@ impl Site {
         matches!(&self.kind, SiteKind::Entry { free, .. } | SiteKind::Block { free } if free.flags)
     }
 
-    /// Whether this is an exit that only the entry's copy of it can hold.
+    /// Whether this is an exit that can only be woven into the entry's displaced copy.
     pub fn is_within_entry(&self) -> bool {
         self.kind == SiteKind::Exit { within: true }
     }
 }
 
-/// A straight stretch of a function that may be displaced: a springboard of five bytes at its beginning leaves five behind it for an
-/// island.
+/// A straight displaceable range of a function that makes room for an island. Its first five bytes become a springboard, and the five bytes
+/// after that hold the island.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clearing {
-    /// Address of the first byte, the only one where control arrives from elsewhere.
+    /// Address of the first byte, the only one at which control arrives from elsewhere.
     pub at: Svma,
-    /// Bytes of the stretch: whole instructions, ten bytes at least.
+    /// Bytes of the range: whole instructions, at least ten bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Function that a call instruction calls, as far as the file tells.
+/// Function that a call instruction calls, as far as the file says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Callee {
     /// The code at an address (`call rel32`): a function, or a stub of the linker.
     Direct(Svma),
-    /// The code to which the pointer at an address points when the call is made (`call *x(%rip)`, mostly a slot of the global offset table).
+    /// The code at which the pointer at an address points when the call is made (`call *x(%rip)`). The pointer is mostly a slot of the
+    /// global offset table.
     Slot(Svma),
-    /// The code to which a register, or memory that a register addresses, points.
+    /// The code to which a register points, or a pointer in memory that a register addresses.
     Computed,
 }
 
@@ -397,12 +400,12 @@ pub struct CallSite {
     pub callee: Callee,
 }
 
-/// A place before or behind a call.
+/// A point before or after a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallPoint {
     /// The call.
     pub call: CallSite,
-    /// Site of the point, or the reason why it cannot be woven; `None` behind a call that is known never to return.
+    /// Site of the point, or the reason why it cannot be woven; `None` after a call that is known never to return.
     pub site: Result<Option<Site>, Refusal>,
 }
 
@@ -415,7 +418,7 @@ pub struct BlockPoint {
     pub site: Result<Site, Refusal>,
 }
 
-/// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.
+/// Padding between functions that is proven unreachable. Islands may lie there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
     /// Address range of the padding.

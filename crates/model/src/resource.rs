@@ -1,4 +1,4 @@
-//! Resources and foci: what a metric is restricted to. A focus names at most one resource of each hierarchy.
+//! Resources and foci: the parts of a program to which a metric is restricted. A focus names at most one resource of each hierarchy.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct ResourcePath {
     pub names: Vec<String>,
 }
 
-/// At most one resource of each hierarchy, sorted by root; empty: the whole program.
+/// A focus: at most one resource of each hierarchy, sorted by root. An empty focus is the whole program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Focus {
     parts: Vec<ResourcePath>,
@@ -109,8 +109,8 @@ impl Focus {
     }
 }
 
-/// Splits at `separator`, but not inside `()` and `<>`, which C++ and Rust names contain. An unbalanced bracket hides nothing:
-/// `operator<` and `operator->` are names too, so a bracket only counts when it is closed later in the text.
+/// Splits at `separator`, but not inside `()` and `<>`, which C++ and Rust names contain. An opening bracket counts only if the text has
+/// its closing bracket later, because `operator<` and `operator->` are names too.
 fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     let mut out = Vec::new();
     let mut start = 0;

@@ -1,4 +1,4 @@
-//! Snippets: what to do at a point, independent of the machine. No loops, so that every snippet has a worst-case cost
+//! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
 use std::fmt;
@@ -12,8 +12,8 @@ use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
 
-/// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
-/// [`crate::snippet`] set until the engine binds it to the index of its first counter.
+/// A variable of a metric-focus pair. In every shard it takes as many adjacent slots as its [`Shape`] says. The number is local to the
+/// snippets of the pair until the engine replaces it by the index of the variable's first counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VariableId(pub u32);
 
@@ -23,27 +23,28 @@ pub enum Shape {
     /// One value.
     #[default]
     Counter,
-    /// Number of starts without a stop; the ticks of the clock at its stops less those at its starts. The latter is one word, so
-    /// that it can be read while the timer runs: negative then, and less than the time by the clock now.
+    /// The number of starts without a stop, then the clock at all stops minus the clock at all starts. The second is one word, so that it
+    /// can be read while the timer runs. It is then negative, and the present clock has to be added.
     Timer(Clock),
-    /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
+    /// The sum, the largest value and the complement of the smallest; then one count for each bucket (see [`crate::histogram`]).
     Histogram(Resolution),
-    /// Counts of activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
-    /// whose entry was not seen, entries that could not be recorded, calls that went on in a function whose exits are not known to end them.
+    /// Numbers of calls of one [`Record`] by outcome. The first counts calls that ended without passing an exit (by an exception, by
+    /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and
+    /// calls that ended in a tail jump that the engine cannot follow.
     Activations,
     /// Values by key (see [`crate::table`]).
     Table(Fold),
-    /// So many values by index (see [`crate::vector`]).
+    /// This number of values by index (see [`crate::vector`]).
     Vector(u32),
     /// Values of keys that the engine lists (see [`crate::listed`]).
     Listed(Listing),
-    /// An event of the processor that each thread counts for itself: no counters, but the number of the event in the target
-    /// ([`crate::layout::header::EVENTS`]).
+    /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
+    /// target ([`crate::layout::header::EVENTS`]).
     Event,
 }
 
 impl Shape {
-    /// Number of counters.
+    /// Number of counters that a variable of this shape takes in every shard.
     pub const fn slots(self) -> u32 {
         match self {
             Shape::Counter => 1,
@@ -58,7 +59,7 @@ impl Shape {
     }
 }
 
-/// Clock that a timer or a record reads at its ends.
+/// Clock that a timer or a record reads at the beginning and at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Clock {
     /// The processor's time stamp counter.
@@ -70,73 +71,73 @@ pub enum Clock {
 /// Units of time in a snippet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimeUnit {
-    /// Of the processor's time stamp counter: nothing is rounded.
+    /// Ticks of the processor's time stamp counter, which are not rounded.
     Ticks,
     /// Nanoseconds, rounded down.
     Nanoseconds,
 }
 
-/// Record that a thread keeps of an active call, from its entry to its exit. The record holds the call's stack pointer, by which it is known
-/// when the call has ended without passing an exit.
+/// Record that a thread keeps of an active call, from its entry to its exit. The record holds the call's stack pointer. By comparison with
+/// it, code finds out that the call has ended without passing an exit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Variable of [`Shape::Activations`]; two records never share one, so it names the record as well.
+    /// Variable of [`Shape::Activations`]. No two records share one, so it also identifies the record.
     pub activations: VariableId,
-    /// Values that the record keeps, in that order, each once; at most [`Record::KEPT_MAX`].
+    /// Values that the record keeps, in this order, each once; at most [`Record::KEPT_MAX`].
     pub kept: Vec<Kept>,
-    /// Variable that is set back to its present value if the call ends without passing an exit.
+    /// Variable that is set back to its value before the call if the call ends without passing an exit.
     pub restore: Option<Restore>,
 }
 
 impl Record {
-    /// Whether code in it needs no record, see [`Restore::Flag`].
+    /// Whether the statements of the record also run without a record, see [`Restore::Flag`].
     pub fn is_optional(&self) -> bool {
         matches!(self.restore, Some(Restore::Flag(_)))
     }
 
-    /// Most that a record keeps.
+    /// Maximum number of values that a record keeps.
     pub const KEPT_MAX: usize = crate::layout::record::KEPT_MAX as usize;
 
-    /// Whether the time of the call is kept by some clock.
+    /// Whether the record keeps the time of a clock.
     pub fn is_timed(&self) -> bool {
         self.kept.iter().any(|kept| matches!(kept, Kept::Time(_)))
     }
 }
 
-/// Value from the beginning of a call that code at its end can use.
+/// Value from the beginning of a call that the code at its end can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kept {
-    /// A clock, for [`Expr::Elapsed`].
+    /// The time of a clock, for [`Expr::Elapsed`].
     Time(Clock),
     /// The n-th integer argument, for [`Expr::Saved`].
     Argument(u8),
-    /// A floating-point argument, for [`Expr::Saved`]: as it was in its register.
+    /// The unchanged content of a floating-point argument's register, for [`Expr::Saved`].
     Float(Float),
 }
 
-/// Owner of the record that a jump from one function to another is about.
+/// Owner of the record that a tail jump hands over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
-    /// The function that jumps: its entry has opened the record.
+    /// The function that jumps: its entry opened the record.
     Own,
-    /// A function from which control has come to this one by such a jump, if it has.
+    /// A function from which control came to this one by a tail jump; its record may be absent.
     Earlier,
 }
 
-/// A variable that an unfinished call must not leave changed.
+/// A variable that is set back if a call ends without passing an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Restore {
-    /// A counter: a flag.
+    /// A counter that serves as a flag.
     Value(VariableId),
-    /// A flag that code at both ends of the call sets to numbers: that is right whether or not there is a record, which is only for calls that
-    /// end otherwise. Where there is none, as there is no room for it, the code runs all the same.
+    /// A flag that code at both ends of the call sets to constants. The flag is right with and without a record; the record serves only
+    /// calls that end without passing an exit. If there is no room for a record, the code runs without one.
     Flag(VariableId),
-    /// The number of starts of a timer; the timer is stopped or goes on accordingly.
+    /// The number of starts of a timer. To set it back, the timer is stopped or continued.
     Timer(VariableId, Clock),
 }
 
 impl Restore {
-    /// The variable.
+    /// Returns the variable that is set back.
     pub fn variable(self) -> VariableId {
         match self {
             Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _) => v,
@@ -162,9 +163,9 @@ pub enum BinaryOp {
     Add,
     Subtract,
     Multiply,
-    /// Signed, towards zero; by zero gives 0, as a snippet must not fault.
+    /// Signed division, rounded towards zero. Division by zero gives 0, because a snippet must not fault.
     Divide,
-    /// Signed; by zero gives 0.
+    /// Remainder of the signed division. Division by zero gives 0.
     Remainder,
     And,
     Or,
@@ -192,7 +193,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// The width of so many bytes, if there is one.
+    /// Returns the width with this number of bytes, if there is one.
     pub const fn of(bytes: u64) -> Option<Width> {
         Some(match bytes {
             1 => Width::One,
@@ -214,12 +215,12 @@ impl Width {
     }
 }
 
-/// An integer in the memory of the program, and how it becomes 64 bits.
+/// Size of an integer in the program's memory, and how it is extended to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scalar {
     /// Size of the integer in memory.
     pub width: Width,
-    /// Whether the first bit is the sign; if not, the value is filled up with zeroes.
+    /// Whether the integer is sign-extended; otherwise it is zero-extended.
     pub signed: bool,
 }
 
@@ -229,7 +230,7 @@ impl Scalar {
     /// A pointer.
     pub const POINTER: Scalar = Scalar { width: Width::Eight, signed: false };
 
-    /// The value of the lowest bytes of a word; the others do not matter.
+    /// Extends the lowest bytes of a word. The other bytes have no effect.
     pub const fn extend(self, word: u64) -> i64 {
         match (self.width, self.signed) {
             (Width::One, true) => word as i8 as i64,
@@ -243,32 +244,32 @@ impl Scalar {
     }
 }
 
-/// A floating-point number that an argument or a result is: in the vector register that the System V convention says. Its value is truncated
-/// towards zero; what is no number, or does not fit into 64 bits, is 0.
+/// A floating-point argument or result, in the vector register of the System V convention. Its value is truncated towards zero. NaN, and
+/// values that do not fit into 64 bits, give 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Float {
-    /// Number of the register: of arguments from 0 to [`Float::ARGS_MAX`] less one, 0 of a result.
+    /// Number of the vector register: from 0 to [`Float::ARGS_MAX`] - 1 for an argument, 0 for a result.
     pub register: u8,
     /// Format of the number.
     pub format: FloatFormat,
 }
 
 impl Float {
-    /// Most arguments that go in vector registers.
+    /// Maximum number of arguments in vector registers.
     pub const ARGS_MAX: u8 = 8;
 }
 
-/// Formats of IEEE 754.
+/// Floating-point formats of IEEE 754.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FloatFormat {
     /// A `float` of C.
     Single,
-    /// A `double`.
+    /// A `double` of C.
     Double,
 }
 
 impl FloatFormat {
-    /// Bits of its fraction, without the one that is not written.
+    /// Number of stored fraction bits, without the implicit leading bit.
     pub const fn fraction_bits(self) -> u32 {
         match self {
             FloatFormat::Single => 23,
@@ -276,7 +277,7 @@ impl FloatFormat {
         }
     }
 
-    /// The exponent as it is written of the number 1, half of what the exponent's bits hold.
+    /// Bias of the exponent: the stored exponent of the number 1.
     pub const fn bias(self) -> u32 {
         match self {
             FloatFormat::Single => 127,
@@ -285,7 +286,7 @@ impl FloatFormat {
     }
 }
 
-/// Numbers that the kernel counts for each thread and tells that thread itself (getrusage(2)).
+/// Numbers that the kernel counts for each thread and that the thread can read by getrusage(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Page faults of both kinds.
@@ -294,12 +295,12 @@ pub enum Usage {
     MinorFaults,
     /// Page faults that needed a reading from a disk.
     MajorFaults,
-    /// Switches to another thread, by itself or not.
+    /// Context switches, voluntary or not.
     ContextSwitches,
 }
 
 impl Usage {
-    /// Counts that make up the number, as bits: minor faults 1, major faults 2, switches 4.
+    /// Set of the kernel's counts whose sum is the number: bit value 1 for minor faults, 2 for major faults, 4 for switches.
     pub const fn counts(self) -> u32 {
         match self {
             Usage::MinorFaults => 1,
@@ -310,58 +311,59 @@ impl Usage {
     }
 }
 
-/// A value: 64 bits, signed.
+/// An expression; its value is a signed integer of 64 bits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Expr {
     /// A constant.
     Const(i64),
-    /// The n-th integer argument of the function at whose entry the snippet stands, or before a call of the callee, from 0 (System V: rdi, rsi, rdx, rcx,
-    /// r8, r9, then the stack).
+    /// The n-th integer argument, from 0, of the function at whose entry the snippet runs; before a call, the n-th argument of the callee.
+    /// System V: rdi, rsi, rdx, rcx, r8, r9, then the stack.
     Arg(u8),
-    /// The value that the function returns (rax): at an exit, and behind a call.
+    /// The value that a function returns (rax), at an exit and after a call.
     Return,
-    /// A floating-point argument or result, truncated.
+    /// A floating-point argument or result, truncated to an integer.
     Float(Float),
-    /// Count of the kernel for this thread: a system call.
+    /// A count that the kernel keeps for this thread, read by a system call.
     Usage(Usage),
-    /// Count of an event for this thread since the thread read it first: by RDPMC, without a system call. The variable is of
-    /// [`Shape::Event`]. A reading that cannot be had is the last one, and counted.
+    /// Number of occurrences of an event in this thread since its first reading, read by RDPMC without a system call. The variable has
+    /// [`Shape::Event`]. If a reading fails, the result is that of the last one, and the failure is counted.
     Event(VariableId),
-    /// The address of a text that ends with a zero byte and is there as long as the call: only as an argument of a [`Call`].
+    /// Address of a text that ends with a zero byte and exists as long as the call does. Allowed only as an argument of a [`Call`].
     Text(Arc<str>),
-    /// The address of this thread's slot of a variable: only as an argument of a [`Call`].
+    /// Address of this thread's slot of a variable. Allowed only as an argument of a [`Call`].
     Address(VariableId),
-    /// An argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point one truncated.
+    /// Argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point argument is truncated.
     Saved(Kept),
-    /// Time since the record of the enclosing [`Stmt::Close`] was opened, by a clock that it has kept.
+    /// Time since the record of the enclosing [`Stmt::Close`] was opened. The record must have kept the time of this clock.
     Elapsed(Clock, TimeUnit),
-    /// Value that the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
+    /// Value to which the record of the enclosing [`Stmt::Close`] would set its variable back, see [`Restore::Value`]: the variable's value
+    /// when the record was opened.
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
-    /// This thread's value of a key in a table; 0 if the table has no place for it, and without a shard.
+    /// This thread's value of a key in a table. 0 if the table has no place for the key, or if the thread has no shard.
     ValueAt(VariableId, Box<Expr>),
-    /// This thread's value of the granule in which a number lies; 0 outside.
+    /// This thread's value of the granule that contains a number; 0 if the number is outside of the range.
     ValueIn(VariableId, Ranges, Box<Expr>),
-    /// The thread's pointer, as its libc has stored it where the pointer leads (fs:0): from there on the thread has data of its own.
+    /// The thread pointer, as the libc has stored it at the place to which it points (fs:0). The thread's own data is found relative to it.
     ThreadPointer,
-    /// Number of the variable's first counter; it tells a pair from all others that are measured with it.
+    /// Number of the variable's first counter. It tells a pair from all others that are measured at the same time.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
     Load(Avma, Scalar),
-    /// An integer of the program at any address; 0 if it cannot be read. A system call, which never faults; in fork children, which
-    /// nobody measures, 0.
+    /// An integer of the program at any address, read by a system call that never faults. 0 if it cannot be read, and in fork children that
+    /// are not measured.
     Read(Box<Expr>, Scalar),
     /// An operator applied to one value.
     Unary(UnaryOp, Box<Expr>),
     /// An operator applied to two values.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
-    /// Result of a function of the program that is called now.
+    /// Calls a function of the program and gives its result.
     Call(Box<Call>),
 }
 
 impl Expr {
-    /// Visits its parts and then itself.
+    /// Visits the operands of the expression and then the expression itself.
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
             Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
@@ -390,7 +392,7 @@ impl Expr {
     }
 }
 
-/// One thing to do.
+/// A statement of a snippet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Stmt {
     /// Add a value to this thread's slot of a variable.
@@ -399,50 +401,55 @@ pub enum Stmt {
     Set(VariableId, Expr),
     /// Do the statements if the value is not 0.
     If(Expr, Vec<Stmt>),
-    /// Close the records of calls that have ended without passing an exit: once at an entry or before a call, before any record is opened
-    /// there, because what is open afterwards at this call's stack pointer belongs to this call.
+    /// Close the records of calls that have ended without passing an exit. It comes once at an entry or before a call, before any record is
+    /// opened there. Records that are opened at the same stack pointer later belong to this call.
     Prune,
-    /// At the loader's hook, and only there: tell the engine that something was mapped or unmapped, and wait until it has looked at what was
-    /// mapped, for at most [`crate::layout::LOADER_WAIT_NS`].
+    /// Only at the loader's hook: tell the engine that a file was mapped or unmapped. Then wait, for at most
+    /// [`crate::layout::LOADER_WAIT_NS`], until the engine has scanned the mappings.
     Await,
-    /// At the entry of the C library's fork, and only there: claim a shard for the child and copy this thread's state there, see
+    /// Only at the entry of the C library's fork: claim a shard for the child and copy this thread's state to it, see
     /// [`crate::layout::birth`].
     Fork,
-    /// At the exits of that function: in the parent, forget the child's shard; in the child, make of the copy what the child begins with.
+    /// Only at the exits of the C library's fork: in the parent, forget the child's shard; in the child, turn the copy into the child's
+    /// initial state.
     Forked,
-    /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
+    /// At an entry or before a call: open an activation record and do the statements. If there is no room for a record, count that and do
+    /// nothing else.
     Open(Record, Vec<Stmt>),
-    /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
-    /// opened later are closed before.
+    /// At an exit or after a call: if the record of this call is open, do the statements and close it. If not, count that. Records that
+    /// were opened later are closed first.
     Close(Record, Vec<Stmt>),
-    /// At a jump to another function, whose exits close the record: leave it open, so that the call lasts until its frame is gone. If there is no
-    /// such record and the call is the function's own, count that, and do the statements if they need no record.
+    /// At a tail jump to a function whose exits close the record: leave it open, so that the call lasts until its frame is gone. If there
+    /// is no such record and the call is the function's own, count that, and do the statements if they need no record.
     HandOver(Record, Whose, Vec<Stmt>),
-    /// At a jump to another function that the engine cannot follow: take the record away, give back what it restores, and count the call as left by a
-    /// tail jump. The rest is as in [`Stmt::HandOver`].
+    /// At a tail jump that the engine cannot follow: discard the record, restore its variable, and count the call as left by a tail jump.
+    /// If there is no such record, this acts as [`Stmt::HandOver`].
     GiveUp(Record, Whose, Vec<Stmt>),
-    /// At an exit of a function to which others jump: if a record of one of their calls is open for this frame, do the statements and close it.
+    /// At an exit of a function that is the target of tail jumps: if a call that ended in such a jump has a record open for this frame, do
+    /// the statements and close the record.
     CloseHanded(Record, Vec<Stmt>),
-    /// Start a timer, or nest it one deeper.
+    /// Start a timer. If it runs already, increase the nesting by one.
     Start(VariableId, Clock),
-    /// Undo one start of a timer; nothing if it does not run.
+    /// Undo one start of a timer. If it does not run, do nothing.
     Stop(VariableId, Clock),
-    /// Enter a value into a histogram, of the resolution that is its shape's; negative ones as 0.
+    /// Record a value in a histogram of this resolution, that of the variable's shape. A negative value is recorded as 0.
     Observe(VariableId, Resolution, Expr),
-    /// Add to the value of a key in a table: the key, then what is added.
+    /// Add to the value of a key in a table. The operands are the key and the number to add.
     AddAt(VariableId, Expr, Expr),
-    /// Add to the value of the granule in which a number lies, or to that of what lies outside: the number, then what is added.
+    /// Add to the value of the granule that contains a number, or to the counter for numbers outside of the range. The operands are the
+    /// number and the number to add.
     AddIn(VariableId, Ranges, Expr, Expr),
-    /// Add to the value of a key if the engine lists it: the key, then what is added.
+    /// Add to the value of a key if the engine lists the key. The operands are the key and the number to add.
     AddListed(VariableId, Listing, Expr, Expr),
-    /// Note in a table what an object is from now on, by its address: the time with the state in its lowest bits, see [`crate::object`].
+    /// Store a mark for an object, by its address, in a table: the time, with the object's new state in the lowest bits (see
+    /// [`crate::object`]).
     Mark(VariableId, Expr, ObjectState),
-    /// Call a function of the program for its effect.
+    /// Call a function of the program and ignore its result.
     Call(Call),
-    /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
+    /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
     Store(Avma, Width, Expr),
-    /// Set an integer of the program at any address: the address, how wide it is, the value. A system call, which never faults: what cannot be written
-    /// stays as it is. Not in fork children.
+    /// Set an integer of the program at any address. The operands are the address, the width and the value. A system call does this and
+    /// never faults: memory that cannot be written stays as it is. Fork children do not do this.
     Write(Expr, Width, Expr),
 }
 
@@ -459,7 +466,7 @@ impl Snippet {
         Snippet { stmts: vec![Stmt::Add(variable, Expr::Const(1))] }
     }
 
-    /// Whether it reads that clock.
+    /// Whether the snippet reads this clock.
     pub fn reads(&self, clock: Clock) -> bool {
         fn any(stmts: &[Stmt], clock: Clock) -> bool {
             stmts.iter().any(|stmt| match stmt {
@@ -489,7 +496,7 @@ impl Snippet {
         any(&self.stmts, clock)
     }
 
-    /// Returns the snippet with histograms of another resolution.
+    /// Returns the snippet with another resolution for its histograms.
     #[must_use]
     pub fn with_resolution(&self, resolution: Resolution) -> Snippet {
         fn set(stmts: &mut [Stmt], to: Resolution) {
@@ -525,19 +532,19 @@ impl Snippet {
         other
     }
 
-    /// Every call that it makes, outer ones before those in their arguments.
+    /// Every call that the snippet makes. A call comes before the calls in its arguments.
     pub fn calls(&self) -> Vec<&Call> {
         let mut calls = Vec::new();
         calls_of(&self.stmts, &mut calls);
         calls
     }
 
-    /// Puts in place of every callee what `place` says; the first error ends it.
+    /// Replaces every callee by the result of `place`. Stops at the first error.
     pub fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         place_in(&mut self.stmts, place)
     }
 
-    /// The tables of listed keys in which it looks keys up.
+    /// The tables of listed keys that the snippet uses.
     pub fn listings(&self) -> Vec<(VariableId, Listing)> {
         let mut found = Vec::new();
         self.each_stmt(&mut |stmt| {
@@ -548,21 +555,22 @@ impl Snippet {
         found
     }
 
-    /// Whether it reads or sets memory of the program, or asks for what the kernel counts, by system calls.
+    /// Whether the snippet makes system calls: to read or set memory of the program, to read counts of the kernel, or to open the counter
+    /// of an event.
     pub fn asks_kernel(&self) -> bool {
         let mut found = self.writes();
         self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
         found
     }
 
-    /// Whether it reads or sets data of which every thread has its own.
+    /// Whether the snippet reads or sets thread-local data of the program.
     pub fn has_own_data(&self) -> bool {
         let mut found = false;
         self.each_expr(&mut |e| found |= *e == Expr::ThreadPointer);
         found
     }
 
-    /// The integers of the program that it sets where they lie as long as the process lives.
+    /// The integers of the program that the snippet sets at fixed addresses.
     pub fn stores(&self) -> Vec<(Avma, Width)> {
         let mut found = Vec::new();
         self.each_stmt(&mut |stmt| {
@@ -573,19 +581,19 @@ impl Snippet {
         found
     }
 
-    /// Whether it sets memory of the program at addresses that it computes.
+    /// Whether the snippet sets memory of the program at computed addresses.
     pub fn writes(&self) -> bool {
         let mut found = false;
         self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Write(..)));
         found
     }
 
-    /// Whether it changes the program: calls its functions, or sets its variables.
+    /// Whether the snippet changes the program: it calls the program's functions, or sets its variables.
     pub fn interferes(&self) -> bool {
         !self.calls().is_empty() || !self.stores().is_empty() || self.writes()
     }
 
-    /// Visits every statement, outer ones before inner ones.
+    /// Visits every statement. A statement comes before those in its body.
     fn each_stmt(&self, visit: &mut dyn FnMut(&Stmt)) {
         fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
             for stmt in stmts {
@@ -598,7 +606,7 @@ impl Snippet {
         all(&self.stmts, visit);
     }
 
-    /// Visits every value, inner ones before outer ones.
+    /// Visits every expression. The operands come before their expression.
     pub fn each_expr(&self, visit: &mut dyn FnMut(&Expr)) {
         fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Expr)) {
             for stmt in stmts {
@@ -632,7 +640,7 @@ impl Snippet {
         all(&self.stmts, visit);
     }
 
-    /// The variable if the snippet is nothing but one increment by 1: the case with the shortest code.
+    /// Returns the variable if the snippet consists of one increment by 1, the case with the shortest code.
     pub fn as_increment(&self) -> Option<VariableId> {
         match self.stmts.as_slice() {
             [Stmt::Add(variable, Expr::Const(1))] => Some(*variable),
@@ -707,7 +715,7 @@ fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Calle
 }
 
 impl Stmt {
-    /// The statements in it.
+    /// The statements in the body of this statement, if it has a body.
     pub fn body(&self) -> Option<&[Stmt]> {
         match self {
             Stmt::If(_, body)
@@ -737,7 +745,7 @@ impl Expr {
         }
     }
 
-    /// Whether computing it calls a function.
+    /// Whether evaluation of the expression calls a function.
     pub fn has_calls(&self) -> bool {
         let mut calls = Vec::new();
         self.calls_in(&mut calls);
@@ -794,7 +802,7 @@ impl BinaryOp {
         }
     }
 
-    /// The operator as it is written.
+    /// The operator's symbol in the text.
     pub fn symbol(self) -> &'static str {
         match self {
             BinaryOp::Add => "+",
@@ -866,7 +874,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// As in Rust, and the register: `f64 in xmm0`.
+/// Format as in Rust, then the register: `f64 in xmm0`.
 impl fmt::Display for Float {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = match self.format {
@@ -877,7 +885,7 @@ impl fmt::Display for Float {
     }
 }
 
-/// The name of the event.
+/// Name of the event.
 impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -904,12 +912,12 @@ fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt
     f.write_str(" }")
 }
 
-/// Formats the number of the granule, and the number of granules.
+/// Formats the index of the granule that contains a number, and the number of granules.
 fn granule(ranges: &Ranges, number: &Expr) -> String {
     format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
 }
 
-/// A prefix: nothing for the wall clock.
+/// Prefix of a clock's name; empty for the wall clock.
 impl fmt::Display for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -919,7 +927,7 @@ impl fmt::Display for Clock {
     }
 }
 
-/// A prefix: nothing for the function's own.
+/// Prefix of a record's name; empty for the function's own record.
 impl fmt::Display for Whose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,16 +1,16 @@
-//! Values by key, for keys that nobody knows before the program uses them: an open-addressing hash table in the counters of every shard.
-//! Code in the target looks at a few neighbouring places, and what finds none adds to a counter of the rest, so that its cost is bounded.
+//! Values by key, for keys that are not known before the program uses them: an open-addressing hash table in the counters of every shard.
+//! Code in the target compares a few neighbouring places. If it finds none, it adds to one common counter. So its cost is bounded.
 //!
 //! ```text
-//! 0                     what found no place
-//! 1                     the value of key 0, which marks free places
-//! 2                     how many places are taken
-//! 3 ..                  a key per place
-//! 3 + PLACES ..         a value per place
+//! 0                     the sum of additions that found no place
+//! 1                     the value of key 0, because 0 marks free places
+//! 2                     the number of places that are taken
+//! 3 ..                  a key for each place
+//! 3 + PLACES ..         a value for each place
 //! ```
 //!
-//! A place is taken by one instruction (`cmpxchg`), so that a signal handler that counts as well never gets between, and stays taken.
-//! Should both take one for the same key, their values add up.
+//! Code takes a place by one instruction (`cmpxchg`), which a signal handler that also counts cannot interrupt. A place is never freed. If
+//! code and handler each take a place for the same key, the reader adds their values.
 
 use std::collections::BTreeMap;
 
@@ -18,32 +18,32 @@ use crate::object::ObjectState;
 
 /// Number of places, a power of two.
 pub const PLACES: u32 = 1 << PLACE_BITS;
-/// Bits of the number of a place.
+/// Number of bits in the index of a place.
 pub const PLACE_BITS: u32 = 10;
-/// Number of places that are looked at for a key, from that of its hash on, the first behind the last.
+/// Number of places that code compares for a key, from the place of its hash on. After the last place of the table comes the first.
 pub const PROBES: u32 = 8;
 /// Factor by which a key is multiplied; the highest bits of the product are its hash (Fibonacci hashing).
 pub const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Counter of additions for which no place was free.
+/// Index of the counter for additions that found no free place.
 pub const OTHERS: u32 = 0;
-/// Counter of the value of key 0.
+/// Index of the counter with the value of key 0.
 pub const OF_ZERO: u32 = 1;
-/// Counter of the number of places that are taken.
+/// Index of the counter with the number of places that are taken.
 pub const TAKEN: u32 = 2;
-/// Counter of the first place's key.
+/// Index of the counter with the first place's key.
 pub const KEYS: u32 = 3;
-/// Counter of the first place's value.
+/// Index of the counter with the first place's value.
 pub const VALUES: u32 = KEYS + PLACES;
-/// Number of all counters.
+/// Number of counters of a table in every shard.
 pub const SLOTS: u32 = VALUES + PLACES;
 
-/// Operation that combines the values of a key in several places.
+/// Operation that combines the values that a key has in several places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fold {
-    /// Their sum.
+    /// The sum of the values.
     #[default]
     Sum,
-    /// The last of them: they are marks of objects (see [`crate::object`]), of which the latest is the largest.
+    /// The largest value. The values are marks of objects (see [`crate::object`]), and the latest mark is the largest.
     Last,
 }
 
@@ -52,14 +52,14 @@ pub enum Fold {
 pub struct Table {
     /// Operation that combines several values of a key.
     pub fold: Fold,
-    /// By key, those that are not 0.
+    /// Values that are not 0, by key.
     pub values: BTreeMap<u64, i64>,
     /// Total of additions that found no place; with [`Fold::Last`], their number.
     pub others: i64,
 }
 
 impl Table {
-    /// Reads the slots; those of places only if some are taken, as to look at memory would make it.
+    /// Reads the slots of a table. It reads those of the places only if some are taken, because reading unused memory would allocate it.
     pub fn from_slots(fold: Fold, at: impl Fn(u32) -> i64) -> Self {
         let mut table = Table { fold, others: at(OTHERS), values: BTreeMap::new() };
         table.add(0, at(OF_ZERO));
@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    /// Adds what another one has.
+    /// Adds the values of another table.
     pub fn merge(&mut self, other: &Table) {
         other.values.iter().for_each(|(key, value)| self.add(*key, *value));
         self.others = self.others.wrapping_add(other.others);
@@ -105,7 +105,8 @@ impl Table {
         since
     }
 
-    /// The values of all keys and of what found no place; of objects how many there are that were not destroyed.
+    /// Total of the values of all keys and of the additions that found no place. With `Fold::Last`, the number of objects that were not
+    /// destroyed.
     pub fn total(&self) -> i64 {
         match self.fold {
             Fold::Sum => self.values.values().fold(self.others, |sum, value| sum.wrapping_add(*value)),
@@ -113,12 +114,12 @@ impl Table {
         }
     }
 
-    /// The objects of a table of marks.
+    /// The addresses and states of the objects in a table of marks.
     pub fn states(&self) -> impl Iterator<Item = (u64, ObjectState)> {
         self.values.iter().filter_map(|(key, mark)| Some((*key, ObjectState::of_mark(*mark)?)))
     }
 
-    /// Whether it has no value.
+    /// Whether the table holds no values.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty() && self.others == 0
     }
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn slots_become_values_by_key() {
-        // the same key twice, a place that was taken a moment ago, key 0 and a key with the highest bit
+        // A key in two places, a place without a value yet, key 0, and a key with the highest bit set.
         let pairs = [(4, 7, 1), (5, 7, 2), (9, 8, 0), (10, i64::MIN, -3)];
         let mut words = vec![(OTHERS, 40), (OF_ZERO, 5), (TAKEN, 4)];
         words.extend(pairs.iter().flat_map(|(place, key, value)| [(KEYS + place, *key), (VALUES + place, *value)]));

@@ -1,9 +1,9 @@
-//! Values by index, for numbers that are known to lie in a range: one counter for each granule of it.
+//! Values by index, for numbers in a known range: one counter for each granule of the range.
 //!
 //! ```text
-//! 0         whether anything was added, so that nobody looks at the rest otherwise
-//! 1         what was added for numbers outside of the range
-//! 2 ..      a value per granule, and room up to a power of two
+//! 0         1 once a number was added, so that readers skip the rest before that
+//! 1         the sum of additions for numbers outside of the range
+//! 2 ..      a value for each granule, and room up to a power of two
 //! ```
 
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 use crate::table::{Fold, Table};
 
-/// Counter that is not 0 once something was added.
+/// Index of the counter that is not 0 once a number was added.
 pub const USED: u32 = 0;
-/// Counter of what lies outside.
+/// Index of the counter for numbers outside of the range.
 pub const OUTSIDE: u32 = 1;
-/// Counter of the first granule.
+/// Index of the counter for the first granule.
 pub const FIRST: u32 = 2;
-/// Most granules.
+/// Maximum number of granules.
 pub const GRANULES_MAX: u32 = 1 << 15;
 
-/// Numbers from here on are addresses rather than amounts.
+/// Smallest number that is shown in hexadecimal, since it is probably an address.
 const HEXADECIMAL_FROM: i64 = 1 << 32;
 
 /// A range of numbers, divided into granules of equal length; the last one may be shorter.
@@ -32,7 +32,8 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// From a base on; `None` if there is no granule, or there are too many, or the end is no number of 64 bits.
+    /// The range of `length` numbers from `base` on. `None` if it has no granules or more than `GRANULES_MAX`, or if its end does not fit
+    /// into 64 bits.
     pub fn new(base: i64, length: i64, granule: i64) -> Option<Self> {
         base.checked_add(length)?;
         let (length, granule) = (u64::try_from(length).ok()?, u64::try_from(granule).ok()?);
@@ -41,22 +42,22 @@ impl Ranges {
         fits.then_some(ranges)
     }
 
-    /// The numbers from 0 on, each for itself.
+    /// The range of the numbers from 0 to `count` - 1, with a granule for each.
     pub fn numbers(count: u32) -> Option<Self> {
         Self::new(0, i64::from(count), 1)
     }
 
-    /// The first number.
+    /// The first number of the range.
     pub fn base(self) -> i64 {
         self.base
     }
 
-    /// Number of numbers in the range.
+    /// Number of integers in the range.
     pub fn length(self) -> u64 {
         self.length
     }
 
-    /// Number of numbers in a granule.
+    /// Number of integers in a granule.
     pub fn granule(self) -> u64 {
         self.granule
     }
@@ -66,31 +67,31 @@ impl Ranges {
         self.length.div_ceil(self.granule) as u32
     }
 
-    /// The granule in which a number lies.
+    /// Index of the granule that contains a number; `None` outside of the range.
     pub fn index(self, number: i64) -> Option<u32> {
         let offset = number.wrapping_sub(self.base).cast_unsigned();
         (number >= self.base && offset < self.length).then(|| (offset / self.granule) as u32)
     }
 
-    /// The first number of a granule and the one behind its last.
+    /// The first number of a granule, and the last one plus 1.
     pub fn bounds(self, index: u32) -> (i64, i64) {
         let start = self.granule.saturating_mul(u64::from(index)).min(self.length);
         let end = start.saturating_add(self.granule).min(self.length);
         (self.base.wrapping_add_unsigned(start), self.base.wrapping_add_unsigned(end))
     }
 
-    /// Mask for the number of a granule: the result is always the number of a granule for which the variable has a counter.
+    /// Mask that code applies to the index of a granule. The variable has a counter for every masked index.
     pub fn mask(self) -> u32 {
         self.count().next_power_of_two() - 1
     }
 }
 
-/// Number of counters of a vector with so many granules.
+/// Number of counters of a vector with this number of granules.
 pub const fn slots(count: u32) -> u32 {
     FIRST + count.next_power_of_two()
 }
 
-/// Reads the slots of a vector: by index those that are not 0.
+/// Reads the slots of a vector. The keys of the result are the indices of values that are not 0.
 pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> Table {
     let mut table = Table { fold: Fold::Sum, values: BTreeMap::new(), others: 0 };
     if at(USED) != 0 {
@@ -104,16 +105,16 @@ pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> Table {
 /// Names of the values of a vector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexNames {
-    /// By the items of a list.
+    /// The items of a list name the values.
     Items(Arc<[String]>),
-    /// By the numbers that they are for.
+    /// The range of numbers of each granule names its value.
     Ranges(Ranges),
-    /// By the index alone.
+    /// The values have no names, only indices.
     Numbers,
 }
 
 impl IndexNames {
-    /// Name of the value at an index; `None` if it has none but the index.
+    /// Name of the value at an index; `None` if it has no name.
     pub fn name(&self, index: u64) -> Option<String> {
         match self {
             IndexNames::Items(items) => items.get(usize::try_from(index).ok()?).cloned(),
