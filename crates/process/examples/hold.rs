@@ -22,7 +22,7 @@ fn main() {
     );
     let all =
         [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")];
-    // arguments choose, as in `hold 8 busy`
+    // Arguments select the rows, as in `hold 8 busy`.
     let given: Vec<String> = std::env::args().skip(1).collect();
     let chosen = |word: &str| given.is_empty() || given.iter().any(|g| g == word);
     for (threads, kind) in all.into_iter().filter(|(threads, kind)| chosen(threads) && chosen(kind)) {

@@ -1,4 +1,4 @@
-//! The processes of the machine, and whether each may be attached to; if not, the reason.
+//! The processes of the machine: whether each may be attached to, and if not, why.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -17,22 +17,22 @@ pub struct ProcessInfo {
     pub pid: Pid,
     /// Name of its main thread (comm).
     pub name: String,
-    /// Process id of the parent; 0 if the parent is outside of our pid namespace.
+    /// Process id of the parent; 0 if the parent is outside of the engine's pid namespace.
     pub parent: Pid,
     /// Command line; empty for kernel threads.
     pub command: Vec<String>,
     /// Real user id.
     pub uid: u32,
-    /// Whether it may be attached to.
+    /// Whether the process may be attached to; if not, the reason.
     pub attachable: Result<(), Denial>,
 }
 
-/// The longest title that is told, in bytes: programs with generated arguments have some of many KiB.
+/// Length of the longest reported title in bytes. Some programs have generated arguments of many KiB.
 const TITLE_MAX: usize = 256;
 
 impl ProcessInfo {
-    /// The title of the process: its arguments with blanks in between, or what the program has written over them
-    /// (`postgres: b [local] idle`), cut to 256 bytes. Empty for a process without arguments.
+    /// The title of the process: its arguments, joined by blanks, or the text that the program has written over them (`postgres: b [local]
+    /// idle`). It is cut to 256 bytes. It is empty for a process without arguments.
     pub fn title(&self) -> String {
         title_of(&self.command)
     }
@@ -64,8 +64,8 @@ pub fn describe(pid: Pid) -> Option<ProcessInfo> {
     Some(ProcessInfo { pid, name, parent: stat.parent, command, uid: status.uid, attachable: attachable(pid) })
 }
 
-/// The living children of a process that have memory of their own, in order of their ids: a vfork child has its parent's until it starts a
-/// program. `None`: the kernel does not tell (it was built without CONFIG_PROC_CHILDREN).
+/// The living children of a process that have memory of their own, in order of their ids. A vfork child uses its parent's memory until it
+/// executes a program. `None` if the kernel does not list children (it was built without CONFIG_PROC_CHILDREN).
 pub fn children(parent: Pid) -> Option<Vec<Pid>> {
     let own = sys::own_tid();
     if !std::path::Path::new(&format!("/proc/self/task/{own}/children")).exists() {
@@ -78,12 +78,12 @@ pub fn children(parent: Pid) -> Option<Vec<Pid>> {
     Some(found)
 }
 
-/// Whether a process has memory: not while it ends, and not afterwards.
+/// Whether a process has memory. It has none while it ends, nor after that.
 pub fn has_memory(pid: Pid) -> bool {
     procfs::has_memory(pid)
 }
 
-/// The processes of this name: that of the main thread, the base name of the first argument, or that of the program file.
+/// The processes with this name: the name of the main thread, the base name of the first argument, or the base name of the program file.
 pub fn find_by_name(name: &str) -> Vec<Pid> {
     let base = |path: &str| path.rsplit('/').next().is_some_and(|b| b == name);
     let mut found: Vec<Pid> = pids()
@@ -104,7 +104,7 @@ fn pids() -> Vec<Pid> {
     entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Pid)).collect()
 }
 
-/// Whether a process may be attached to; cheap, and it is not touched.
+/// Whether a process may be attached to. The check is cheap and does not affect the process.
 pub fn attachable(pid: Pid) -> Result<(), Denial> {
     explain(pid).map_or(Ok(()), Err)
 }
@@ -123,15 +123,15 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
     }
     let status = procfs::status(pid).ok()?;
     if status.tracer != 0 {
-        // the kernel names the thread that traces
+        // The kernel gives the id of the tracing thread; find its process.
         let tracer_pid = procfs::status(Pid(status.tracer)).map_or(Pid(status.tracer), |s| Pid(s.group));
         let tracer = procfs::comm(tracer_pid).unwrap_or_else(|| "another program".into());
         return Some(Denial::Traced { pid, tracer, tracer_pid });
     }
-    // the kernel asks the same questions here as at an attach
+    // To open this file, the kernel makes the same checks as for an attach.
     match OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")) {
         Ok(_) => {}
-        // The memory of the process is gone, and the process will be in a moment.
+        // The memory of the process is gone, and the process is about to end.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {
             return Some(Denial::NoSuchProcess(pid));
         }
@@ -158,7 +158,7 @@ fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {
     {
         return Denial::UserNamespace(pid);
     }
-    // files under /proc/PID belong to root when the process is not dumpable
+    // If a process is not dumpable, its files under /proc/PID belong to root.
     if fs::metadata(format!("/proc/{pid}/mem")).is_ok_and(|m| m.uid() != status.euid) {
         return Denial::NotDumpable(pid);
     }

@@ -1,5 +1,5 @@
-//! Applying a patch plan: everything is prepared while the target runs, then all threads are held, looked at, moved, and the text is
-//! written. As a whole or not at all.
+//! Application of a patch plan, as a whole or not at all. The engine prepares everything while the target runs. Then it holds all threads,
+//! examines them, moves program counters and writes the text.
 
 use std::collections::HashSet;
 use std::thread;
@@ -20,33 +20,32 @@ use crate::tracer::{State, Tracer};
 use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
-/// Longest time that the first attempt holds the target to let threads out of code that changes. The limit grows by this much with each
-/// attempt, because on a loaded machine a thread that is let go has to wait for a processor.
+/// Longest time for which the first attempt holds the target so that threads leave code that changes. Each further attempt adds the same
+/// time, because on a loaded machine a thread that continues has to wait for a processor.
 const NUDGE_TIME: Duration = Duration::from_micros(500);
 const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
-/// Time between the first two attempts; it grows by this much with each attempt, up to [`REST_MAX`]. The target goes on meanwhile.
+/// Time between the first two attempts. Each further pause is longer by this much, up to [`REST_MAX`]. The target runs during the pauses.
 const REST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
 /// Options of applying a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time for which attempts are repeated while threads stand inside of code that changes, or do not stop. Each attempt holds the target
+    /// Time for which attempts are repeated while threads are inside of code that changes, or do not stop. Each attempt holds the target
     /// for some milliseconds only.
     pub patience: Duration,
-    /// Time for which attempts are repeated while a thread that stands inside of code that changes sleeps uninterruptibly: it may do so for
+    /// Time for which attempts are repeated while a thread inside of code that changes sleeps uninterruptibly. Such a sleep can last for
     /// days.
     pub sleepers: Duration,
-    /// Ranges for which [`Applied::quiet`] tells whether a thread is in them or may return there. Sorted.
+    /// Ranges for which [`Applied::quiet`] says whether a thread is in them or may return to them. Sorted.
     pub check_quiet: Vec<AvmaRange>,
-    /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
+    /// Area whose calls of the target's functions (`model::layout`) must have returned for [`Applied::quiet`].
     pub calls: Option<DataArea>,
-    /// The area whose readings of the clock (`DataArea::readings_open`) threads must have finished, as if they stood in code to be stepped
-    /// out of.
+    /// Area whose readings of the clock (`DataArea::readings_open`) threads must finish first, as if they were in `PatchPlan::step_out`.
     pub readings: Option<DataArea>,
-    /// Sets every gs base that belongs to this area back to 0. If all is quiet, also resets a thread pointer that is lent.
+    /// Area whose gs bases are reset to 0. If the result is quiet, a temporary thread pointer in this area is reset too.
     pub reset_gs: Option<DataArea>,
-    /// Clears the pointers to this area's descriptor in the rseq areas of threads, and at the places where ended threads had them.
+    /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
     pub clear_slots: Option<DataArea>,
 }
 
@@ -73,13 +72,13 @@ pub struct Applied {
     pub threads: usize,
     /// Number of program counters that were moved, those in signal frames included.
     pub moved: usize,
-    /// Whether no thread is in `check_quiet`, no saved program counter on any stack points there, and no call that leads back there is
-    /// open. `true` if the options ask for nothing of this.
+    /// Whether no thread is in `check_quiet`, no saved program counter on any stack points there, and no open call returns there. `true` if
+    /// the options request none of these checks.
     pub quiet: bool,
-    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] was to set back. As long as there is one,
-    /// `quiet` is `false`.
+    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] had to reset. If there is one, `quiet` is
+    /// `false`.
     pub asleep: Vec<Tid>,
-    /// The threads as they were released.
+    /// Registers of the threads at their release.
     pub bases: Vec<ThreadBase>,
 }
 
@@ -90,31 +89,31 @@ pub struct ThreadBase {
     pub tid: Tid,
     /// Thread pointer of the thread.
     pub fs_base: u64,
-    /// Base of gs, as it is now.
+    /// Base of gs at the release.
     pub gs_base: u64,
 }
 
-/// Adjacent pages with writes.
+/// Adjacent pages that contain writes of the plan.
 #[derive(Debug)]
 struct Run {
     start: Avma,
-    /// Expected contents of the pages now (`old`), and afterwards (`new`).
+    /// Contents of the pages before the writes (`old`) and after them (`new`).
     old: Vec<u8>,
     new: Vec<u8>,
     writes: std::ops::Range<usize>,
 }
 
-/// Action on a program counter.
+/// Effect of the plan on a program counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Stays,
-    /// Moves to `to`. It moves before the text is written (`first`) if it stands in a write: if the engine dies between the two, both
-    /// places are sound.
+    /// The program counter moves to `to`. If it lies in a write, it moves before the text is written (`first`). So both places are sound if
+    /// the engine dies between the two steps.
     Moves {
         to: Avma,
         first: bool,
     },
-    /// Stands at an address where no thread may be.
+    /// The program counter is at an address where no thread may be.
     Inside,
 }
 
@@ -130,12 +129,12 @@ struct Move {
 }
 
 impl Target {
-    /// Applies a plan as [`PatchPlan`] describes. On an error nothing is changed.
+    /// Applies a plan as [`PatchPlan`] describes. If it returns an error, the target is unchanged.
     pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
         self.apply_and_visit(plan, options, None)
     }
 
-    /// Applies a plan, and hands the threads to a visitor during the same stop.
+    /// Applies a plan, and passes the held threads to a visitor in the same stop.
     pub fn apply_and_visit(
         &self,
         plan: &PatchPlan,
@@ -165,7 +164,7 @@ impl Target {
         }
     }
 
-    /// Time for which a failed attempt is repeated.
+    /// Time for which attempts are repeated after this error.
     fn patience_with(&self, e: &ApplyError, options: &Options) -> Duration {
         match e.sleeper().is_some_and(|tid| self.is_asleep(tid)) {
             true => options.patience.min(options.sleepers),
@@ -190,7 +189,7 @@ impl Target {
         runs: &mut [Run],
         visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
-        // Write nothing to a process that these rights do not include; the writes here go to the memory that was opened.
+        // If the caller's rights do not include the process, write nothing. Writes go to the memory that was opened.
         self.check(self.acting())?;
         tracer.seize_all()?;
         let mut maps = self.maps()?;
@@ -198,7 +197,7 @@ impl Target {
         let mut unwritten = Vec::new();
         for code in &plan.code {
             match self.write(code.at, &code.bytes) {
-                Err(Error::Memory { .. }) => unwritten.push(code), // only by POKEDATA, on a held thread
+                Err(Error::Memory { .. }) => unwritten.push(code), // POKEDATA can still write it, through a held thread.
                 other => other?,
             }
         }
@@ -227,9 +226,9 @@ impl Target {
                         return Err(ApplyError::Busy { tid, at });
                     }
                     tracer.nudge(thread)?;
-                    tracer.seize_all()?; // it may have started others
+                    tracer.seize_all()?; // The thread may have started others.
                     tracer.stop_all()?;
-                    self.verify(tracer)?; // or another program
+                    self.verify(tracer)?; // The thread may have executed another program.
                 }
             }
         };
@@ -240,7 +239,7 @@ impl Target {
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
             for run in runs.iter().filter(|r| r.old != r.new) {
-                let _ = self.write_text(tracer, run.start, &run.old); // the first error is the one to tell
+                let _ = self.write_text(tracer, run.start, &run.old); // Return the first error, not this one.
             }
             for m in moves.iter().filter(|m| m.first) {
                 let _ = match (m.slot, original[m.thread]) {
@@ -251,7 +250,8 @@ impl Target {
             }
             return Err(e.into());
         }
-        // From here on the plan is in. The remaining steps help threads that may have been killed meanwhile; to lack them is harmless.
+        // From here on the plan is applied. The remaining steps help threads that may have been killed by now, so a missing step does no
+        // harm.
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
         let asleep = options.reset_gs.map_or_else(Vec::new, |area| self.unreachable_bases(tracer, &area));
         let quiet = quiet && asleep.is_empty();
@@ -273,7 +273,7 @@ impl Target {
         Ok(Applied { attempts: 0, threads, moved, quiet, asleep, bases })
     }
 
-    /// Writes one byte of each page back unchanged, so that the copy is made before the stop.
+    /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
     fn make_private(&self, text: &[TextWrite]) -> Result<(), Error> {
         let mut known = lock(&self.private_pages);
         let mut byte = [0];
@@ -282,7 +282,7 @@ impl Target {
             if !known.contains(&page) {
                 self.read(write.at, &mut byte)?;
                 match self.write(write.at, &byte) {
-                    Err(Error::Memory { .. }) => return Ok(()), // then POKEDATA makes them
+                    Err(Error::Memory { .. }) => return Ok(()), // POKEDATA copies the pages later.
                     other => other?,
                 }
                 known.insert(page);
@@ -311,7 +311,7 @@ impl Target {
         Ok(())
     }
 
-    /// Examines the position of every thread. `visitor`: the visitor that must know all places.
+    /// Examines the position of every thread. A `visitor` must know each position.
     fn look(
         &self,
         tracer: &mut Tracer,
@@ -330,7 +330,7 @@ impl Target {
             let tid = tracer.threads[i].tid;
             let (pc, sp, restarts) = match tracer.threads[i].state {
                 State::Asleep { pc, sp } => {
-                    // The thread's shard is not known.
+                    // The gs base is unknown, so the thread may be reading the clock.
                     quiet &= asks_vdso.is_none();
                     (pc, sp.0, true)
                 }
@@ -367,7 +367,7 @@ impl Target {
                 Fate::Moves { .. } | Fate::Inside => return Ok(Look::Inside(i, pc)),
             }
         }
-        // The mappings are in order of their addresses; each thread may have mappings of its own.
+        // The mappings are sorted by address. Each thread's stack may be a mapping of its own.
         let is_mapped = |sp: u64| {
             let i = maps.partition_point(|m| m.range.end.0 <= sp);
             maps.get(i).is_some_and(|m| m.range.contains(&Avma(sp)))
@@ -399,8 +399,8 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
-    /// Address through which a borrowed thread, left behind by an engine that died, goes on although the plan changes its bytes; `None` if
-    /// there is none. On its way to the frame the thread takes the addresses of pieces of code from its stack (`gadgets.rs`).
+    /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
+    /// signal frame (`gadgets.rs`). Returns the first of these pieces whose bytes the plan changes; `None` if there is none.
     fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
         let frame = saved.slot.0 - frame::RIP;
         let first = stacks.word(saved.thread, frame)?;
@@ -416,8 +416,8 @@ impl Target {
         })
     }
 
-    /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. The count says nothing of a fork
-    /// child; only the gs base of the child's thread does.
+    /// Whether a call of a function of the target has yet to return to an arena, on any stack. The count excludes calls of a fork child;
+    /// there only the gs base of the child's thread shows a call.
     fn has_open_calls(&self, area: &DataArea) -> bool {
         let word = |at: u32| {
             let mut word = [0; 4];
@@ -426,7 +426,7 @@ impl Target {
         word(area.alive()) != 0 && word(area.displacement(header::CALLS_OPEN)) != 0
     }
 
-    /// Whether generated code asks the vDSO for the time, so that the return address of such a question may be on a stack.
+    /// Whether generated code reads the time by the vDSO. During such a reading a return address into an arena is on the stack.
     fn asks_vdso(&self, area: &DataArea) -> bool {
         let word = self.read_u64(Avma(area.displacement(header::WALL_CLOCK).into()));
         word.map_or(true, |word| matches!(WallClock::of_word(word), WallClock::Vdso(_)))
@@ -434,14 +434,14 @@ impl Target {
 
     /// Whether the thread with this gs base is reading the clock, or is in a signal handler that interrupted a reading.
     fn is_reading(&self, area: &DataArea, gs_base: u64) -> bool {
-        // While the thread is in a function that it has called, the gs base has more bits than its shard.
+        // While the thread is in a function that generated code has called, its gs base has more bits than the offset of its shard.
         let shard = gs_base & !area.stride.wrapping_sub(1);
         let is_ours = shard != 0 && shard / area.stride < u64::from(area.shards);
         let word = || self.read_u64(Avma(u64::from(area.displacement(area.readings_open())) + shard));
         is_ours && word().map_or(true, |open| open != 0)
     }
 
-    /// Action of the plan on a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
+    /// Effect of the plan on a program counter. With `restarts`, the kernel may move it back by two bytes, to a `syscall` instruction.
     fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> Fate {
         let inside = strictly_inside(&plan.text, pc);
         if let Ok(i) = plan.moves.binary_search_by_key(&pc, |m| m.from) {
@@ -455,7 +455,7 @@ impl Target {
         if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }
     }
 
-    /// Byte at an address once the plan is in; `None` if it cannot be read.
+    /// Byte at an address after the plan is applied; `None` if it cannot be read.
     fn byte(&self, plan: &PatchPlan, at: Avma) -> Option<u8> {
         if let Some(w) = write_before(&plan.text, at).filter(|w| at.0 < w.at.0 + u64::from(w.len)) {
             return w.new_bytes().get((at.0 - w.at.0) as usize).copied();
@@ -478,13 +478,13 @@ impl Target {
 
     fn write_runs(&self, tracer: &Tracer, runs: &[Run]) -> Result<(), Error> {
         for run in runs {
-            // The kernel writes page by page: a kill leaves whole pages.
+            // The kernel writes page by page. If the engine is killed, each page is written completely or not at all.
             self.write_text(tracer, run.start, &run.new)?;
         }
         Ok(())
     }
 
-    /// Writes through /proc/PID/mem, or word by word with POKEDATA where that is forbidden.
+    /// Writes through /proc/PID/mem. If the kernel forbids that, writes word by word with POKEDATA.
     fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         let refused = match self.write(at, bytes) {
             Err(e @ Error::Memory { .. }) => e,
@@ -511,14 +511,14 @@ impl Target {
 }
 
 enum Look {
-    /// The program counters to move, whether all is quiet, the stacks and saved program counters that were read, and the threads that are
+    /// The program counters to move, whether all is quiet, the stacks and the saved program counters on them, and the threads that are
     /// reading the clock.
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
-    /// This thread stands at this address, where no thread may be.
+    /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
 }
 
-/// Whether our stop ended a system call that will be repeated.
+/// Whether the engine's stop ended a system call that the kernel will repeat.
 fn ended_early(regs: &Regs) -> bool {
     frame::repair_interrupted(&mut { *regs })
 }
@@ -527,7 +527,7 @@ fn write_before(text: &[TextWrite], at: Avma) -> Option<&TextWrite> {
     text.partition_point(|w| w.at <= at).checked_sub(1).map(|i| &text[i])
 }
 
-/// Inside of a write, but not at its first byte.
+/// Whether an address is inside of a write, but not at its first byte.
 fn strictly_inside(text: &[TextWrite], at: Avma) -> bool {
     write_before(text, at).is_some_and(|w| at > w.at && at.0 < w.at.0 + u64::from(w.len))
 }

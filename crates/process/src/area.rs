@@ -1,4 +1,4 @@
-//! The data area as the engine sees it: the same memory that the target counts in.
+//! The engine's access to the data area: the memory in which the target counts.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -29,15 +29,16 @@ use crate::target::{Identity, Target};
 pub struct SharedArea {
     layout: DataArea,
     access: Access,
-    /// End of the claimed shards, or the claim hint, whichever was the highest seen; [`UNKNOWN`] before the first look.
+    /// Largest of the ends of the claimed shards and the claim hints that were read; [`UNKNOWN`] before the first reading.
     claimed_to: AtomicU32,
 }
 
 #[derive(Debug)]
 enum Access {
-    /// Mapped in this process as well. `lock` is a descriptor that the engine opened itself: a lock on it ends with the engine.
+    /// The area is mapped in this process as well. The engine opened the file behind `lock` once more, so a lock on it ends with the
+    /// engine.
     Mapped { map: Guarded, lock: Option<OwnedFd> },
-    /// Through the target's memory: for a successor that may not map the file.
+    /// Access through the target's memory, for a successor that may not map the file.
     Through(Arc<Target>),
 }
 
@@ -50,7 +51,7 @@ pub struct Claim {
     pub owner: u64,
 }
 
-/// Fork children that entered themselves.
+/// Fork children that have registered in the header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Children {
     /// Process ids of the children in their own pid namespaces.
@@ -60,7 +61,7 @@ pub struct Children {
 }
 
 impl SharedArea {
-    /// Maps a data area here. `memfd` is its file, `lock` the same opened once more.
+    /// Maps a data area into this process. `memfd` is its file; `lock` is a second descriptor, which was opened separately.
     pub(crate) fn map(layout: DataArea, memfd: &OwnedFd, lock: Option<OwnedFd>) -> Result<Self, Error> {
         let own = |source| Error::Own { what: "map the data area", source };
         let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
@@ -74,7 +75,7 @@ impl SharedArea {
     }
 
     fn new(layout: DataArea, access: Access) -> Self {
-        // The claims from before this engine are unknown: the first look reads all of them.
+        // The claims from before this engine are unknown, so the first call of `all_claims` reads all of them.
         SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN) }
     }
 
@@ -83,7 +84,8 @@ impl SharedArea {
         self.layout
     }
 
-    /// Memory that the area takes now, in bytes. `None` if the file's status cannot be read.
+    /// Memory that the area occupies at present, in bytes. `None` if the file's status cannot be read, or if this process has no descriptor
+    /// for the lock.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match &self.access {
             Access::Mapped { lock: Some(file), .. } => {
@@ -98,13 +100,13 @@ impl SharedArea {
         matches!(self.access, Access::Mapped { .. })
     }
 
-    /// Whether a page of the area could not be provided here (a memory limit, a hardware error). Reads since then return 0.
+    /// Whether the kernel could not provide a page of the area in this process (a memory limit, a hardware error). Such a page reads as 0.
     pub fn is_broken(&self) -> bool {
         matches!(&self.access, Access::Mapped { map, .. } if map.is_broken())
     }
 
-    /// Takes the lock that only one engine holds; the lock ends with the engine. The engine that makes an area has it already. `None`: this
-    /// way of access knows no lock, and only the header tells the holder.
+    /// Takes the lock of the area, which only one engine can hold and which ends with the engine. The engine that creates an area has it
+    /// already. Returns `None` if this access has no lock; then only the header names the holder.
     pub fn try_lock(&self) -> Option<bool> {
         match &self.access {
             Access::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
@@ -223,7 +225,7 @@ impl SharedArea {
         self.write_u32(header::LISTENING.into(), u32::from(listening && self.is_mapped()))
     }
 
-    /// Whether the engine answers threads at the loader's hook, and no thread has waited in vain since [`SharedArea::listen`].
+    /// Whether the engine answers threads at the loader's hook, and no thread has timed out there since [`SharedArea::listen`].
     pub fn is_listening(&self) -> bool {
         self.read_u32(header::LISTENING.into()).is_ok_and(|word| word != 0)
     }
@@ -234,7 +236,7 @@ impl SharedArea {
         self.check(at, 4, 1)?;
         if let Access::Mapped { map, .. } = &self.access {
             let timeout = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
-            // The number decides, however the wait ends.
+            // The number shows whether a load has ended, whatever ended the wait.
             let _ = futex::wait(word32(map, at), futex::Flags::empty(), seen, Some(&timeout));
         } else {
             std::thread::sleep(at_most);
@@ -242,25 +244,25 @@ impl SharedArea {
         self.read_u32(at)
     }
 
-    /// Lets those threads at the loader's hook go on that have arrived up to this number of [`SharedArea::wait_for_loads`].
+    /// Releases the threads at the loader's hook that arrived up to this result of [`SharedArea::wait_for_loads`].
     pub fn answer(&self, loads: u32) -> Result<(), Error> {
         let at = u64::from(header::ANSWERED);
         self.write_u32(at, loads)?;
         if let Access::Mapped { map, .. } = &self.access {
-            // A thread that is not woken looks by itself when its time is over.
+            // A thread that misses the wake-up reads the number itself when its time is over.
             let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
         Ok(())
     }
 
-    /// Stops answering threads at the loader's hook; threads that wait there go on.
+    /// Stops answering threads at the loader's hook, and releases those that wait there.
     pub fn stop_listening(&self) -> Result<(), Error> {
         self.listen(false)?;
         let loads = self.read_u32(header::LOADS.into())?;
         self.answer(loads)
     }
 
-    /// Writes the whole header of a new area. The magic comes last: before it, the area belongs to no engine.
+    /// Writes the whole header of a new area. The magic comes last: without it, no engine recognises the area.
     pub(crate) fn write_header(
         &self,
         target_pid: Pid,
@@ -285,7 +287,7 @@ impl SharedArea {
             self.write_u32(at.into(), value)?;
         }
         if let CpuClock::Rseq { slot, signature } = request.cpu {
-            // no instruction is in it: an empty section at its own address
+            // An empty critical section at the descriptor's own address: it contains no instruction.
             let descriptor = self.at(header::DESCRIPTOR.into()).0;
             let words = [0, descriptor, 0, descriptor + u64::from(header::SIGNATURE - header::DESCRIPTOR) + 4];
             for (at, word) in (u64::from(header::DESCRIPTOR)..).step_by(8).zip(words) {
@@ -316,14 +318,14 @@ impl SharedArea {
         })
     }
 
-    /// Enters the holder.
+    /// Writes the holder into the header.
     pub fn set_holder(&self, holder: &Identity) -> Result<(), Error> {
         self.write_u32(header::HOLDER_PID.into(), holder.pid.0 as u32)?;
         self.write_u64(header::HOLDER_START.into(), holder.start_time)?;
         self.write_bytes(header::BOOT_ID.into(), &holder.boot_id)
     }
 
-    /// Whether fork children count like threads of the target.
+    /// Whether fork children are measured with the target, like its threads.
     pub fn is_family(&self) -> Result<bool, Error> {
         Ok(self.read_u32(header::FAMILY.into())? != 0)
     }
@@ -351,7 +353,7 @@ impl SharedArea {
         self.read_u64(header::WALL_CLOCK.into()).map(WallClock::of_word)
     }
 
-    /// Length of a nanosecond of processor time in ticks of 2^-32. If the header has no value yet, sets it to `rate` and returns `rate`.
+    /// Ticks in a nanosecond of processor time, times 2^32. If the header has no value yet, sets it to `rate` and returns `rate`.
     pub fn cpu_rate(&self, rate: u64) -> Result<u64, Error> {
         match self.read_u64(header::CPU_RATE.into())? {
             0 => self.write_u64(header::CPU_RATE.into(), rate).map(|()| rate),
@@ -359,13 +361,13 @@ impl SharedArea {
         }
     }
 
-    /// The last reading of processor time of the thread that has a shard, in ticks.
+    /// The last reading of processor time, in ticks, of the thread that owns a shard.
     pub fn cpu_last(&self, shard: u32) -> Result<u64, Error> {
         self.read_u64(self.layout.stride * u64::from(shard) + u64::from(layout::CPU_LAST))
     }
 
-    /// Enters in the header the address at which an ended thread had its pointer to a descriptor. Returns whether the header has it, from
-    /// now or from before.
+    /// Stores in the header the address at which an ended thread had its pointer to a descriptor. Returns whether the header contains the
+    /// address.
     fn remember_slot(&self, slot: u64) -> Result<bool, Error> {
         let count = self.read_u32(header::SLOTS_COUNT.into())?.min(header::SLOTS_MAX);
         let mut known = vec![0; count as usize];
@@ -381,13 +383,13 @@ impl SharedArea {
         Ok(true)
     }
 
-    /// Number of times that no shard was free for a thread.
+    /// Number of failed searches for a free shard.
     pub fn exhausted(&self) -> Result<u32, Error> {
         self.read_u32(header::EXHAUSTED.into())
     }
 
-    /// Number of calls of functions of the target that were seen to have been left other than by returning, and number of snippets with
-    /// calls that were not run.
+    /// Number of calls of functions of the target that are known to have ended without a return, and number of snippets with calls that
+    /// were skipped.
     pub fn calls_amiss(&self) -> Result<(u32, u32), Error> {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
     }
@@ -397,12 +399,12 @@ impl SharedArea {
         self.read_u32(header::WRITES_FAILED.into())
     }
 
-    /// Number of reads of the program's memory that found nothing there.
+    /// Number of failed reads of the program's memory.
     pub fn reads_failed(&self) -> Result<u32, Error> {
         self.read_u32(header::READS_FAILED.into())
     }
 
-    /// Number of reads of processor events that gave no value.
+    /// Number of failed readings of processor events.
     pub fn events_unread(&self) -> Result<u32, Error> {
         self.read_u32(header::EVENTS_UNREAD.into())
     }
@@ -429,7 +431,7 @@ impl SharedArea {
         Ok(self.read_u32(header::FORKS.into())? != 0)
     }
 
-    /// Sets that fork children begin with the state of the thread that forked.
+    /// Records in the header that fork children begin with the state of the thread that forked.
     pub fn follow_births(&self) -> Result<(), Error> {
         self.write_u32(header::FORKS.into(), 1)
     }
@@ -439,19 +441,19 @@ impl SharedArea {
         self.read_u32(header::BIRTHS_MISSED.into())
     }
 
-    /// Whether the thread that has a shard began with the state of the thread that forked it.
+    /// Whether the owner of a shard began with the state of the thread that forked it.
     pub fn was_born(&self, shard: u32) -> Result<bool, Error> {
         let at = self.shard_start(shard) + u64::from(self.layout.records() + birth::BORN);
         Ok(self.read_u64(at)? != 0)
     }
 
-    /// The shards of children that were not born because fork has failed; they can be freed.
+    /// The shards that were claimed for children whose fork has failed. They can be freed.
     pub fn unborn(&self) -> Result<Vec<u32>, Error> {
         let failed = |claim: &Claim| claim.owner == 1 << birth::FAILED;
         Ok(self.all_claims()?.into_iter().filter(failed).map(|claim| claim.shard).collect())
     }
 
-    /// The shards that threads hold. The shard of a child that is being born belongs to no thread yet.
+    /// The claims of threads. The shard of a child that is not born completely belongs to no thread yet.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
         let held = |claim: &Claim| claim.owner >> birth::RESERVED == 0;
         Ok(self.all_claims()?.into_iter().filter(held).collect())
@@ -459,8 +461,8 @@ impl SharedArea {
 
     /// The shards that are not free.
     ///
-    /// A thread raises the hint by one, and takes the first free shard from the hint's old value on. So the claimed shards from the highest
-    /// hint on are adjacent, and the many shards that were never claimed need not be read.
+    /// A thread raises the hint by one, and takes the first free shard from the hint's old value on. So above the highest hint, the claimed
+    /// shards follow each other without a gap, and the first free one ends the search.
     fn all_claims(&self) -> Result<Vec<Claim>, Error> {
         let shards = self.layout.shards.min(layout::SHARDS_MAX);
         let hint = self.read_u32(header::CLAIM_HINT.into())?;
@@ -481,7 +483,7 @@ impl SharedArea {
         Ok(claims)
     }
 
-    /// Lowers the hint to this shard if it is above it: the next thread looks for a free shard from this one on.
+    /// Lowers the hint to this shard if the hint is higher. The next thread then begins its search there.
     fn lower_hint(&self, shard: u32) -> Result<(), Error> {
         let hint = u64::from(header::CLAIM_HINT);
         let before = match &self.access {
@@ -492,13 +494,13 @@ impl SharedArea {
                 before
             }
         };
-        // a thread that has raised it may be on its way to its shard
+        // A thread that has raised the hint to this value may not have claimed its shard yet.
         self.claimed_to.fetch_max(before, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Takes a free shard for a thread, as the thread would do itself; `None` if no shard is free. The caller still has to set the thread's
-    /// gs base while the thread is held: then the thread finds that the shard is its own.
+    /// Claims a free shard for a thread, as the thread itself would do. Returns `None` if no shard is free. The caller then has to set the
+    /// gs base of the held thread; with it, the thread finds that it owns the shard.
     pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
         for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
             let claim = claim_at(shard);
@@ -549,8 +551,8 @@ impl SharedArea {
         }
     }
 
-    /// Tells which of the first `counters` of a shard have memory. In an area of the usual stride, all count as touched: to ask the kernel
-    /// takes longer there than to read, and reading wastes little.
+    /// Returns which of the first `counters` of a shard have memory. In an area of the default stride, all count as touched. There, a
+    /// question to the kernel takes longer than the reading, and the reading allocates little.
     pub fn touched(&self, shard: u32, counters: u32) -> Touched {
         match &self.access {
             Access::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
@@ -560,7 +562,7 @@ impl SharedArea {
         }
     }
 
-    /// The first `counters` of a shard that are not 0, in order, each with its number.
+    /// The first `counters` of a shard that are not 0, in order, each with its index.
     fn values(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
         let mut found = Vec::new();
         let mut words = Vec::new();
@@ -572,7 +574,7 @@ impl SharedArea {
         Ok(found)
     }
 
-    /// Sets counters to 0 in shard 0 and in every claimed shard. Only while nothing counts into them.
+    /// Sets counters to 0 in shard 0 and in every claimed shard. No code may use these counters at the time.
     pub fn zero_counters(&self, counters: Range<u32>) -> Result<(), Error> {
         let shards = self.claims()?.into_iter().map(|claim| claim.shard);
         for shard in std::iter::once(0).chain(shards) {
@@ -583,14 +585,13 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Takes back the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order, each with its
-    /// number. They are set to 0; then the shard is free. Calls that were open have ended without passing an exit, and are counted among
-    /// these values.
+    /// Frees the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order, each with its index, and
+    /// sets them to 0. Calls that were open have ended without passing an exit; the returned values count them.
     pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
             return Err(Error::Outside(self.shard_start(shard)));
         }
-        // An engine may have read this number from the target: bound it.
+        // The engine may have read this number from the target, so limit it.
         let counters = counters.min(self.layout.counters());
         let mut values = self.values(shard, counters)?;
         let open = self.open_records(shard)?;
@@ -614,27 +615,27 @@ impl SharedArea {
             self.write_u64(start + u64::from(self.layout.records() + birth::BORN), 0)?;
         }
         if self.wall_clock()? != WallClock::Tsc {
-            // a thread that ended in a signal handler may have been asking
+            // A thread that ended in a signal handler may have been reading the clock.
             self.write_u64(start + u64::from(self.layout.readings_open()), 0)?;
         }
         for event in 0..layout::EVENTS_MAX {
-            // If the event has no attributes, leave the page alone: to read it would allocate it.
+            // If the event has no attributes, leave the page alone: reading it would allocate it.
             if self.read_u64(event_at(event))? != 0 {
                 self.forget_event_of(shard, event)?;
             }
         }
-        // The place of its pointer to our descriptor must stay known as long as the descriptor exists: the next thread may find the pointer
-        // there, and an older kernel follows it. If the header has no room for the place, the shard keeps it, and stays taken.
+        // The address of the thread's pointer to the descriptor must stay known while the descriptor exists. The next thread may find the
+        // pointer there, and an older kernel follows it. If the header has no room for the address, the shard keeps it and stays claimed.
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
             self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
             self.write_u64(claim_at(shard), 0)?;
-            // The next thread takes the lowest free shard: memory use is that of the highest number of threads at a time.
+            // The next thread takes the lowest free shard. So the memory use depends on the largest number of threads at the same time.
             self.lower_hint(shard)?;
         }
         Ok(values)
     }
 
-    /// The activation records that are open in a shard: the offset of each in the area, and its name.
+    /// The activation records that are open in a shard: the offset of each in the area, and the name that identifies it.
     fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
         let start = self.shard_start(shard);
         let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
@@ -643,8 +644,8 @@ impl SharedArea {
         at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
     }
 
-    /// Clears the open records with these names (offsets in a shard): the counters and flags that they would restore or count belong to
-    /// something else from now on. No woven code may open or close these records any more.
+    /// Clears the open records with these names (offsets in a shard), because their counters and flags get another use. No woven code may
+    /// open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for (at, name) in self.open_records(shard)? {
             if names.contains(&name) {
@@ -665,7 +666,7 @@ impl SharedArea {
         Ok(())
     }
 
-    /// The fork children that entered themselves in the header.
+    /// The fork children that have registered in the header.
     pub fn children(&self) -> Result<Children, Error> {
         let count = self.read_u32(header::CHILDREN_COUNT.into())?;
         let known = count.min(header::CHILDREN_MAX);
@@ -674,8 +675,7 @@ impl SharedArea {
         Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
     }
 
-    /// Replaces the journal's copy. The length is set to 0 before and to the new length afterwards, so that no reader takes a half-written
-    /// copy for whole.
+    /// Replaces the journal's copy. The length is 0 until the copy is complete, so that no reader uses a half-written copy.
     pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() as u64 > self.layout.journal_bytes {
             return Err(Error::Outside(self.layout.journal_offset() + bytes.len() as u64));
@@ -685,7 +685,7 @@ impl SharedArea {
         self.write_u64(header::JOURNAL_LEN.into(), bytes.len() as u64)
     }
 
-    /// Adds to the journal's copy.
+    /// Appends to the journal's copy.
     pub fn append_journal(&self, bytes: &[u8]) -> Result<(), Error> {
         let len = self.read_u64(header::JOURNAL_LEN.into())?;
         match len.checked_add(bytes.len() as u64) {
@@ -713,13 +713,13 @@ fn event_at(number: u32) -> u64 {
     u64::from(header::EVENTS + header::EVENT_BYTES * (number % layout::EVENTS_MAX))
 }
 
-/// Opens a memfd once more, for a lock that is ours alone: the target's mapping keeps the other one open.
+/// Opens a memfd once more, for a lock that only this engine holds: the target's mapping keeps the first opening alive.
 pub(crate) fn reopen(memfd: &OwnedFd) -> std::io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     Ok(File::options().read(true).write(true).open(format!("/proc/self/fd/{}", memfd.as_fd().as_raw_fd()))?.into())
 }
 
-/// Takes the lock of an area's file. `false`: another process has it.
+/// Takes the lock of an area's file. Returns `false` if another process has it.
 pub(crate) fn lock_file(file: &OwnedFd) -> bool {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -750,7 +750,7 @@ pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, 
     }
 }
 
-/// Value of [`SharedArea::claimed_to`] before the first look: more than any hint.
+/// Value of [`SharedArea::claimed_to`] before the first reading: larger than any hint.
 const UNKNOWN: u32 = u32::MAX;
 
 /// Offset of a shard's claim.
@@ -797,7 +797,7 @@ mod tests {
         SharedArea::map(layout, &memfd, None).unwrap()
     }
 
-    /// First of the two steps in which a thread claims a shard; between them other threads go on.
+    /// First of the two steps in which a thread claims a shard. Other threads may run between the two.
     fn aim(area: &SharedArea) -> u32 {
         let hint = area.read_u32(header::CLAIM_HINT.into()).unwrap();
         area.write_u32(header::CLAIM_HINT.into(), hint + 1).unwrap();
@@ -816,8 +816,8 @@ mod tests {
     }
 
     proptest! {
-        /// Threads aim, take the shard that they find, and are freed, in any order: every look sees every claim, whatever looks came
-        /// before.
+        /// Threads raise the hint, claim a free shard, and are freed, in any order. Every reading returns all claims, whatever readings
+        /// came before.
         #[test]
         fn every_claim_is_seen(steps in proptest::collection::vec((0_u8..4, any::<prop::sample::Index>()), 1..200), begin in 0_usize..40) {
             let area = area(24);
@@ -827,7 +827,7 @@ mod tests {
                     0 => aims.push(aim(&area)),
                     1 if !aims.is_empty() => held.extend(take(&area, aims.swap_remove(which.index(aims.len())))),
                     2 if !held.is_empty() => {
-                        // A shard that is freed was seen before.
+                        // The engine frees only shards that it has read as claimed.
                         area.claims().unwrap();
                         let shard = held.swap_remove(which.index(held.len()));
                         area.free_shard(shard, 0).unwrap();

@@ -1,5 +1,5 @@
-//! The gs bases that generated code has given to threads: resetting them, threads for which that has to wait, and bases left behind by an
-//! engine without this care.
+//! The gs bases that generated code has given to threads: how they are reset, threads that make this wait, and bases that an earlier engine
+//! has left behind.
 
 use std::time::{Duration, Instant};
 
@@ -13,15 +13,15 @@ use crate::sys::{self, Regs};
 use crate::target::Target;
 use crate::tracer::{State, Tracer};
 
-/// Value of [`header::IDENTITY`]: all threads count in shard 0, and none has a gs base of ours.
+/// Value of [`header::IDENTITY`]: all threads count in shard 0, and the engine has set no gs base.
 const LOCKED: u32 = 0;
 /// Value of [`header::IDENTITY`]: claims hold the ids of threads.
 const BY_ID: u32 = 1;
-/// Time between two looks at a thread that sleeps.
+/// Time between two checks of a thread that sleeps.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Sets the gs bases of this area back to 0. Takes the lent thread pointer back only if `quiet`: code in the arenas reads memory through
-/// it.
+/// Resets the gs bases of this area to 0. Resets the temporary thread pointer only if `quiet`, because code in the arenas reads memory
+/// through it.
 pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
     for i in 0..tracer.threads.len() {
         let Some(regs) = tracer.regs(i)? else { continue };
@@ -39,16 +39,16 @@ pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result
     Ok(())
 }
 
-/// The time in clock ticks since boot, for [`header::MADE`].
+/// Present time in clock ticks since boot, for [`header::MADE`].
 pub(crate) fn now_ticks() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let since = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0));
     u64::try_from(since.as_nanos() / procfs::TICK.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether a gs base was left behind by an engine that unmapped its area while a thread slept: it looks like that of a shard, and no
-/// writable memory is there. A gs base of the program's own leads to memory of its own, or is a value that it keeps there in place of a
-/// pointer: hardly a shard's.
+/// Whether a gs base was left behind by an engine that unmapped its area while a thread slept. Such a base looks like that of a shard, and
+/// no writable memory is there. If a program sets the gs base itself, it leads to the program's memory, or is a value other than a pointer;
+/// neither is likely to look like a shard's.
 pub(crate) fn is_residue(gs_base: u64, maps: &[Mapping]) -> bool {
     let offset = gs_base % DEFAULT_STRIDE;
     let shard = gs_base / DEFAULT_STRIDE;
@@ -59,7 +59,7 @@ pub(crate) fn is_residue(gs_base: u64, maps: &[Mapping]) -> bool {
 }
 
 impl Target {
-    /// The threads that did not stop and may have a gs base of the area.
+    /// The threads that did not stop and may have a gs base of this area.
     pub(crate) fn unreachable_bases(&self, tracer: &Tracer, area: &DataArea) -> Vec<Tid> {
         let asleep: Vec<Tid> =
             tracer.threads.iter().filter(|t| matches!(t.state, State::Asleep { .. })).map(|t| t.tid).collect();
@@ -70,8 +70,8 @@ impl Target {
         asleep.into_iter().filter(|tid| facts.as_ref().is_none_or(|facts| facts.may_have_base(self, *tid))).collect()
     }
 
-    /// Whether another process runs in this one's memory: a child of vfork(2) does until it executes another program. Memory that it unmaps
-    /// or writes there is this process's own.
+    /// Whether another process uses this process's memory. A child of vfork(2) does so until it executes another program. If that child
+    /// unmaps or writes memory, it changes this process's memory.
     pub fn shares_memory_with(&self, other: Pid) -> bool {
         sys::same_memory(self.pid(), Tid(other.0))
     }
@@ -81,8 +81,8 @@ impl Target {
         procfs::thread_stat(tid).is_some_and(|s| s.state == b'D')
     }
 
-    /// Waits at most this long until none of these threads sleeps uninterruptibly any more. Returns whether that is so; `false` also if the
-    /// process ends. No thread is stopped for that.
+    /// Waits until none of these threads sleeps uninterruptibly, but at most for this time. Returns `false` if the time is over or the
+    /// process ends. No thread is stopped for this.
     pub fn wait_awake(&self, threads: &[Tid], at_most: Duration) -> bool {
         let begin = Instant::now();
         while threads.iter().any(|tid| self.is_asleep(*tid)) {
@@ -93,8 +93,8 @@ impl Target {
         true
     }
 
-    /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program
-    /// does not use the gs base itself, and that no code is woven.
+    /// Resets to 0 the gs bases that an earlier engine has left in threads and that point to no memory. The caller has checked that the
+    /// program does not use the gs base itself, and that no code is woven.
     pub fn reset_residue(&self) -> Result<(), Error> {
         self.trace(|tracer| {
             tracer.seize_all()?;
@@ -113,15 +113,15 @@ impl Target {
 /// Facts that decide whether a thread can have a gs base of an area.
 struct AreaFacts {
     identity: u32,
-    /// Time at which the area was made, in clock ticks since boot; 0 if that is not known.
+    /// Time at which the area was created, in clock ticks since boot; 0 if it is unknown.
     made: u64,
     claims: Vec<u64>,
-    /// Whether the process has inherited the area by fork, with a gs base that is claimed for a thread of its parent.
+    /// Whether the process has inherited the area by fork. Its thread then has a gs base that is claimed for a thread of its parent.
     inherited: bool,
 }
 
 impl AreaFacts {
-    /// Reads the facts of an area. `None` if it cannot be read: then every gs base is possible.
+    /// Reads the facts of an area. Returns `None` if the area cannot be read; any thread may then have one of its gs bases.
     fn read(target: &Target, area: &DataArea) -> Option<Self> {
         let at = |offset: u32| Avma(area.base.0 + u64::from(offset));
         let word = |offset| {
@@ -142,12 +142,12 @@ impl AreaFacts {
     fn may_have_base(&self, target: &Target, tid: Tid) -> bool {
         match self.identity {
             LOCKED => return false,
-            // the gs base of a child (vfork) is that of the thread that made it
+            // A vfork child has the gs base of the thread that created it.
             BY_ID if !self.inherited && procfs::is_thread_of(target.pid(), tid) => {}
             _ => return true,
         }
         let Ok(status) = procfs::thread_status(target.pid(), tid) else { return true };
-        // A thread begins with the gs base of the thread that made it.
+        // A thread begins with the gs base of the thread that created it.
         let is_older = procfs::thread_stat(tid).is_some_and(|s| s.start_time < self.made);
         !is_older || u64::try_from(status.own_id).map_or(true, |id| id == 0 || self.claims.contains(&id))
     }
@@ -169,7 +169,7 @@ mod tests {
         for gs in [2 << 20, 5 << 20, (8191 << 20) + 0x38, 4 << 20, SHARDS_SPACE - (32 << 20)] {
             assert!(is_residue(gs, &maps), "{gs:#x}");
         }
-        // none, the header, shards that no thread has, no shard at all, memory of the program
+        // No base, shard 1, shards beyond the last one, no offset of a shard, memory of the program.
         for gs in [0, 1 << 20, SHARDS_SPACE, (5 << 20) + 8, 0x7fff_1234_5678, 6 << 20, (6 << 20) + 0x38] {
             assert!(!is_residue(gs, &maps), "{gs:#x}");
         }

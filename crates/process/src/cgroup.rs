@@ -1,4 +1,4 @@
-//! The processes of a control group (cgroups(7)), those of the groups below it included.
+//! The processes of a control group (cgroups(7)) and of the groups below it.
 
 use std::fs;
 use std::io;
@@ -9,19 +9,19 @@ use rustix::fs::statfs;
 
 use crate::limits::unescape;
 
-/// The file systems of control groups, version 2 and 1, as statfs(2) tells them (linux/magic.h).
+/// Magic numbers of the control group file systems, version 2 and 1, as statfs(2) returns them (linux/magic.h).
 const MAGICS: [i64; 2] = [0x6367_7270, 0x0027_e0eb];
 
 /// The file that lists the processes of a group, in both versions.
 const PROCESSES: &str = "cgroup.procs";
 
-/// A control group that is not there or cannot be read.
+/// A control group that does not exist or cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum NoGroup {
     /// No folder of that name is a control group.
     #[error("no control group is called `{path}`")]
     Missing {
-        /// The name that was asked for.
+        /// Requested name.
         path: String,
     },
     /// The list of its processes cannot be read.
@@ -35,7 +35,7 @@ pub enum NoGroup {
 }
 
 impl NoGroup {
-    /// Advice that may help: one line for a person.
+    /// Advice for the user in one line.
     pub fn hint(&self) -> &'static str {
         match self {
             NoGroup::Missing { .. } => {
@@ -46,9 +46,9 @@ impl NoGroup {
     }
 }
 
-/// The processes of a control group and of those below it, in order of their ids, processes of other pid namespaces left out. `path` is the path
-/// of a folder in a mount of control groups of either version, or a path below the mount of version 2, with or without a leading slash. Nothing
-/// else is looked at: a file system of control groups has no links, so a caller cannot lead the engine out of it.
+/// The processes of a control group and of the groups below it, in order of their ids, without processes of other pid namespaces. `path` is
+/// a folder in a mount of control groups of either version, or a path below the mount of version 2, with or without a leading slash. The
+/// function reads nothing else: a file system of control groups has no links, so a caller cannot lead the engine out of it.
 pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let top = folders(path, &mounts).into_iter().find(|folder| is_group(folder));
@@ -57,9 +57,9 @@ pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     let mut open = vec![top.clone()];
     while let Some(folder) = open.pop() {
         match fs::read_to_string(folder.join(PROCESSES)) {
-            // The kernel gives a process of another pid namespace as 0.
+            // The kernel lists a process of another pid namespace as 0.
             Ok(text) => found.extend(text.lines().filter_map(|l| l.parse().ok()).filter(|pid| *pid > 0).map(Pid)),
-            // A group that ends meanwhile has none; the processes of a threaded group are those of the group above it.
+            // A group that was removed has no processes. Those of a threaded group are listed in the group above it.
             Err(_) if folder != top => {}
             Err(source) => return Err(NoGroup::Unreadable { path: folder, source }),
         }
@@ -71,7 +71,7 @@ pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     Ok(found)
 }
 
-/// The folders that a path may mean, by the text of /proc/PID/mountinfo. Empty for a path that leads upwards.
+/// The folders that a path may mean, according to the text of /proc/PID/mountinfo. Empty for a path that begins with `.` or contains `..`.
 fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
     let is_plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::RootDir);
     if path.is_empty() || !Path::new(path).components().all(is_plain) {
@@ -89,7 +89,7 @@ fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
     whole.into_iter().chain(mounts.iter().filter_map(below)).collect()
 }
 
-/// Whether a folder is one of a file system of control groups.
+/// Whether a folder belongs to a file system of control groups.
 fn is_group(folder: &Path) -> bool {
     // Check the folder as named: the target of a link has another name.
     let is_folder = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_folder_elsewhere_is_no_group() {
         assert!(matches!(in_control_group("/tmp"), Err(NoGroup::Missing { .. })));
-        // nor is one that leads to a group by a link
+        // A link to a group is no group either.
         let directory = tempfile::tempdir().unwrap();
         let link = directory.path().join("group");
         std::os::unix::fs::symlink("/sys/fs/cgroup", &link).unwrap();

@@ -1,5 +1,5 @@
-//! The clock of the timers: the time stamp counter where it measures time, and the length of its tick; otherwise the kernel's monotonic
-//! clock.
+//! The clock of the timers. If the time stamp counter measures time, the clock is this counter and the length of its tick; otherwise it is
+//! the kernel's monotonic clock.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -14,25 +14,26 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::perf;
 use crate::sys;
 
-/// In less time than this the length of a tick cannot be measured well enough: two readings of both clocks are some 50 ns apart.
+/// Shortest time over which the length of a tick is measured: two readings of both clocks are some 50 ns apart.
 const BASE: Duration = Duration::from_millis(20);
-/// Binary digits of the scale: a tick may last two nanoseconds.
+/// Number of fraction bits of the scale. It leaves room for a tick of up to two nanoseconds.
 const DIGITS: u32 = 31;
-/// Shortest sleep of a machine that counts: no machine sleeps less, and two readings of clocks may be nearly as far apart on a busy one.
+/// Shortest sleep of the machine that matters. No machine sleeps for less, and on a busy machine two readings of clocks may be nearly as
+/// far apart.
 const SLEEP: Duration = Duration::from_millis(50);
-/// Number of readings, of which the quickest counts.
+/// Number of readings, of which the quickest is used.
 const TRIES: usize = 9;
-/// File that names the kernel's own clock. It is not `tsc` when the counters of the processors disagree, or when the host of a virtual
-/// machine may change their rate.
+/// File with the name of the kernel's own clock. The name is not `tsc` if the counters of the processors disagree, or if the host of a
+/// virtual machine may change their rate.
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
-/// Reason why the time stamp counter is no clock on this machine.
+/// Reason why the time stamp counter cannot serve as a clock on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClockProblem {
-    /// The rate changes with the processor's frequency.
+    /// The counter's rate changes with the processor's frequency.
     #[error("the processor's time stamp counter has no constant rate")]
     NotInvariant,
-    /// The kernel goes by another clock.
+    /// The kernel uses another clock.
     #[error("the kernel does not trust the time stamp counter (it goes by another clock itself)")]
     NotTrusted,
 }
@@ -40,16 +41,16 @@ pub enum ClockProblem {
 /// Choice of the clock for timers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClockChoice {
-    /// The time stamp counter where it is a clock, otherwise the kernel's.
+    /// The time stamp counter if it measures time on this machine, otherwise the kernel's monotonic clock.
     #[default]
     Auto,
-    /// The time stamp counter or none.
+    /// The time stamp counter; an error if it does not measure time on this machine.
     Tsc,
-    /// The kernel's, asked through the vDSO.
+    /// The kernel's monotonic clock, read through the vDSO.
     Vdso,
 }
 
-/// A word that names no clock.
+/// Error for a word that is no clock's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no clock: auto, tsc or vdso")]
 pub struct UnknownClock(String);
@@ -71,15 +72,15 @@ impl FromStr for ClockChoice {
 #[derive(Debug)]
 pub struct TickClock {
     source: Source,
-    /// Time that the machine had slept when this clock was made.
+    /// Total time for which the machine had been asleep when this clock was created.
     asleep: Duration,
 }
 
 #[derive(Debug)]
 enum Source {
-    /// The time stamp counter beside the kernel's monotonic clock.
+    /// The time stamp counter, with a first reading of it and of the kernel's monotonic clock.
     Counter { begin: Reading, scale: OnceLock<Scale> },
-    /// The kernel's monotonic clock, in nanoseconds. The problem is the reason why it is used; `None` if it was chosen.
+    /// The kernel's monotonic clock in nanoseconds, with the reason why it is used; `None` if it was chosen.
     Monotonic(Option<ClockProblem>),
 }
 
@@ -90,7 +91,7 @@ struct Reading {
 }
 
 impl TickClock {
-    /// Starts the chosen clock, if it is one on this machine.
+    /// Starts the chosen clock, if it works on this machine.
     pub fn start(choice: ClockChoice) -> Result<Self, ClockProblem> {
         match (choice, counts_time()) {
             (ClockChoice::Vdso, _) => Ok(TickClock::monotonic(None)),
@@ -100,7 +101,7 @@ impl TickClock {
         }
     }
 
-    /// The time stamp counter, whether or not it is a clock here.
+    /// The time stamp counter, whether or not it measures time on this machine.
     pub fn counter() -> Self {
         TickClock { source: Source::Counter { begin: Reading::take(), scale: OnceLock::new() }, asleep: asleep() }
     }
@@ -123,7 +124,8 @@ impl TickClock {
         }
     }
 
-    /// Returns the time between the loads before this call and the loads after it: memory that other threads write is not read out of turn.
+    /// Returns a time after all loads before this call, and before all loads after it. So memory that other threads write is read in this
+    /// order.
     pub fn now(&self) -> u64 {
         sys::loads_end();
         let now = self.ticks();
@@ -131,7 +133,7 @@ impl TickClock {
         now
     }
 
-    /// The time now, as a target reads it.
+    /// Present time in ticks, from the clock that a target reads.
     pub fn ticks(&self) -> u64 {
         match self.source {
             Source::Counter { .. } => sys::ticks(),
@@ -139,9 +141,9 @@ impl TickClock {
         }
     }
 
-    /// Scale from ticks to nanoseconds: the kernel's own factors where it tells them. Otherwise both clocks are compared for 20 ms, and the
-    /// scale is off by some millionths. The scale never changes: a value that is read again must not have become less, and the bounds of a
-    /// histogram must stay the same.
+    /// Scale from ticks to nanoseconds. It has the kernel's own factors if the kernel publishes them. Otherwise both clocks are compared
+    /// for 20 ms, and the scale is off by some millionths. The scale never changes, because a value must not decrease from one reading to
+    /// the next, and the bounds of a histogram must stay the same.
     pub fn scale(&self) -> Scale {
         match &self.source {
             Source::Counter { begin, scale } => {
@@ -151,8 +153,8 @@ impl TickClock {
         }
     }
 
-    /// Nanoseconds that the machine has slept since this clock was made, if that matters: the time stamp counter may have counted them or
-    /// begun anew. The monotonic clock stood still; for it this is 0.
+    /// Nanoseconds for which the machine has slept since this clock was created. The time stamp counter may have counted them or restarted
+    /// at 0. The monotonic clock stands still during sleep, so for it this is always 0.
     pub fn missed_ns(&self) -> u64 {
         let slept = asleep().saturating_sub(self.asleep);
         let matters = self.is_counter() && slept >= SLEEP;
@@ -160,19 +162,19 @@ impl TickClock {
     }
 }
 
-/// Whether the time stamp counter is a clock here.
+/// Checks that the time stamp counter measures time on this machine.
 fn counts_time() -> Result<(), ClockProblem> {
     if !sys::has_invariant_ticks() {
         return Err(ClockProblem::NotInvariant);
     }
-    // If the file cannot be read, nothing is known against the counter.
+    // If the file cannot be read, the counter is trusted.
     let distrusts = std::fs::read_to_string(Path::new(SOURCE)).is_ok_and(|source| source.trim() != "tsc");
     if distrusts { Err(ClockProblem::NotTrusted) } else { Ok(()) }
 }
 
-/// Time that the machine has slept since it was started (suspend).
+/// Total time for which the machine has slept (suspend) since it was started.
 fn asleep() -> Duration {
-    // Time that passes between the two readings makes the result smaller: take the largest.
+    // Time that passes between the two readings makes the result smaller, so take the largest.
     let once = || clock_ns(clock_gettime(ClockId::Boottime)).saturating_sub(monotonic_ns());
     Duration::from_nanos((0..TRIES).map(|_| once()).max().unwrap_or(0))
 }
@@ -185,8 +187,8 @@ fn clock_ns(time: rustix::time::Timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// Factors with which the kernel itself converts the counter to time. The page of any event has them if the kernel's own clock is the
-/// counter.
+/// Factors by which the kernel itself converts the counter to time. If the counter is the kernel's own clock, the page of any event has
+/// them.
 fn kernels_scale() -> Option<Scale> {
     let file = sys::perf_event_open_words(&perf::DUMMY, sys::own_tid()).ok()?;
     let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).ok()?;
@@ -195,7 +197,7 @@ fn kernels_scale() -> Option<Scale> {
 }
 
 impl Reading {
-    /// Reads both clocks at once, as nearly as possible.
+    /// Reads both clocks as nearly at the same time as possible.
     fn take() -> Self {
         let one = || {
             let before = sys::ticks();
@@ -213,7 +215,7 @@ impl Reading {
         best.1
     }
 
-    /// Waits until there are 20 ms to compare, and returns the scale.
+    /// Waits until at least 20 ms have passed since this reading, and returns the scale.
     fn measure(self) -> Scale {
         loop {
             let now = Reading::take();
@@ -254,7 +256,7 @@ mod tests {
             println!("skipped: the kernel tells no factors here (its own clock is not the time stamp counter)");
             return;
         };
-        // a minute's ticks of 3 GHz
+        // The ticks of a minute at 3 GHz.
         let ticks = 180_000_000_000;
         let compare = || {
             let begin = Reading::take();
@@ -263,7 +265,7 @@ mod tests {
             (own / told - 1.0).abs()
         };
         let best = (0..5).map(|_| compare()).fold(f64::INFINITY, f64::min);
-        // the monotonic clock is slewed by at most 500 millionths (adjtimex(2)), which the factors are not
+        // The kernel slews the monotonic clock by at most 500 millionths (adjtimex(2)), but not the factors.
         assert!(best < 600e-6, "{best}");
     }
 
@@ -279,7 +281,7 @@ mod tests {
     fn a_machine_that_runs_has_not_slept() {
         let mut clock = TickClock::counter();
         assert_eq!(clock.missed_ns(), 0);
-        // Pretend that the machine has slept a second since.
+        // Pretend that the machine has slept for a second since then.
         clock.asleep = match asleep().checked_sub(Duration::from_secs(1)) {
             Some(before) => before,
             None => return,

@@ -1,4 +1,4 @@
-//! Errors of operations on other processes, in words that tell a person what to do.
+//! Errors of operations on other processes. Their texts say what the user can do.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
 use crate::limits::Shortage;
 
-/// Reason why a process may not be attached to. `Display` gives the reason; [`Denial::hint`] says what would allow it.
+/// Reason why a process may not be attached to. `Display` gives the reason; [`Denial::hint`] says how attaching would be permitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
     /// There is no such process.
     #[error("no process {0}")]
     NoSuchProcess(Pid),
-    /// It has ended and waits for its parent to notice.
+    /// The process has ended, and its parent has not waited for it yet.
     #[error("process {0} has already ended (a zombie)")]
     Zombie(Pid),
     /// A thread of the kernel, without a program.
     #[error("{0} is a kernel thread")]
     KernelThread(Pid),
-    /// It is this very process.
+    /// The process is the engine's own.
     #[error("process {0} is ingraft itself")]
     Ourselves(Pid),
-    /// It belongs to another user, and the caller may not trace other users' processes.
+    /// The process belongs to another user, and the caller may not trace other users' processes.
     #[error("process {pid} belongs to user {uid}")]
     OtherUser {
         /// The process.
@@ -31,7 +31,7 @@ pub enum Denial {
         /// Real user id of its owner.
         uid: u32,
     },
-    /// It belongs to the caller, and has more rights than its user: a setuid program.
+    /// The process belongs to the caller, but has more rights than its user: it runs a setuid program.
     #[error("process {pid} has more rights than its user (its program is setuid, or has capabilities)")]
     Privileged {
         /// The process.
@@ -45,10 +45,10 @@ pub enum Denial {
         /// The setting, 1 to 3.
         scope: u32,
     },
-    /// It is not dumpable: it changed its user or has more privileges than its user has.
+    /// The process is not dumpable: it changed its user or has more privileges than its user has.
     #[error("process {0} is protected (not dumpable: it changed its user, or its program file cannot be read)")]
     NotDumpable(Pid),
-    /// The caller is a user who could not trace it: another user's process, or one with more privileges than its user.
+    /// The caller is a user who could not trace the process: it belongs to another user, or has more privileges than its user.
     #[error("process {pid} is not yours (you are user {uid}) or is protected")]
     NotYours {
         /// The process.
@@ -56,13 +56,13 @@ pub enum Denial {
         /// The caller.
         uid: u32,
     },
-    /// It lives in a user namespace in which we have no rights.
+    /// The process is in a user namespace in which the engine has no rights.
     #[error("process {0} lives in another user namespace")]
     UserNamespace(Pid),
     /// The kernel refused for another reason (capabilities of the target, Landlock, another security module).
     #[error("the kernel does not let us trace process {0}")]
     Forbidden(Pid),
-    /// Another process traces it already.
+    /// Another process traces the process already.
     #[error("process {pid} is already traced by {tracer} (process {tracer_pid})")]
     Traced {
         /// The process.
@@ -83,7 +83,7 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// Advice that would allow attaching: one line for a person.
+    /// Advice on how attaching would be permitted, for the user, in one line.
     pub fn hint(&self) -> String {
         match self {
             Denial::NoSuchProcess(_) => "look for it with `ingraft ps`".into(),
@@ -115,10 +115,10 @@ impl Denial {
 /// An operation on another process failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not permitted, or not possible at all.
+    /// The engine may not attach to the process, or cannot.
     #[error("{0}")]
     Denied(#[from] Denial),
-    /// The process ended.
+    /// The process has ended.
     #[error("process {0} has ended")]
     Gone(Pid),
     /// The process runs another program now (exec).
@@ -129,7 +129,7 @@ pub enum Error {
     Unstoppable {
         /// The thread.
         tid: Tid,
-        /// Program counter of the thread; `None` if the kernel does not tell it.
+        /// Program counter of the thread; `None` if the kernel does not give it.
         pc: Option<Avma>,
         /// Time for which the engine waited.
         waited: Duration,
@@ -152,7 +152,7 @@ pub enum Error {
         /// Error that the kernel returned.
         source: io::Error,
     },
-    /// A file of /proc says something that we do not understand.
+    /// A file of /proc has contents that the engine cannot parse.
     #[error("{} is malformed", path.display())]
     Malformed {
         /// Path of the file.
@@ -163,14 +163,14 @@ pub enum Error {
     Memory {
         /// "read" or "write".
         what: &'static str,
-        /// Address of the write.
+        /// Address of the first byte.
         at: Avma,
         /// Number of bytes.
         len: usize,
         /// Error that the kernel returned.
         source: io::Error,
     },
-    /// A system call of ours in the target failed.
+    /// A system call that the engine made in the target failed.
     #[error("{call} in the target: {source}")]
     Call {
         /// Name of the system call.
@@ -178,19 +178,19 @@ pub enum Error {
         /// Error that the kernel returned.
         source: io::Error,
     },
-    /// No thread of the target can carry a system call of ours.
+    /// No thread of the target can make a system call for the engine.
     #[error("no thread can carry a system call: {0}")]
     NoCarrier(String),
-    /// The target has no code by which a borrowed thread could find its own way back.
+    /// The target has no code by which a borrowed thread could return by itself.
     #[error("no code for {0} found in the target")]
     NoGadget(&'static str),
-    /// The target's system calls are filtered, and we may not suspend the filter.
+    /// The target's system calls are filtered, and the engine may not suspend the filter.
     #[error("system calls of the target are filtered (seccomp), and the filter cannot be suspended")]
     Seccomp,
     /// The target runs with a shadow stack.
     #[error("the target runs with a shadow stack (CET), by which a borrowed thread cannot return")]
     ShadowStack,
-    /// No address range is free where one is needed.
+    /// No address range is free in the region where one is needed.
     #[error("no free address range of {len} bytes {place}")]
     NoRoom {
         /// Length of the range in bytes.
@@ -209,7 +209,7 @@ pub enum Error {
         /// Number of mappings that the kernel allows it.
         most: usize,
     },
-    /// No data area of ours is there, or one that this version cannot read.
+    /// The target has no data area at the expected place, or this version cannot read it.
     #[error("no usable data area at {:#x}: {why}", range.start.0)]
     NoArea {
         /// Range in which the area was expected.
@@ -217,10 +217,10 @@ pub enum Error {
         /// Reason why it is not usable.
         why: &'static str,
     },
-    /// An offset outside of the data area.
+    /// An offset lies outside of the data area.
     #[error("offset {0:#x} is outside of the data area")]
     Outside(u64),
-    /// A system call of our own failed.
+    /// A system call of the engine itself failed.
     #[error("{what}: {source}")]
     Own {
         /// Description of the call.
@@ -228,7 +228,7 @@ pub enum Error {
         /// Error that the kernel returned.
         source: io::Error,
     },
-    /// A started program could not be started.
+    /// A program could not be started.
     #[error("cannot start {}: {source}", program.display())]
     Start {
         /// Path of the program.
@@ -239,7 +239,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the process is no longer there (or no longer the same program).
+    /// Whether the process has ended, or runs another program.
     pub fn is_gone(&self) -> bool {
         matches!(
             self,
@@ -247,17 +247,17 @@ impl Error {
         )
     }
 
-    /// Whether the target may not map more because it may not lock more: `mlockall` with MCL_FUTURE, and RLIMIT_MEMLOCK.
+    /// Whether the target may not map more memory because of its limit on locked memory: `mlockall` with MCL_FUTURE, and RLIMIT_MEMLOCK.
     pub fn is_locked_out(&self) -> bool {
         matches!(self, Error::Call { call, source } if call.starts_with("mmap") && source.raw_os_error() == Some(libc::EAGAIN))
     }
 
-    /// Whether the target has as many files open as it may: for a moment it needs one more.
+    /// Whether the target can open no more files, by its own limit or the machine's. The engine needs one more for a moment.
     pub fn is_out_of_files(&self) -> bool {
         matches!(self, Error::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
     }
 
-    /// Advice that may help: one line for a person.
+    /// Advice for the user in one line.
     pub fn hint(&self) -> String {
         match self {
             Error::Denied(d) => d.hint(),
@@ -293,15 +293,15 @@ impl Error {
 /// A plan was not applied; the target is as it was before.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The plan contradicts itself (overlap, order, a page boundary crossed): a defect of its maker.
+    /// The plan contradicts itself (overlap, order, a page boundary crossed). This is a defect of the code that made it.
     #[error("the plan is invalid at {at}: {why}")]
     BadPlan {
-        /// Address of the write.
+        /// Address of the write or the move.
         at: Avma,
-        /// Reason in words.
+        /// Description of the reason.
         why: &'static str,
     },
-    /// The text is not what the plan expects: somebody else changed it, or it was analysed from another file.
+    /// The text differs from the plan's expectation: another program changed it, or it was analysed from another file.
     #[error("the code at {at} is {found:02x?}, not {expected:02x?} as expected")]
     Changed {
         /// Address of the write.
@@ -323,7 +323,7 @@ pub enum ApplyError {
         /// Address of the write.
         at: Avma,
     },
-    /// A thread stands inside of code that changes, and did not leave it.
+    /// A thread is inside of code that changes, and did not leave it.
     #[error("thread {tid} stands at {at}, inside of what changes")]
     Busy {
         /// The thread.
@@ -331,7 +331,7 @@ pub enum ApplyError {
         /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
-    /// Anything else.
+    /// Any other error.
     #[error(transparent)]
     Process(#[from] Error),
 }
@@ -355,7 +355,7 @@ impl ApplyError {
         }
     }
 
-    /// Advice that may help: one line for a person.
+    /// Advice for the user in one line.
     pub fn hint(&self) -> String {
         match self {
             ApplyError::BadPlan { .. } => "this is a defect of ingraft; nothing was changed".into(),

@@ -1,6 +1,6 @@
-//! Mappings of memory that other processes have as well. The kernel may be unable to provide a page of it (a memory limit, a hardware
-//! error, a file that was cut down) and then raises SIGBUS in any thread that touches it. In a mapping of [`Guarded`] that page is replaced
-//! by an empty one, and the mapping is marked as broken; any other fault goes where it went before.
+//! Guards for mappings of memory that other processes share. The kernel may be unable to provide a page of it (a memory limit, a hardware
+//! error, a file that was truncated), and then raises SIGBUS in the thread that touches it. In a mapping of [`Guarded`], an empty page
+//! replaces that page, and the mapping is marked as broken. The earlier handler treats any other fault.
 
 use std::io;
 use std::ops::Deref;
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memmap2::MmapRaw;
 
-/// Most mappings at a time: one for each target, and some that are only looked at.
+/// Maximum number of guarded mappings at a time: one for each target, and some that are only inspected.
 const REGIONS: usize = 8192;
 const PAGE: usize = 4096;
 
-/// A place in the table that the handler reads. Free if `start` is 0; being entered or left if `end` is 0.
+/// An entry of the table that the handler reads. If `start` is 0, the entry is free. If `end` is 0, it is being filled or cleared.
 struct Region {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -23,9 +23,9 @@ struct Region {
 static TABLE: [Region; REGIONS] =
     [const { Region { start: AtomicUsize::new(0), end: AtomicUsize::new(0), broken: AtomicBool::new(false) } };
         REGIONS];
-/// Length of the part at the beginning of the table whose places have been used.
+/// Number of entries, from the beginning of the table, that have ever been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Handler of SIGBUS before ours.
+/// Action for SIGBUS before the handler of this file was installed.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping whose faults do not end this process.
@@ -36,7 +36,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Guards a mapping.
+    /// Enters a mapping in the table.
     pub(crate) fn new(map: MmapRaw) -> io::Result<Self> {
         install()?;
         let start = map.as_ptr() as usize;
@@ -50,7 +50,8 @@ impl Guarded {
         Ok(Guarded { map, place })
     }
 
-    /// Whether a page of the mapping could not be provided. Reads since then return 0, and writes are lost.
+    /// Whether the kernel could not provide a page of the mapping. Reads of that page return 0 or what this process has written there; the
+    /// target does not see these writes.
     pub(crate) fn is_broken(&self) -> bool {
         TABLE[self.place].broken.load(Ordering::SeqCst)
     }
@@ -82,7 +83,7 @@ fn install() -> io::Result<()> {
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) } == -1 {
             return Err(failed());
         }
-        // Store the earlier handler before our handler can run.
+        // Store the earlier handler before the new one can run.
         let _ = BEFORE.set(before);
         // SAFETY: as above.
         let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -99,7 +100,7 @@ fn install() -> io::Result<()> {
     RESULT.get_or_init(set).map_err(io::Error::from_raw_os_error)
 }
 
-/// Puts an empty page where the fault was, if that is in a guarded mapping.
+/// Maps an empty page at the address of the fault, if that is in a guarded mapping. Returns whether it did.
 fn mend(at: usize) -> bool {
     let inside = |r: &&Region| (r.start.load(Ordering::SeqCst)..r.end.load(Ordering::SeqCst)).contains(&at);
     let Some(region) = TABLE[..USED.load(Ordering::SeqCst)].iter().find(inside) else { return false };
@@ -119,7 +120,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: the same.
     let kept = unsafe { *errno };
-    let is_fault = code > 0; // not sent by a process
+    let is_fault = code > 0; // The kernel raised it; no process sent it.
     if is_fault && mend(at) {
         // SAFETY: the same.
         unsafe { *errno = kept };
@@ -129,7 +130,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     match before.sa_sigaction {
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // Restore the default action, which ends the process: at the instruction, which runs again, or by the signal itself.
+            // Restore the default action, which ends the process. After a fault, the instruction runs again and faults again; otherwise the
+            // signal is raised anew.
             // SAFETY: as in `install`.
             let mut default: libc::sigaction = unsafe { std::mem::zeroed() };
             default.sa_sigaction = libc::SIG_DFL;

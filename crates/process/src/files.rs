@@ -1,9 +1,9 @@
-//! Files that a target names: by its mappings, or by a path that its own files hold. Nothing about them is certain. Such a name may lead to
-//! a device, a pipe or a terminal, in circles, out of the target's root, or to a file that only root may read, and its bytes may change
-//! while they are read.
+//! Files that a target names: by its mappings, or by a path that its own files contain. The engine trusts none of these names. A name may
+//! lead to a device, a pipe or a terminal, in circles, out of the target's root, or to a file that only root may read. The bytes of the
+//! file may change during the reading.
 //!
-//! So a file is opened as a place first (O_PATH), which has no effect on the file, and for reading only if it is a regular file. It is read
-//! into memory, up to a size: a mapping of it would fault if another process cuts the file short.
+//! So the engine first opens the file as a location only (O_PATH), which has no effect on the file. It opens the file for reading only if
+//! it is a regular file. It reads the file into memory, up to a limit: a mapping would fault if another process truncated the file.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -19,14 +19,15 @@ use crate::error::Error;
 use crate::procfs::{self, file_error};
 use crate::sys;
 
-/// Longest file that is read.
+/// Length of the longest file that the engine reads, in bytes.
 pub(crate) const LONGEST: u64 = 2 << 30;
-/// Divisor of the free memory: a file is read only if it takes no more than this part of it.
+/// Divisor of the free memory. A file is read only if its length is at most this part of the free memory.
 const PART_OF_MEMORY: u64 = 4;
 const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 
-/// The bytes of an ELF file that a process names by a path: as seen from the root of that process, with the rights of its user. Symbolic links
-/// lead nowhere else. An error if there is no regular file, or one that is no ELF file, too long, or changed while it is read.
+/// The bytes of an ELF file that a process names by a path. The path is resolved from the root of that process, with the rights of its
+/// user, and symbolic links do not leave this root. Fails if the path leads to no regular file, or if the file is no ELF file, is too long,
+/// or changes during the reading.
 pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, Error> {
     let read = || {
         let root = root_of(pid)?;
@@ -35,8 +36,8 @@ pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, Error> {
     read().map_err(|e| file_error(pid, path.to_owned(), e))
 }
 
-/// Opens a file by its path as a process sees it: a regular file, or an error. Uses our own rights, so the caller makes sure that the
-/// process has this file anyway.
+/// Opens a regular file by its path from the root of a process. It uses the engine's own rights, so the caller must check that the process
+/// has mapped this file.
 pub(crate) fn open_named(pid: Pid, path: &Path) -> io::Result<File> {
     open_below(&root_of(pid)?, path)
 }
@@ -47,30 +48,30 @@ fn root_of(pid: Pid) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(format!("/proc/{pid}/root"), flags, Mode::empty())?)
 }
 
-/// Opens a regular file below a directory that is taken for the root.
+/// Opens a regular file by a path that is resolved with a directory as the root.
 fn open_below(root: &OwnedFd, path: &Path) -> io::Result<File> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     for_reading(rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
 }
 
-/// Opens the file to which a link of the kernel leads (`/proc/PID/exe`, `/proc/PID/map_files`): a regular file, or an error.
+/// Opens a regular file to which a link of the kernel leads (`/proc/PID/exe`, `/proc/PID/map_files`).
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     for_reading(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Opens a place for reading if a regular file is there.
+/// Opens a location (O_PATH) for reading if it is a regular file.
 fn for_reading(place: OwnedFd) -> io::Result<File> {
     let place = File::from(place);
     if !place.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    // The place cannot be replaced any more: this path leads to the very file.
+    // The descriptor keeps the file: this path leads to exactly that file.
     let link = format!("/proc/self/fd/{}", place.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(link, flags, Mode::empty())?.into())
 }
 
-/// The bytes of an ELF file, each page of ours touched once: the first touch costs more than the reading.
+/// The bytes of an ELF file. The buffer is allocated as zeros, so each page is touched once before the read.
 pub(crate) fn read_elf(mut file: File) -> io::Result<Arc<[u8]>> {
     let before = file.metadata()?;
     let most = longest();
@@ -97,7 +98,7 @@ pub(crate) fn read_elf(mut file: File) -> io::Result<Arc<[u8]>> {
     Ok(bytes)
 }
 
-/// Length of the longest file that is read now.
+/// Largest length of a file that may be read at present, in bytes.
 fn longest() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = crate::limits::meminfo(&text, "MemAvailable").unwrap_or(LONGEST);
@@ -112,7 +113,7 @@ struct User {
 }
 
 impl User {
-    /// The real user of a process: the user of its effective ids may have more rights.
+    /// The real user of a process. The effective ids may have more rights.
     fn of(pid: Pid) -> io::Result<User> {
         let text = procfs::read(pid, "status").map_err(io::Error::other)?;
         User::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -127,11 +128,12 @@ impl User {
         Some(User { uid: *numbers("Uid")?.first()?, gid: *numbers("Gid")?.first()?, groups: numbers("Groups")? })
     }
 
-    /// Opens something with the rights of this user, in a thread that ends with it.
+    /// Opens a file with the rights of this user, in a thread that ends afterwards.
     fn open(&self, open: impl FnOnce() -> io::Result<File> + Send) -> io::Result<File> {
         let ours = procfs::status(sys::own_pid()).map_err(io::Error::other)?;
         if ours.euid == self.uid || self.uid == 0 && ours.euid != 0 {
-            // The user is ours, or is root and we are not: the kernel gives our own rights, and no more.
+            // The user is the engine's own, or is root while the engine is not. The engine's own rights apply, which are no more than that
+            // user's.
             return open();
         }
         std::thread::scope(|scope| {

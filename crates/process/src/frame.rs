@@ -1,20 +1,20 @@
-//! The way back of a borrowed thread: a signal frame as the kernel itself would have built it. `rt_sigreturn` restores
-//! every register from it, so the thread finds home even when nobody is left to restore it.
+//! The return of a borrowed thread: a signal frame as the kernel itself would build it. `rt_sigreturn` restores every register from it. So
+//! the thread returns to where it was even if the engine has died.
 
 use crate::sys::Regs;
 
-/// Bytes below the stack pointer that belong to the running function.
+/// Bytes below the stack pointer that the running function may use.
 pub(crate) const RED_ZONE: u64 = 128;
 /// Offset of the saved program counter from the word that holds the return address of a signal frame.
 pub(crate) const RIP: u64 = UCONTEXT + 40 + 16 * 8;
-/// Offset of the saved stack pointer.
+/// Offset of the saved stack pointer in a signal frame.
 pub(crate) const RSP: u64 = UCONTEXT + 40 + 15 * 8;
-/// Offset of the saved code segment (u16).
+/// Offset of the saved code segment (u16) in a signal frame.
 pub(crate) const CS: u64 = UCONTEXT + 40 + 18 * 8;
 
-/// Offset of the flags of the context (`uc_flags`); `uc_link`, which the kernel leaves 0, follows.
+/// Offset of the flags of the context (`uc_flags`). The next word is `uc_link`, which the kernel sets to 0.
 pub(crate) const FLAGS: u64 = UCONTEXT;
-/// Most words that may lie in front of a frame.
+/// Maximum number of words on the stack before a frame.
 pub(crate) const MAX_IN_FRONT: usize = 64;
 
 const UCONTEXT: u64 = 8;
@@ -23,25 +23,25 @@ const SIGINFO_LEN: usize = 128;
 const FRAME_LEN: usize = 8 + UCONTEXT_LEN + SIGINFO_LEN;
 /// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
 const UC_FLAGS: u64 = 7;
-/// No valid mode, so that rt_sigreturn leaves the alternate signal stack as it is.
+/// Flags with no valid mode, so that rt_sigreturn leaves the alternate signal stack unchanged.
 const ALTSTACK_UNTOUCHED: u64 = 0x1000;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// Offset, in the XSAVE area, of the bytes reserved for software: magic, sizes, features.
+/// Offset in the XSAVE area of the bytes for software: magic, sizes, features.
 const FP_SW: usize = 464;
 const FP_MIN: usize = 576;
 
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
-/// The system call goes on through restart_syscall(2), with what the kernel remembers.
+/// The kernel continues the system call through restart_syscall(2), with the state that it has kept.
 pub(crate) const ERESTART_RESTARTBLOCK: i64 = -516;
 const SYS_RESTART: u64 = 219;
 const EINTR: i64 = -4;
 const SYS_IO_PGETEVENTS: i64 = 333;
 
-/// System calls that a stop ends with EINTR though no signal came, and that may be made again as if nothing had been:
-/// they had no effect yet. Not in the list: close, whose repetition would hit another file.
+/// System calls that a stop ends with EINTR although no signal came. They have had no effect yet, so they may be repeated. close is not in
+/// the list: repeated, it could close another file.
 const REPEATABLE: &[i64] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -67,14 +67,14 @@ const REPEATABLE: &[i64] = &[
     libc::SYS_io_uring_enter,
 ];
 
-/// Whether the thread stands in a system call that the kernel will make again.
+/// Whether the thread is in a system call that the kernel will repeat.
 pub(crate) fn restarts(regs: &Regs) -> bool {
     (regs.orig_rax as i64) >= 0
         && matches!(regs.rax as i64, ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK)
 }
 
-/// If our stop made a system call end with EINTR, lets the kernel make it again (or report EINTR after all, if a signal with a
-/// handler comes first). Says whether something was changed. Only for a thread in an event stop.
+/// If the engine's stop made a system call end with EINTR, lets the kernel repeat it. (If a signal with a handler comes first, the kernel
+/// reports EINTR after all.) Returns whether the registers were changed. Only for a thread in an event stop.
 pub(crate) fn repair_interrupted(regs: &mut Regs) -> bool {
     let repair = regs.rax as i64 == EINTR && REPEATABLE.contains(&(regs.orig_rax as i64));
     if repair {
@@ -83,7 +83,7 @@ pub(crate) fn repair_interrupted(regs: &mut Regs) -> bool {
     repair
 }
 
-/// Registers after a pending restart has been done by hand.
+/// Returns the registers as the kernel would set them for a pending repetition of a system call.
 fn restarted(mut regs: Regs) -> Regs {
     if restarts(&regs) {
         regs.rip = regs.rip.wrapping_sub(2);
@@ -92,16 +92,16 @@ fn restarted(mut regs: Regs) -> Regs {
     regs
 }
 
-/// A signal frame ready to be written.
+/// A signal frame as bytes that are ready to be written.
 #[derive(Debug)]
 pub(crate) struct Frame {
-    /// Address of its first byte, which is the stack pointer with which `ret` leads into rt_sigreturn.
+    /// Address of the first byte, including words before the frame. With this stack pointer, `ret` leads into rt_sigreturn.
     pub(crate) at: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Frame {
-    /// Puts words below the frame: the thread takes them from its stack before it arrives at the frame.
+    /// Puts words below the frame. The thread takes them from its stack before it reaches the frame.
     pub(crate) fn put_in_front(&mut self, words: &[u64]) {
         let front = words.iter().flat_map(|word| word.to_le_bytes());
         self.bytes.splice(0..0, front);
@@ -109,13 +109,13 @@ impl Frame {
     }
 }
 
-/// Room that a frame with this extended state takes, alignment and the words in front of it included.
+/// Room for a frame with this extended state, its alignment and the words before it, in bytes.
 pub(crate) fn frame_room(xstate: &[u8]) -> u64 {
     (FRAME_LEN + xstate.len() + 4 + 64 + 16 + 8 * MAX_IN_FRONT) as u64
 }
 
-/// The frame below `top` that restores `regs`, `sigmask` and `xstate` when its first word, `sigreturn`, is returned to. `None` if `xstate`
-/// is no XSAVE area.
+/// Builds the frame below `top` that restores `regs`, `sigmask` and `xstate` once the thread returns to its first word, `sigreturn`. `None`
+/// if `xstate` is no XSAVE area.
 pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigreturn: u64) -> Option<Frame> {
     if xstate.len() < FP_MIN {
         return None;
@@ -144,7 +144,8 @@ pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigretur
     let fp = (fp_at - at) as usize;
     let state = &mut bytes[fp..];
     state[..xstate.len()].copy_from_slice(xstate);
-    // The kernel states the enabled features in the first word of the software bytes; here the frame's own description goes.
+    // In the area that the kernel gave, the first software word holds the enabled features. In a frame, the description of the frame takes
+    // its place.
     let features: [u8; 8] = xstate[FP_SW..FP_SW + 8].try_into().ok()?;
     let len = u32::try_from(xstate.len()).ok()?;
     state[FP_SW..FP_SW + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_le_bytes());

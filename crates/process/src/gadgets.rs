@@ -1,9 +1,9 @@
-//! Pieces of the target's own code by which a borrowed thread calls the kernel and finds its way back (`remote.rs`).
+//! Pieces of the target's own code by which a borrowed thread makes a system call and returns to where it was (`remote.rs`).
 //!
-//! The way back ends in rt_sigreturn(2), which restores every register from a signal frame. A C library has code for this call, as signal
-//! handlers return there. A program that is linked statically and installs no handler has none. There the thread takes the number of the call
-//! from its own stack (`pop rax; ret`), and returns to any `syscall` instruction. Each piece is decoded from the byte at which the
-//! thread arrives, whatever instruction the compiler meant there.
+//! The return ends in rt_sigreturn(2), which restores every register from a signal frame. A C library has code for this call, because
+//! signal handlers return there. A program that is linked statically and installs no handler has none. In such a program the thread takes
+//! the number of the call from its own stack (`pop rax; ret`), and returns to any `syscall` instruction. Each piece is decoded from the
+//! byte at which the thread arrives, even if that is in the middle of a compiled instruction.
 
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::Avma;
@@ -18,46 +18,46 @@ use crate::target::Target;
 
 /// `syscall`
 pub(crate) const SYSCALL: &[u8] = &[0x0f, 0x05];
-/// `mov rax, 15; syscall`, `mov eax, 15; syscall`: rt_sigreturn, as the libcs' restorers do it.
+/// `mov rax, 15; syscall` and `mov eax, 15; syscall`: rt_sigreturn in the restorers of C libraries.
 const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 /// First bytes of instructions that set rax from the stack or to a constant: `pop rax`, `mov eax, imm32`, `mov rax, imm32`,
 /// `mov rax, [rsp…]`, `mov eax, [rsp…]`.
 const LOADS: [&[u8]; 5] = [&[0x58], &[0xb8], &[0x48, 0xc7, 0xc0], &[0x48, 0x8b], &[0x8b]];
-/// Most instructions from a piece's first one to its `ret`.
+/// Maximum number of instructions of a piece, up to its `ret`.
 const LONGEST: usize = 8;
-/// Most bytes of these instructions.
+/// Maximum number of bytes of these instructions.
 pub(crate) const LONGEST_BYTES: usize = 64;
-/// Most words that one piece may take from the stack.
+/// Maximum number of words that one piece may take from the stack.
 const MOST_WORDS: u64 = 24;
 
-/// Way in which a borrowed thread makes a system call, and the words on its stack for the way back.
+/// The code by which a borrowed thread makes a system call, and the words on its stack that lead it back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WayBack {
     /// Address of a `syscall` after which the thread returns to the addresses on its stack.
     pub(crate) syscall: u64,
-    /// Words from the stack pointer up to the frame.
+    /// Words from the stack pointer up to the signal frame.
     pub(crate) before: Vec<u64>,
-    /// First word of the frame: the return address that leads into rt_sigreturn.
+    /// First word of the signal frame: the return address that leads into rt_sigreturn.
     pub(crate) last: u64,
 }
 
-/// Pieces of the target's own code that we need.
+/// Pieces of the target's own code that the engine uses.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Gadgets {
-    /// Code that calls rt_sigreturn: signal handlers return there. All that were found, in order of their addresses.
+    /// All code that calls rt_sigreturn, sorted by address. Signal handlers return there.
     sigreturn: Vec<Avma>,
-    /// The way back, or the name of the piece for which the target has no code.
+    /// Code and stack words for the return; if the target lacks a piece of code, the name of that piece.
     way: Result<WayBack, &'static str>,
-    /// The bytes that the way takes, with their addresses.
+    /// Bytes of the code that the return uses, with their addresses.
     pieces: Vec<(Avma, Vec<u8>)>,
 }
 
-/// Code that ends by a `ret` and touches nothing but registers and memory that the stack pointer addresses.
+/// Code that ends with a `ret` and changes only registers. It reads only registers and the stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Piece {
     at: Avma,
     bytes: Vec<u8>,
-    /// Words that it takes from the stack in front of its return address.
+    /// Number of words that the piece takes from the stack before its return address.
     words: u64,
     rax: Rax,
 }
@@ -67,13 +67,13 @@ struct Piece {
 enum Rax {
     Kept,
     Constant(u64),
-    /// The word of the stack with this number.
+    /// The word with this number among those that the piece finds on the stack.
     Word(u64),
     Unknown,
 }
 
 impl Gadgets {
-    /// Looks through all code that comes from files, wherever the program has moved it, and the vDSO.
+    /// Searches the vDSO and all code that comes from files, also where the program has moved it.
     pub(crate) fn find(target: &Target) -> Result<Self, Error> {
         let mut search = Search::default();
         for_all_code(target, &mut |start, code| search.look_for_calls(start, code))?;
@@ -83,12 +83,12 @@ impl Gadgets {
         Ok(search.result())
     }
 
-    /// The way back of a borrowed thread; the error names the code that the target does not have.
+    /// The way back of a borrowed thread. The error names the code that the target does not have.
     pub(crate) fn way_back(&self) -> Result<&WayBack, &'static str> {
         self.way.as_ref().map_err(|missing| *missing)
     }
 
-    /// Way of recognising the signal frames of the target.
+    /// Method of recognising the signal frames of the target.
     pub(crate) fn frames(&self) -> Frames {
         match self.sigreturn.is_empty() {
             true => Frames::Formed,
@@ -96,7 +96,7 @@ impl Gadgets {
         }
     }
 
-    /// Whether the code still stands where it was found.
+    /// Whether the code is still where it was found.
     pub(crate) fn still_there(&self, target: &Target) -> bool {
         let mut now = [0; LONGEST_BYTES];
         let holds = |(at, bytes): &(Avma, Vec<u8>)| {
@@ -107,7 +107,7 @@ impl Gadgets {
     }
 }
 
-/// Whether the program may write there while it runs, as compilers do that generate code in memory which is mapped twice.
+/// Whether the program may write this code while it runs. Just-in-time compilers do so, in memory that is mapped twice.
 fn may_change(m: &Mapping) -> bool {
     const IN_MEMORY: [&str; 4] = ["/memfd:", "/dev/shm/", "/anon_hugepage", "/SYSV"];
     m.shared
@@ -115,7 +115,7 @@ fn may_change(m: &Mapping) -> bool {
         || IN_MEMORY.iter().any(|begin| m.path.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
 }
 
-/// Shows all code to `look`, mapping by mapping, as far as it can be read, except code that the program may write.
+/// Passes the readable part of all code to `look`, one mapping at a time, except code that the program may write.
 fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
     let mut bytes = Vec::new();
     let maps = target.maps()?;
@@ -133,11 +133,11 @@ fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<()
 #[derive(Default, Debug)]
 struct Search {
     sigreturn: Vec<(Avma, usize)>,
-    /// A `syscall` and the instructions after it up to a `ret`: the one, of those seen, that takes the fewest words.
+    /// The piece that begins with a `syscall` and takes the fewest words from the stack, of those found so far.
     call: Option<Piece>,
-    /// Any `syscall`.
+    /// Address of any `syscall` instruction.
     any_call: Option<Avma>,
-    /// Code that sets rax to the number of rt_sigreturn, alone or from the stack.
+    /// Piece that sets rax to the number of rt_sigreturn, by a constant or from the stack.
     number: Option<Piece>,
 }
 
@@ -194,8 +194,8 @@ impl Search {
                 Ok(way)
             }
             (Some(call), None, Some(last), Some(number)) => {
-                // After the call: the words that its piece takes, the way to the other piece, the words that that piece takes, and the way
-                // to the last.
+                // The stack after the call: the words that its piece takes, the address of the other piece, the words that this other piece
+                // takes. The last word is the address of a `syscall`.
                 let mut before = vec![0; call.words as usize];
                 before.push(number.at.0);
                 let first = before.len();
@@ -218,7 +218,7 @@ impl Search {
 }
 
 impl Piece {
-    /// The piece at the beginning of `code`, whose first `skipped` bytes are known. `None` if anything there may do more than a piece does.
+    /// The piece at the beginning of `code`, of which `skipped` bytes need not be decoded. `None` if the code may do more than a piece may.
     fn after(at: Avma, code: &[u8], skipped: usize) -> Option<Piece> {
         let code = &code[..code.len().min(LONGEST_BYTES)];
         let rest = code.get(skipped..)?;
@@ -237,14 +237,15 @@ impl Piece {
     }
 }
 
-/// Applies the effect of an instruction on the stack pointer (bytes above its value at the beginning of the piece) and on rax. `None` if it
-/// may do anything else: every instruction let through reads registers and the stack, and writes registers.
+/// Applies the effect of an instruction to rax and to the stack pointer, as a distance in bytes from its value at the beginning of the
+/// piece. Returns `None` if the instruction may have another effect. An accepted instruction reads registers and the stack, and writes
+/// registers.
 fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
     let is_register = |i: u32| instruction.op_kind(i) == OpKind::Register;
     let first = if instruction.op_count() > 0 && is_register(0) { instruction.op0_register() } else { Register::None };
     let whole = first.full_register();
     let constant = || (instruction.op_count() == 2).then(|| instruction.try_immediate(1).ok()).flatten();
-    // the word that a load of the whole of rax or eax reads
+    // Number of the stack word that a load into rax or eax reads.
     let word = |sp: u64| {
         let plain = instruction.op_count() == 2
             && instruction.op1_kind() == OpKind::Memory
@@ -327,7 +328,7 @@ mod tests {
         let found = search(&[(0x1000, &[0x58, 0xc3]), (0x2000, &[0x0f, 0x05, 0xc3])]);
         assert_eq!(found.way, Ok(WayBack { syscall: 0x2000, before: vec![0x1000, 15], last: 0x2000 }));
         assert!(found.sigreturn.is_empty());
-        // behind the call, add rsp, 8; pop rbx; in front of the number, mov rax, [rsp + 8]; add rsp, 0x18
+        // After the call: add rsp, 8; pop rbx. Before the number: mov rax, [rsp + 8]; add rsp, 0x18.
         let call: &[u8] = &[0x0f, 0x05, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0xc3];
         let number: &[u8] = &[0x48, 0x8b, 0x44, 0x24, 0x08, 0x48, 0x83, 0xc4, 0x18, 0xc3];
         let found = search(&[(0x1000, call), (0x2000, number)]);
@@ -350,13 +351,13 @@ mod tests {
             &[0x58, 0x31, 0xc0, 0xc3],                   // xor eax, eax
             &[0x58, 0x8e, 0xd8, 0xc3],                   // mov ds, eax
             &[0x66, 0x58, 0xc3],                         // pop ax
-            &[0x8b, 0x44, 0x24, 0x08, 0xc3],             // above what is taken
+            &[0x8b, 0x44, 0x24, 0x08, 0xc3],             // A word above those that the piece takes.
             &[0x48, 0x8b, 0x44, 0x24, 0xf8, 0x5b, 0xc3], // below the stack pointer
-            &[0x64, 0x48, 0x8b, 0x04, 0x24, 0x5b, 0xc3], // of another segment
+            &[0x64, 0x48, 0x8b, 0x04, 0x24, 0x5b, 0xc3], // A word in another segment.
         ];
         for code in rejected {
             let found = search(&[(0x1000, &[0x0f, 0x05, 0xc3]), (0x2000, code)]);
-            // a prefix may be left out: the rest is a piece of its own
+            // Without its prefix, the rest of the code is a piece.
             let from_inside = matches!(code[0], 0x66 | 0x64);
             assert_eq!(found.way.is_ok(), from_inside, "{code:02x?}");
         }

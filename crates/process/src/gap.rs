@@ -1,19 +1,19 @@
-//! Search for a place for a new mapping: free ranges between those in use.
+//! Search for the address of a new mapping among the free ranges.
 
 use std::ops::{Range, RangeInclusive};
 
 use crate::procfs::Mapping;
 
-/// End of user space with four-level page tables, less the guard page.
+/// End of user space with four-level page tables, minus the guard page.
 const USER_END: u64 = 0x7fff_ffff_f000;
-/// Room that is left below the main stack, which grows downwards.
+/// Room that stays free below the main stack, which grows downwards.
 const STACK_ROOM: u64 = 256 << 20;
-/// Room that is left above the heap where there are other places: brk(2) fails where it meets a mapping.
+/// Room that stays free above the heap if another place can be found. brk(2) fails if the heap meets a mapping.
 pub(crate) const HEAP_ROOM: u64 = 1 << 30;
-/// Reach of a `rel32`, less a reserve for the instruction itself and for the operands of a displaced instruction.
+/// Reach of a `rel32`, minus a reserve for the instruction itself and for the operands of a displaced instruction.
 const REACH: u64 = (1 << 31) - (1 << 16);
 
-/// The ranges in use, sorted, with room for the main stack to grow, and `heap_room` bytes for the heap.
+/// The ranges in use, sorted, including room for the main stack to grow and `heap_room` bytes for the heap.
 pub(crate) fn used_ranges(maps: &[Mapping], heap_room: u64) -> Vec<Range<u64>> {
     let mut used: Vec<Range<u64>> = maps
         .iter()
@@ -30,7 +30,7 @@ pub(crate) fn used_ranges(maps: &[Mapping], heap_room: u64) -> Vec<Range<u64>> {
     used
 }
 
-/// The start of a free range of `len` bytes nearest to `near`, out of `bases`, aligned to `align` (a power of two).
+/// Start of the free range of `len` bytes nearest to `near`. The start lies in `bases` and is a multiple of `align`, a power of two.
 pub(crate) fn find(used: &[Range<u64>], len: u64, align: u64, bases: RangeInclusive<u64>, near: u64) -> Option<u64> {
     let mask = !(align - 1);
     let mut best: Option<u64> = None;
@@ -52,7 +52,7 @@ pub(crate) fn find(used: &[Range<u64>], len: u64, align: u64, bases: RangeInclus
     best
 }
 
-/// The bases from which a mapping of `len` bytes reaches all of `text` and is reached from it by a 32-bit displacement.
+/// Start addresses at which a mapping of `len` bytes reaches all of `text`, and `text` reaches it, by 32-bit displacements.
 pub(crate) fn bases_near(text: &Range<u64>, len: u64) -> RangeInclusive<u64> {
     text.end.saturating_sub(REACH)..=text.start.saturating_add(REACH).saturating_sub(len)
 }

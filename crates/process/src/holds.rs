@@ -1,4 +1,4 @@
-//! Time for which the threads of a target were held.
+//! The time for which the threads of a target are held.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::target::{Target, lock};
 use crate::tracer::{Tracer, with_tracer};
 
-/// Two holds with less than this between them count as one: on a busy machine a thread that was let go gets no processor so soon.
+/// Two holds with less than this time between them count as one: on a busy machine a released thread gets no processor so soon.
 const CLOSE: Duration = Duration::from_micros(100);
 
 /// One hold: from the interrupt of the first thread to the release of the last.
@@ -21,7 +21,7 @@ pub(crate) struct Hold {
 pub(crate) struct Holds {
     total: Duration,
     longest: Duration,
-    /// The last piece of one or more holds: its length so far, and its end.
+    /// The latest hold, merged with holds shortly before it: its length so far, and its end.
     last: Option<(Duration, Instant)>,
 }
 
@@ -39,7 +39,7 @@ impl Holds {
 }
 
 impl Target {
-    /// Runs `work` with a tracer of this process, and notes for how long threads were held.
+    /// Runs `work` with a tracer of this process, and records how long threads were held.
     pub(crate) fn trace<R: Send>(&self, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, Error> {
         let (result, holds) = with_tracer(self.pid(), work)?;
         let mut known = lock(&self.holds);
@@ -47,15 +47,16 @@ impl Target {
         Ok(result)
     }
 
-    /// The longest time that threads were held in one piece since the last call of this, from the interrupt of the first to the release of
-    /// the last, over all operations, those that borrowed a thread included. Holds that follow each other at once are one piece.
+    /// The longest time for which threads were held without a break since the last call of this function. It runs from the interrupt of the
+    /// first thread to the release of the last, over all operations, including those that borrowed a thread. Holds that follow each other
+    /// at once count as one.
     pub fn take_longest_hold(&self) -> Duration {
         let mut holds = lock(&self.holds);
         holds.last = None;
         std::mem::take(&mut holds.longest)
     }
 
-    /// Time for which threads were held in all.
+    /// Total time for which threads were held.
     pub fn time_held(&self) -> Duration {
         lock(&self.holds).total
     }

@@ -1,5 +1,6 @@
-//! A thread pointer for a program in which no libc has set one yet: it is stopped before its first instruction, or a little later. Until its
-//! libc comes, generated code finds the thread's id there as it will find it in the libc's own memory, and later by the same instructions.
+//! A temporary thread pointer for a program in which no libc has set one yet, because it was stopped at its first instruction or a little
+//! later. Until the libc sets its own, generated code finds the thread's id through the temporary pointer. It uses the same instructions
+//! for both.
 
 use ingraft_model::layout::LENT;
 use ingraft_model::{Avma, DataArea, ThreadIdentity};
@@ -11,8 +12,8 @@ use crate::target::Target;
 use crate::tracer::{STOP_WAIT, State, Tracer};
 
 impl Target {
-    /// Gives the only thread the area's thread pointer, if it has none yet. `false` if there are several threads by now, of which one still
-    /// has none.
+    /// Sets the thread pointer of the only thread to the area's, if the thread has none yet. Returns `false` if there are several threads
+    /// and one of them has none.
     pub fn lend_thread_pointer(&self, area: &DataArea, identity: ThreadIdentity) -> Result<bool, Error> {
         if let ThreadIdentity::FsOffset(offset) = identity {
             let id = self.status()?.own_id.to_le_bytes();
@@ -30,7 +31,7 @@ impl Target {
                 tracer.repair_all().and(lent)
             })?;
             match lent {
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
                 other => return other,
             }
         }

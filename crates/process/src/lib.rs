@@ -1,11 +1,11 @@
-//! Everything that touches another process: finding it, reading it, holding its threads, letting one of them make system calls
-//! for us, and applying patch plans as a whole or not at all.
+//! All operations on another process: finding and reading it, holding its threads, making system calls in one of them, and applying patch
+//! plans as a whole or not at all.
 //!
-//! The target's life comes first. Whatever happens to us, at whatever moment, the target goes on and is right: threads are
-//! held by one thread of ours per operation, whose end releases them all; a borrowed thread carries its own way back; text
-//! is written only where no thread stands. Nothing is held between two calls, and no call waits without a bound.
+//! The safety of the target comes first: if the engine dies at any moment, the target continues correctly. One engine thread holds the
+//! threads for each operation, and when it ends, the kernel releases them all. A borrowed thread returns by itself. Text is written only
+//! where no thread is. No thread is held between two calls, and no call waits without a limit.
 //!
-//! All calls block, and are made from ordinary threads.
+//! All calls block, so they are made from ordinary threads and not from an async runtime.
 
 #![warn(clippy::too_many_lines)]
 

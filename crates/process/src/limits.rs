@@ -1,8 +1,8 @@
-//! Limits on the memory of a target, and the room that they leave. A charge that exceeds the limit of a control group makes the kernel kill
-//! a process of that group, which is the target: so the engine asks here before it maps or writes anything.
+//! Limits on the memory of a target, and the room that they leave. If a charge exceeds the limit of a control group, the kernel kills a
+//! process of that group, and that is the target. So the engine checks the limits before it maps or writes anything.
 //!
-//! Pages that the engine writes through /proc/PID/mem are charged to the target's control group, whatever group the engine is in. So are pages
-//! of the data area that a thread of the target touches first.
+//! The kernel charges pages that the engine writes through /proc/PID/mem to the target's control group, whatever the engine's own group is.
+//! It also charges pages of the data area to it that a thread of the target touches first.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,18 +22,18 @@ const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// A page of page table entries maps this much.
+/// Bytes that one page of page table entries maps.
 const TABLE_SPAN: u64 = HUGE_PAGE;
-/// Memory that stays free for the target besides a quarter of the memory that a change takes: the target goes on allocating meanwhile.
+/// Memory that stays free for the target's own allocations, in addition to a quarter of the memory that a change takes.
 const RESERVE: u64 = 256 * KIB;
-/// Number of mappings that must be free before a change: the data area takes three, each arena one, and the rest is left to the target.
+/// Number of mappings that must be free before a change. The data area takes three and each arena one; the rest is left to the target.
 const SPARE_MAPPINGS: usize = 64;
-/// Pages for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
+/// Memory for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
 const ATTACH: u64 = 32 * PAGE;
-/// In version 1 of control groups a larger limit means that there is none.
+/// Smallest limit that means "no limit" in version 1 of control groups.
 const UNLIMITED: u64 = 1 << 60;
 
-/// Upper bound of the memory that a change takes of a target's memory, in bytes.
+/// Upper bound of the memory that a change takes in a target, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryNeed {
     /// Memory that is charged to the target: private copies of text pages, code, counters of threads, page tables.
@@ -62,7 +62,7 @@ pub struct MemoryRoom {
     pub limit: MemoryLimit,
     /// Value of the limit in bytes.
     pub total: u64,
-    /// Bytes that can still be taken, memory that the kernel can reclaim included.
+    /// Bytes that are still available, including memory that the kernel can reclaim.
     pub left: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct MemoryRoom {
 pub struct Shortage {
     /// The limit.
     pub room: MemoryRoom,
-    /// Bytes that the change takes at most.
+    /// Upper bound of the bytes that the change takes.
     pub needed: u64,
     /// Bytes that must stay free for the target.
     pub reserve: u64,
@@ -102,7 +102,7 @@ impl fmt::Display for Shortage {
 }
 
 impl Shortage {
-    /// Advice that may help: one line for a person.
+    /// Advice for the user in one line.
     pub fn hint(&self) -> String {
         let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
         match self.room.limit {
@@ -116,7 +116,7 @@ impl Shortage {
     }
 }
 
-/// Bytes for a person.
+/// Number of bytes, formatted in MiB for the user.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -136,20 +136,21 @@ impl MemoryNeed {
         }
     }
 
-    /// Memory that pages of text and code take when a change writes them for the first time.
+    /// Memory for pages of text and code that a change writes for the first time.
     pub fn of_pages(pages: u64) -> MemoryNeed {
         MemoryNeed { charged: pages.saturating_mul(PAGE), address_space: 0 }
     }
 
-    /// Memory that a new data area takes, whatever is measured.
+    /// Memory for a new data area, independent of the measurements.
     pub fn of_attach() -> MemoryNeed {
         MemoryNeed { charged: ATTACH, address_space: 0 }
     }
 
-    /// Memory that this many threads take to count in this many counters, with the header and this much of the journal's copy.
+    /// Memory that this many threads need to count in this many counters, with the header and this many bytes of the journal's copy.
     pub fn of_threads(threads: usize, counters: u32, journal: u64) -> MemoryNeed {
         let words = u64::from(layout::COUNTERS - layout::OWNER) + 8 * u64::from(counters);
-        // the page of the events' words, the one below the owner, two of records, the page table, and one because the words begin within a page
+        // Six more pages: the events' words, the page below the owner, two pages of records, the page table, and one because the words
+        // begin within a page.
         let shard = words.next_multiple_of(PAGE) + 6 * PAGE;
         let header = u64::from(layout::OWNER) + u64::from(record::SIZE);
         let all = shard.saturating_mul(threads as u64 + u64::from(layout::FIRST_SHARD));
@@ -159,7 +160,7 @@ impl MemoryNeed {
 
 impl Target {
     /// Upper bound of the memory that a plan takes: text pages that are not private yet, pages of code, and their page tables. `arenas` are
-    /// those in which the code lies.
+    /// the arenas that contain the code.
     pub fn memory_need(&self, plan: &PatchPlan, arenas: &[AvmaRange]) -> MemoryNeed {
         let private = lock(&self.private_pages);
         let page = |at: u64| at & !(PAGE - 1);
@@ -169,7 +170,7 @@ impl Target {
             let end = part.at.0.saturating_add(part.bytes.len() as u64);
             code.extend((page(part.at.0)..end).step_by(PAGE as usize));
         }
-        // the kernel may give a huge page where a whole one fits
+        // The kernel may use a huge page wherever a whole one fits into the arena.
         let huge = |at: u64| {
             let start = at & !(HUGE_PAGE - 1);
             arenas.iter().any(|a| a.start.0 <= start && start + HUGE_PAGE <= a.end.0).then_some(start)
@@ -181,14 +182,14 @@ impl Target {
         MemoryNeed { charged: bytes, address_space: 0 }
     }
 
-    /// Checks that every limit on the target's memory leaves room for this need, and for the target's own allocations meanwhile; otherwise
-    /// returns an error with the figures. A limit that cannot be read counts as no limit.
+    /// Checks that every limit on the target's memory leaves room for this need and for the target's own allocations during the change.
+    /// Otherwise returns an error with the figures. A limit that cannot be read counts as no limit.
     pub fn refuse_without_room(&self, need: MemoryNeed) -> Result<(), Error> {
         let too_little =
             |room: &MemoryRoom, needed: u64, reserve: u64| needed > 0 && room.left < needed.saturating_add(reserve);
         let refuse = |room, needed, reserve| Err(Error::Shortage(Box::new(Shortage { room, needed, reserve })));
         if let Some(room) = self.address_room() {
-            // the target keeps the greater part
+            // The target keeps at least half of the room.
             let reserve = need.address_space;
             if too_little(&room, need.address_space, reserve) {
                 return refuse(room, need.address_space, reserve);
@@ -203,7 +204,7 @@ impl Target {
         }
     }
 
-    /// Refuses a change if the target, with the mappings of the change, might fail to make its own. `maps`: its mappings.
+    /// Refuses a change if the target might then be unable to create mappings of its own. `maps` are its present mappings.
     pub(crate) fn refuse_with_many_mappings(&self, maps: &[Mapping]) -> Result<(), Error> {
         let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
         match most {
@@ -212,8 +213,8 @@ impl Target {
         }
     }
 
-    /// Returns the number of shards for a request that leaves half of the target's room of address space to it; an error if even the fewest
-    /// shards do not.
+    /// Returns the number of shards for a request, such that half of the target's free address space stays free. Fails if this is not
+    /// possible even with `fewest` shards.
     pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<u32, Error> {
         let Some(room) = self.address_room() else { return Ok(request.shards) };
         let shards = (room.left / 2).saturating_sub(request.journal_bytes) / request.stride;
@@ -225,7 +226,7 @@ impl Target {
         Err(Error::Shortage(Box::new(Shortage { room, needed, reserve: needed })))
     }
 
-    /// The room below RLIMIT_AS, if there is such a limit.
+    /// The room below RLIMIT_AS; `None` if there is no such limit.
     fn address_room(&self) -> Option<MemoryRoom> {
         let text = procfs::read(self.pid(), "limits").ok()?;
         let total = soft_limit(&String::from_utf8_lossy(&text), "Max address space")?;
@@ -237,7 +238,7 @@ impl Target {
 }
 
 impl SharedArea {
-    /// Upper bound of the memory that the area will still take with this many threads and counters, less the memory that it has already.
+    /// Upper bound of the memory that the area will take with this many threads and counters, minus the memory that it has already.
     pub fn memory_need(&self, threads: usize, counters: u32, journal: u64) -> MemoryNeed {
         let threads = threads.min(self.layout().shards as usize);
         let whole = MemoryNeed::of_threads(threads, counters, journal);
@@ -258,7 +259,7 @@ pub(crate) fn meminfo(text: &str, name: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(KIB)
 }
 
-/// The room below the commit limit, to which pages of the data area count, if the kernel does not overcommit.
+/// The room below the commit limit, if the kernel does not overcommit. Pages of the data area count against this limit.
 fn commit_room() -> Option<MemoryRoom> {
     let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
     if mode.trim() != "2" {
@@ -276,11 +277,11 @@ fn machine_room() -> Option<MemoryRoom> {
     Some(MemoryRoom { limit: MemoryLimit::Machine, total: meminfo(&text, "MemTotal")?, left })
 }
 
-/// The names of the files of one version of control groups.
+/// Names of the files in one version of control groups.
 struct Files {
     /// Name of each limit, with the name of the usage that counts against it.
     limits: &'static [(&'static str, &'static str)],
-    /// Prefix of the names in `memory.stat` that count the groups below as well.
+    /// Prefix of those names in `memory.stat` whose values include the groups below.
     prefix: &'static str,
     dirty: &'static str,
     writeback: &'static str,
@@ -297,15 +298,15 @@ const V1: Files = Files {
 };
 
 const V2: Files = Files {
-    // beyond `memory.high` the kernel does not kill, but it holds threads up
+    // Above `memory.high` the kernel does not kill, but it delays threads.
     limits: &[("memory.max", "memory.current"), ("memory.high", "memory.current")],
     prefix: "",
     dirty: "file_dirty",
     writeback: "file_writeback",
 };
 
-/// The room that the control groups of a process leave, from its own up to the highest that can be seen. Reclaimable memory is read only
-/// where less than `enough` is left without it.
+/// The room that the control groups of a process leave, from its own group up to the highest visible one. Reclaimable memory is read only
+/// if less than `enough` is left without it.
 fn group_rooms(pid: Pid, enough: u64) -> Vec<MemoryRoom> {
     let Ok(groups) = procfs::read(pid, "cgroup") else { return Vec::new() };
     let Ok(mounts) = fs::read("/proc/self/mountinfo") else { return Vec::new() };
@@ -324,7 +325,7 @@ fn group_rooms(pid: Pid, enough: u64) -> Vec<MemoryRoom> {
     rooms
 }
 
-/// The room below one limit of a control group; `None` without a limit.
+/// The room below one limit of a control group; `None` if the group has no such limit.
 fn room_of(folder: &Path, files: &Files, (limit, usage): (&str, &str), enough: u64) -> Option<MemoryRoom> {
     let file = folder.join(limit);
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -337,8 +338,8 @@ fn room_of(folder: &Path, files: &Files, (limit, usage): (&str, &str), enough: u
     Some(MemoryRoom { limit: MemoryLimit::Group(file), total, left })
 }
 
-/// Bytes of the page cache that the kernel gives back before it kills: inactive pages, and half of the active ones, because among these are the
-/// pages of the programs that run. Pages to be written first do not count, and no memory that would have to be swapped out.
+/// Bytes of the page cache that the kernel reclaims before it kills. These are inactive pages, and half of the active ones, since the pages
+/// of running programs are among them. Dirty pages do not count, nor memory that would have to be swapped out.
 fn reclaimable(stat: &str, files: &Files) -> u64 {
     let value = |name: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(files.prefix)?.strip_prefix(name)?.strip_prefix(' '));
@@ -348,8 +349,8 @@ fn reclaimable(stat: &str, files: &Files) -> u64 {
     cached.saturating_sub(value(files.dirty)).saturating_sub(value(files.writeback))
 }
 
-/// The folders of the control groups of a process that may limit its memory, with the mounts in which they lie. `groups` is /proc/PID/cgroup,
-/// `mounts` /proc/self/mountinfo.
+/// The folders of the control groups that may limit a process's memory, with the mounts that contain them. `groups` is the text of
+/// /proc/PID/cgroup, `mounts` that of /proc/self/mountinfo.
 fn group_folders(groups: &str, mounts: &str) -> Vec<(&'static Files, PathBuf, PathBuf)> {
     let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
     let mut folders = Vec::new();
@@ -396,7 +397,7 @@ impl Mount {
         if std::ptr::eq(files, &V1) { self.version_1 && self.memory } else { !self.version_1 }
     }
 
-    /// The folder of a group. `None` if it lies outside of the mounted hierarchy, or outside of our own namespace of groups.
+    /// The folder of a group. `None` if it is outside of the mounted hierarchy or of the engine's own cgroup namespace.
     fn folder_of(&self, path: &str) -> Option<PathBuf> {
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
         let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
@@ -446,7 +447,7 @@ mod tests {
         };
         assert_eq!(found("4:cpu,memory:/a b/c\n3:cpu:/\n"), [(at("v1"), at("v1/a b/c"))]);
         assert_eq!(found("0::/pod/inner\n"), [(at("v2"), at("v2/inner"))]);
-        // of another namespace, outside of what is mounted, gone
+        // In another namespace, outside of the mount, removed.
         assert_eq!(found("4:memory:/../x\n0::/elsewhere\n"), []);
         assert_eq!(found("4:memory:/gone\nnonsense\n\n"), []);
     }

@@ -1,5 +1,5 @@
-//! The files that a process has mapped, and their bytes: also of files that were deleted, replaced or lie in another
-//! mount namespace.
+//! The files that a process has mapped, and their bytes. This includes files that were deleted, replaced, or lie in another mount
+//! namespace.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -18,57 +18,57 @@ use crate::target::Target;
 pub struct MappedFile {
     /// Path in the process's own mount namespace, without the mark of a deleted file.
     pub path: PathBuf,
-    /// Whether the file no longer has a name, or another file has it now.
+    /// Whether the file's name was removed, or belongs to another file now.
     pub deleted: bool,
-    /// Device, (major, minor).
+    /// Device number (major, minor).
     pub device: (u32, u32),
-    /// Inode.
+    /// Inode number.
     pub inode: u64,
     /// Start of the lowest mapping of the file's first byte: the load address of its first segment.
     pub base: Avma,
     /// Mappings of the file, in order of their addresses.
     pub mappings: Vec<Mapping>,
-    /// Private mappings of other files, or of no file, in the places of the file's segments: the program has moved its text there, or is
+    /// Private mappings of other files, or of no file, at the addresses of the file's segments: the program has moved its text there, or is
     /// about to (huge pages).
     pub moved: Vec<Mapping>,
-    /// Code of the file that is mapped a second time, elsewhere. It is not a part of the load: nothing there is at the load's distance from
-    /// anything else.
+    /// Further mappings of code that is mapped once already. They are not part of the load: from them, the load's other mappings are not at
+    /// the distance that the file gives.
     pub again: Vec<Mapping>,
 }
 
 impl MappedFile {
-    /// The mappings of its code, those that the program has moved to memory without a file included.
+    /// The mappings of the file's code, including those that the program has moved to memory without a file.
     pub fn code(&self) -> impl Iterator<Item = &Mapping> {
         self.mappings.iter().chain(&self.moved).filter(|m| m.exec)
     }
 
-    /// From its first mapping to its last.
+    /// Address range from the first mapping to the last.
     pub fn span(&self) -> AvmaRange {
         let start = self.mappings.first().map(|m| m.range.start).unwrap_or_default();
         start..self.mappings.last().map_or(start, |m| m.range.end)
     }
 }
 
-/// Path by which the bytes of a file were read.
+/// Path by which the engine has read the bytes of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSource {
-    /// /proc/PID/map_files: the very file that is mapped.
+    /// /proc/PID/map_files: exactly the mapped file.
     MapFiles,
-    /// /proc/PID/exe: the very file that is mapped.
+    /// /proc/PID/exe, with the mapped file's device and inode.
     Exe,
-    /// /proc/PID/root/PATH; device and inode agree.
+    /// /proc/PID/root/PATH, with the mapped file's device and inode.
     Path,
 }
 
 impl Target {
-    /// The files with executable mappings. A file that was loaded several times is listed as often.
+    /// The files with executable mappings. A file that was loaded several times is listed once for each load.
     pub fn files(&self) -> Result<Vec<MappedFile>, Error> {
         let mut files = loads(&self.maps()?);
         files.retain(|f| f.code().next().is_some());
         Ok(files)
     }
 
-    /// The bytes of a mapped file. An error if no way leads to the very file: its loaded segments can still be read from memory.
+    /// The bytes of a mapped file. Fails if no path leads to exactly that file; its loaded segments can still be read from memory.
     pub fn read_file_of(&self, mapping: &Mapping) -> Result<(Arc<[u8]>, FileSource), Error> {
         let pid = self.pid();
         let (start, end) = (mapping.range.start.0, mapping.range.end.0);
@@ -94,7 +94,7 @@ impl Target {
     }
 }
 
-/// The bytes of a file if it is the one that is mapped.
+/// The bytes of a file if device and inode are those of the mapping; otherwise `None`.
 fn read_same(file: File, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>> {
     let meta = file.metadata()?;
     let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
@@ -104,15 +104,15 @@ fn read_same(file: File, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>
     read_elf(file).map(Some)
 }
 
-/// The files that are mapped, with code or without.
+/// The files that are mapped, with or without code.
 pub fn loads(maps: &[Mapping]) -> Vec<MappedFile> {
     let mut files: Vec<MappedFile> = Vec::new();
-    // code that is mapped shared has to be seen to be refused by name
+    // Include code that is mapped shared, so that it can be refused with its name.
     for m in maps.iter().filter(|m| m.is_file() && (!m.shared || m.exec)) {
         let known = files.iter_mut().rev().find(|f| f.inode == m.inode && f.device == m.device);
         match known {
             Some(file) if file.mappings.iter().any(|k| is_again(k, m)) && m.offset != 0 => file.again.push(m.clone()),
-            // a second mapping of the first byte that is not part of the same load begins another one
+            // A further mapping of the first byte begins another load, unless the load has only such mappings so far.
             Some(file) if m.offset != 0 || file.mappings.iter().all(|k| k.offset == 0) => file.mappings.push(m.clone()),
             _ => files.push(MappedFile {
                 path: m.file_path(),
@@ -133,12 +133,12 @@ pub fn loads(maps: &[Mapping]) -> Vec<MappedFile> {
     files
 }
 
-/// Whether both are mappings of the same bytes of a file as code.
+/// Whether both mappings are executable and contain the same bytes of a file.
 fn is_again(a: &Mapping, b: &Mapping) -> bool {
     a.exec && b.exec && a.offset < b.offset.saturating_add(b.len()) && b.offset < a.offset.saturating_add(a.len())
 }
 
-/// A second mapping of code may lie below the load as well: then it has begun a group of its own.
+/// Joins a further mapping of code to its load. If it lies below the load, it has begun a load of its own.
 fn gather_copies(files: &mut Vec<MappedFile>) {
     let is_part = |f: &MappedFile| f.mappings.iter().all(|m| m.offset != 0);
     let mut at = 0;
@@ -158,10 +158,10 @@ fn gather_copies(files: &mut Vec<MappedFile>) {
     }
 }
 
-/// Memory that is not the file's between the mappings of one load, where the file has bytes for it: between two mappings that are as far
-/// apart in the file. A mapping in a hole that the segments leave is something else.
+/// Memory without the file's bytes between the mappings of one load, where the file has bytes. The mappings on both sides must be as far
+/// apart in the file. A mapping in a hole between segments is not part of the load.
 fn moved(maps: &[Mapping], load: &[Mapping]) -> Vec<Mapping> {
-    /// Two segments may have a page of the file in common.
+    /// Number of bytes in a page of the file, which two segments may share.
     const SHARED: u64 = 4096;
     let mut found = Vec::new();
     for pair in load.windows(2) {
@@ -207,13 +207,13 @@ mod tests {
         let [file] = loads(&maps).try_into().expect("one");
         assert_eq!(file.moved.iter().map(|m| m.range.start.0).collect::<Vec<_>>(), [0x3000]);
         assert_eq!(file.code().count(), 3);
-        // all of it, and no code of the file is left
+        // The program has moved all of its code, so no mapping of the file contains code.
         let maps = parse_maps(
             b"1000-2000 r--p 00000000 fe:01 7 /a\n2000-7000 r-xp 00000000 00:00 0 \n7000-8000 r--p 00006000 fe:01 7 /a\n",
         );
         let [file] = loads(&maps).try_into().expect("one");
         assert_eq!(file.moved.len(), 1);
-        // in a hole between segments there is nothing of the file
+        // A hole between segments contains no bytes of the file.
         let maps = parse_maps(
             b"400000-401000 r-xp 00000000 fe:01 7 /a\n500000-510000 r-xp 00000000 00:00 0 \n600000-601000 rw-p 00000000 fe:01 7 /a\n",
         );

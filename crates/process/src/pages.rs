@@ -1,23 +1,23 @@
-//! Search for the pages of a shard that hold anything. Shards of large areas are mostly holes in their file. To read a hole of shared
-//! memory would fill it with a page of zeroes, which the kernel does not give back.
+//! Search for the pages of a shard that have memory. Shards of large areas are mostly holes in their file. Reading a hole of shared memory
+//! would allocate a page of zeros, which the kernel does not take back.
 
 use ingraft_model::layout::COUNTERS;
 use memmap2::MmapRaw;
 
 const PAGE: u64 = 4096;
 
-/// The pages of one shard's counters that hold anything.
+/// The pages of one shard's counters that have memory.
 #[derive(Clone, Debug, Default)]
 pub struct Touched {
-    /// By page of the shard, whether it is there; `None` if nothing is known: then all are taken to be.
+    /// For each page of the shard, whether it has memory. `None` if this is unknown; all pages then count as allocated.
     pages: Option<Vec<u8>>,
 }
 
 impl Touched {
-    /// Value that takes every page to be there.
+    /// Value in which every page counts as allocated.
     pub const ALL: Touched = Touched { pages: None };
 
-    /// Whether the page of a counter is there; a counter whose page is not is 0.
+    /// Whether the page of a counter has memory. If not, the counter is 0.
     #[inline]
     pub fn has(&self, counter: u32) -> bool {
         match &self.pages {
@@ -26,7 +26,7 @@ impl Touched {
         }
     }
 
-    /// Ranges of counters that have pages, below `end`.
+    /// Ranges of counters below `end` whose pages have memory.
     pub(crate) fn stretches(&self, end: u32) -> Vec<std::ops::Range<u32>> {
         let Some(pages) = &self.pages else { return std::iter::once(0..end).collect() };
         let mut out: Vec<std::ops::Range<u32>> = Vec::new();
@@ -42,7 +42,7 @@ impl Touched {
         out
     }
 
-    /// Asks the kernel about the pages from the beginning of a shard, at `start` in the mapping, to its counter `end`.
+    /// Asks the kernel about the pages from the beginning of a shard, at offset `start` of the mapping, to its counter `end`.
     pub(crate) fn of(map: &MmapRaw, start: u64, end: u32) -> Touched {
         let pages = offset(end).div_ceil(PAGE);
         let inside = start.is_multiple_of(PAGE)
@@ -74,7 +74,7 @@ mod tests {
         let len = offset(end).next_multiple_of(PAGE);
         rustix::fs::ftruncate(&memfd, 2 * len).unwrap();
         let map = memmap2::MmapOptions::new().len(2 * len as usize).map_raw(&memfd).unwrap();
-        // by another way than the mapping, as the target does
+        // Write to the file and not through the mapping, because the target also writes by another mapping.
         for counter in [0, 70_000] {
             rustix::io::pwrite(&memfd, &[1], len + offset(counter)).unwrap();
         }
@@ -87,7 +87,7 @@ mod tests {
         let first = Touched::of(&map, 0, end);
         assert!(!first.has(0) && first.stretches(end).is_empty());
         assert!(Touched::of(&map, 2 * len, end).has(5), "nothing is known of what is outside");
-        // to ask does not make pages
+        // mincore(2) does not allocate pages.
         let blocks = rustix::fs::fstat(&memfd).unwrap().st_blocks;
         assert!(blocks * 512 <= 3 * PAGE as i64, "{blocks}");
         assert_eq!(Touched::ALL.stretches(7).first(), Some(&(0..7)));

@@ -1,5 +1,5 @@
-//! The files of /proc as values. Parsed by hand and as bytes: file names need not be UTF-8, command names hold
-//! parentheses and blanks, and nothing that a target puts there may make us fail.
+//! The files of /proc as values. They are parsed by hand and as bytes: file names need not be UTF-8, and command names may contain
+//! parentheses and blanks. No text that a target puts there makes the parsing fail.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,21 +16,21 @@ use crate::error::Error;
 pub struct Mapping {
     /// Address range.
     pub range: AvmaRange,
-    /// Whether it is readable.
+    /// Whether the mapping is readable.
     pub read: bool,
-    /// Whether it is writable.
+    /// Whether the mapping is writable.
     pub write: bool,
-    /// Whether it is executable.
+    /// Whether the mapping is executable.
     pub exec: bool,
     /// Whether writes reach other processes (`MAP_SHARED`).
     pub shared: bool,
     /// Offset in the file.
     pub offset: u64,
-    /// Device of the file, (major, minor); (0, 0) without one.
+    /// Device of the file (major, minor); (0, 0) without a file.
     pub device: (u32, u32),
-    /// Inode of the file, 0 without one.
+    /// Inode of the file; 0 without a file.
     pub inode: u64,
-    /// Path or pseudo path (`[stack]`), as the kernel writes it (with its octal escapes undone); empty if anonymous.
+    /// Path or pseudo path (`[stack]`) as the kernel writes it, with its octal escapes undone; empty for anonymous memory.
     pub path: PathBuf,
 }
 
@@ -40,12 +40,12 @@ impl Mapping {
         self.range.end.0.saturating_sub(self.range.start.0)
     }
 
-    /// Whether it has no bytes.
+    /// Whether the mapping has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether it is a mapping of a file.
+    /// Whether the mapping is one of a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0
     }
@@ -57,7 +57,7 @@ impl Mapping {
         PathBuf::from(OsString::from_vec(cut.to_vec()))
     }
 
-    /// Whether the file no longer has a name.
+    /// Whether the kernel marks the file as deleted.
     pub fn is_deleted(&self) -> bool {
         self.path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
     }
@@ -67,7 +67,7 @@ fn number(bytes: &[u8], radix: u32) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(bytes).ok()?, radix).ok()
 }
 
-/// A field and the rest behind the blanks that follow it.
+/// Returns the first field, and the rest of the line after the blanks that follow the field.
 fn field(line: &[u8]) -> (&[u8], &[u8]) {
     let end = line.iter().position(|&b| b == b' ').unwrap_or(line.len());
     let rest = &line[end..];
@@ -80,7 +80,7 @@ fn split_at_byte(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..i], &bytes[i + 1..]))
 }
 
-/// Undoes the escape `\012`, as which the kernel writes newlines in paths.
+/// Replaces the escape `\012`, which the kernel writes for a newline in a path.
 fn unescape(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut i = 0;
@@ -118,7 +118,7 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// Parses a maps file; leaves out lines that make no sense.
+/// Parses a maps file. Skips lines that cannot be parsed.
 pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
     text.split(|&b| b == b'\n').filter(|l| !l.is_empty()).filter_map(parse_mapping).collect()
 }
@@ -129,19 +129,20 @@ pub(crate) struct Stat {
     pub(crate) state: u8,
     pub(crate) parent: Pid,
     pub(crate) flags: u64,
-    /// Time in user mode and in the kernel, of all threads, in [`TICK`]s.
+    /// Time of all threads in user mode and in the kernel, in [`TICK`]s.
     pub(crate) cpu_ticks: u64,
     pub(crate) start_time: u64,
 }
 
-/// The unit in which the kernel tells processor time: 100 to the second on this architecture, whatever its own clock does (USER_HZ).
+/// The unit in which the kernel reports processor time. On this architecture it is a hundredth of a second, independent of the kernel's own
+/// clock (USER_HZ).
 pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// The kernel's flag of its own threads.
+/// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
-/// The kernel's flag of a thread that ends.
+/// The kernel's flag for a thread that is ending.
 const PF_EXITING: u64 = 0x4;
-/// The place of SIGKILL in a set of signals.
+/// Bit of SIGKILL in a set of signals.
 const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
 impl Stat {
@@ -158,7 +159,7 @@ impl Stat {
     }
 
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        // the name may hold anything, also ") "
+        // The name may contain any text, also ") ".
         let after = text.get(text.iter().rposition(|&b| b == b')')? + 2..)?;
         let fields: Vec<&[u8]> = after.split(|&b| b == b' ' || b == b'\n').collect();
         // fields[0] is the third field of proc(5)
@@ -181,19 +182,19 @@ pub struct Status {
     pub uid: u32,
     /// Effective user id.
     pub euid: u32,
-    /// Id of the process (for a thread: of the one that it belongs to).
+    /// Id of the process, or of the process to which the thread belongs.
     pub group: i32,
-    /// Thread id of the tracer, 0 without one.
+    /// Thread id of the tracer; 0 without one.
     pub tracer: i32,
-    /// Mode of the system call filter, 0 without one.
+    /// Mode of the system call filter; 0 without one.
     pub seccomp: u32,
     /// The thread's own id in its innermost pid namespace.
     pub own_id: i32,
-    /// Whether SIGKILL waits for the thread or its process.
+    /// Whether a SIGKILL is pending for the thread or its process.
     pub is_killed: bool,
     /// Locked memory in KiB.
     pub locked_kib: u64,
-    /// Whether it runs with a shadow stack.
+    /// Whether the thread runs with a shadow stack.
     pub shadow_stack: bool,
 }
 
@@ -234,7 +235,7 @@ pub(crate) struct Credentials {
     pub(crate) uids: [u32; 4],
     /// Real, effective, saved and file system group id.
     pub(crate) gids: [u32; 4],
-    /// Permitted capabilities; `None` if the file does not tell.
+    /// Permitted capabilities; `None` if the file does not contain them.
     pub(crate) permitted: Option<u64>,
 }
 
@@ -260,17 +261,17 @@ impl Credentials {
     }
 }
 
-/// Position of a thread in the kernel, from /proc/PID/task/TID/syscall.
+/// Whether a thread sleeps in the kernel, and where, from /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InKernel {
-    /// On a processor, or ready for one.
+    /// The thread is on a processor, or ready for one.
     Running,
-    /// Sleeping: the system call (-1: none), stack pointer and program counter in user space.
+    /// The thread sleeps: its system call (-1 for none), and its stack pointer and program counter in user space.
     Asleep { nr: i64, sp: u64, pc: u64 },
 }
 
-/// Whether a system call may start another program: execve and execveat, by the numbers of all three tables. A 64-bit program may use the 32-bit
-/// table as well, so that a few other calls are taken for these.
+/// Whether a system call may start another program: execve and execveat, by their numbers in all three tables. A 64-bit program may use the
+/// 32-bit table as well, so the result is also true for a few other calls.
 pub(crate) fn may_exec(nr: i64) -> bool {
     const X32: i64 = 0x4000_0000;
     [libc::SYS_execve, libc::SYS_execveat, 11, 358, X32 + 520, X32 + 545].contains(&nr)
@@ -301,7 +302,7 @@ pub(crate) fn read(pid: Pid, name: &str) -> Result<Vec<u8>, Error> {
     fs::read(&path).map_err(|source| file_error(pid, path, source))
 }
 
-/// An error of a file under /proc/PID: a missing one means that the process is gone.
+/// Converts an error of a file under /proc/PID: if the process's folder is missing, the process has ended.
 pub(crate) fn file_error(pid: Pid, path: PathBuf, source: io::Error) -> Error {
     match source.raw_os_error() {
         Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}")).exists() => Error::Gone(pid),
@@ -328,12 +329,12 @@ pub(crate) fn children(tid: Tid) -> Vec<Tid> {
     text.split_ascii_whitespace().filter_map(|w| w.parse().ok().map(Tid)).collect()
 }
 
-/// The last id that the kernel has given to a process or thread of our pid namespace (proc_loadavg(5)).
+/// The last id that the kernel has given to a process or thread of the engine's pid namespace (proc_loadavg(5)).
 pub(crate) fn last_id() -> Option<i32> {
     fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
-/// All processes of our pid namespace, by their main threads.
+/// All processes of the engine's pid namespace, by their main threads.
 pub(crate) fn processes() -> Vec<Tid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Tid)).collect()
@@ -368,12 +369,12 @@ pub(crate) fn comm(pid: Pid) -> Option<String> {
     Some(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
 }
 
-/// The arguments of a process, as far as they lie in the first bytes of its command line: a process may claim gigabytes of them.
+/// The arguments of a process, as far as they are in the first 4096 bytes of its command line. A process may have gigabytes of them.
 pub(crate) fn cmdline(pid: Pid) -> Vec<String> {
     const MOST: u64 = 4096;
     let mut text = Vec::new();
     if let Ok(file) = fs::File::open(format!("/proc/{pid}/cmdline")) {
-        // Text read before an error is kept: the process may be ending.
+        // Keep text that was read before an error: the process may be ending.
         let _ = file.take(MOST).read_to_end(&mut text);
     }
     let text = text.strip_suffix(b"\0").unwrap_or(&text);
@@ -383,17 +384,17 @@ pub(crate) fn cmdline(pid: Pid) -> Vec<String> {
     text.split(|&b| b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect()
 }
 
-/// The program file of a process, as its own mount namespace names it.
+/// The program file of a process, with its path in the process's own mount namespace.
 pub(crate) fn exe(pid: Pid) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
-/// Tells for each page of a range whether it is in memory or in swap; `None` if the kernel does not tell.
+/// Returns for each page of a range whether it is in memory or in swap; `None` if the kernel does not say.
 pub(crate) fn touched_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
     use std::os::unix::fs::FileExt;
     const PAGE: u64 = 4096;
     const ENTRY: u64 = 8;
-    /// Present, or swapped (Documentation/admin-guide/mm/pagemap.rst).
+    /// Bits for present and swapped (Documentation/admin-guide/mm/pagemap.rst).
     const TOUCHED: u64 = 0b11 << 62;
     let count = usize::try_from(range.end.0.checked_sub(range.start.0)? / PAGE).ok()?;
     let mut entries = vec![0; count.checked_mul(ENTRY as usize)?];
@@ -403,7 +404,7 @@ pub(crate) fn touched_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
     Some(entries.as_chunks().0.iter().map(word).collect())
 }
 
-/// The id of this boot: 16 bytes, or zeros where the kernel does not tell.
+/// Id of this boot: 16 bytes, or zeros if the kernel gives none.
 pub fn boot_id() -> [u8; 16] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
@@ -414,23 +415,23 @@ pub fn boot_id() -> [u8; 16] {
     id
 }
 
-/// Status, as wait(2) tells it, of a process that began at this time, has ended, and that nobody has waited for yet. `None`: it has not
-/// ended, it is gone, or the kernel does not tell us.
+/// Status, as wait(2) returns it, of a process that began at this time, has ended and has not been waited for. `None` if it has not ended,
+/// if it is gone, or if the kernel does not show the status.
 pub(crate) fn exit_status(pid: Pid, start_time: u64) -> Option<i32> {
     let text = read(pid, "stat").ok()?;
     Stat::parse(&text).filter(|stat| stat.is_dead() && stat.start_time == start_time)?;
-    // The status is the last field. A caller that may not trace the process reads 0 there, but this caller has measured it.
+    // The status is the last field. The kernel shows 0 there to a caller that may not trace the process, but this caller has measured it.
     let last = text.split(u8::is_ascii_whitespace).rfind(|field| !field.is_empty())?;
     std::str::from_utf8(last).ok()?.parse().ok()
 }
 
-/// Whether a process has memory: not while it ends, and not afterwards.
+/// Whether a process has memory. It has none while it ends, nor after that.
 pub(crate) fn has_memory(pid: Pid) -> bool {
     let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     text.split_ascii_whitespace().next().is_some_and(|pages| pages != "0")
 }
 
-/// Processor time of a thread in nanoseconds, as of the last time that the kernel charged it: for a thread that runs, as of the last tick.
+/// Processor time of a thread in nanoseconds, when the kernel last charged it. For a running thread that is the last tick.
 pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     text.split_ascii_whitespace().next()?.parse().ok()

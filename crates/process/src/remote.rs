@@ -49,7 +49,7 @@ pub struct Remote<'a> {
     scratch_used: u64,
 }
 
-/// State that the borrowed thread gets back.
+/// State to which the borrowed thread is restored.
 #[derive(Debug)]
 struct Home {
     regs: Regs,
@@ -195,7 +195,7 @@ impl<'a> Remote<'a> {
         if !last_resort {
             return Ok(Err("has too little stack"));
         }
-        // Use the low end of the main stack, which no code has reached. The main thread is held meanwhile.
+        // Use the low end of the main stack, which no code has reached. The main thread is held during the calls.
         let main = Tid(target.pid().0);
         let Some(stack) = maps.iter().find(|m| m.path.as_os_str() == "[stack]").map(|m| m.range.start.0..m.range.end.0)
         else {
@@ -300,7 +300,7 @@ impl<'a> Remote<'a> {
     fn wait(&self) -> Result<Status, Error> {
         let begin = Instant::now();
         for tries in 0.. {
-            let waited = begin.elapsed(); // before the look, which may come much later
+            let waited = begin.elapsed(); // Read the time before the status, because the thread may be delayed in between.
             match sys::try_wait(self.tid) {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if waited > CALL_WAIT && tries > LOOKS => {
@@ -316,7 +316,7 @@ impl<'a> Remote<'a> {
                 }
             }
         }
-        Err(Error::Gone(self.target.pid())) // not reached: the time runs out first
+        Err(Error::Gone(self.target.pid())) // This is not reached, because the time runs out first.
     }
 
     /// Makes one system call and returns its result. `name` is for the error.

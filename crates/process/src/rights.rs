@@ -1,8 +1,7 @@
-//! Rights with which a process is touched, and the check that it still runs the program that was opened.
+//! The rights with which the engine accesses a process, and the check that the process still runs the program that was opened.
 //!
-//! A check alone proves nothing about a later moment: between the two, a process may execute another program, also one that runs with more
-//! privileges (setuid). So the open files are bound to one address space, and both questions are asked again about stopped threads, because
-//! a stopped thread executes nothing.
+//! One check does not suffice: after it, a process may execute another program, also one with more privileges (setuid). So the open files
+//! are bound to one address space, and the engine checks both again on stopped threads. A stopped thread cannot execute another program.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,20 +15,20 @@ use crate::sys;
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer};
 
-/// Address of 16 random bytes that the kernel wrote at exec, in the auxiliary vector.
+/// Type, in the auxiliary vector, of the address of 16 random bytes that the kernel writes at exec.
 const AT_RANDOM: u64 = 25;
 /// Length of a buffer, in bytes, larger than the kernel's copy of any auxiliary vector (AT_VECTOR_SIZE in linux/auxvec.h).
 const AUXV_MAX: usize = 4096;
-/// Number of comparisons: a program may change its own auxiliary vector (PR_SET_MM) or memory between two readings.
+/// Number of comparisons. A program may change its own auxiliary vector (PR_SET_MM) or its memory between two readings.
 const TRIES: u32 = 3;
 
-/// Rights with which a process is opened and touched.
+/// Rights with which the engine opens and accesses a process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rights {
-    /// All that the kernel grants to this process.
+    /// All rights that the kernel grants to the engine.
     All,
-    /// Only threads that this user could trace without any capability: same user and group ids, dumpable, and no capabilities that the user
-    /// lacks (ptrace(2), ptrace access mode checking).
+    /// Only threads that this user could trace without any capability. They have the same user and group ids, are dumpable, and have no
+    /// capabilities that the user lacks (ptrace(2), ptrace access mode checking).
     User {
         /// User id of the caller.
         uid: u32,
@@ -39,16 +38,16 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// Opens the auxiliary vector of a thread; refused unless these rights include the thread. The file stays bound to the address space
-    /// that the thread had then. `Ok(None)`: the thread has ended.
+    /// Opens the auxiliary vector of a thread, if these rights include the thread. The file stays bound to the present address space of the
+    /// thread. Returns `Ok(None)` if the thread has ended.
     fn open_auxv(self, pid: Pid, tid: Tid) -> Result<Option<File>, Error> {
         let path = format!("/proc/{tid}/auxv");
         let opened = match self {
             Rights::All => File::open(&path),
-            // The kernel decides, in the same step in which it takes hold of the address space (PTRACE_MODE_READ_FSCREDS).
+            // The kernel checks the rights in the same step in which it binds the file to the address space (PTRACE_MODE_READ_FSCREDS).
             Rights::User { uid, gid } => match sys::as_user(uid, gid, || File::open(&path)) {
                 Ok(opened) => opened,
-                // Without CAP_SETUID and CAP_SETGID we cannot ask on the user's behalf.
+                // Without CAP_SETUID and CAP_SETGID, the engine cannot ask with the user's ids.
                 Err(_) => File::open(&path).and_then(|file| {
                     if belongs_to(&file, tid, uid, gid) {
                         Ok(file)
@@ -61,7 +60,7 @@ impl Rights {
         match opened {
             Ok(file) => Ok(Some(file)),
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
-            // A thread that is about to end belongs to root: it has no address space any more.
+            // The files of a thread that is about to end belong to root, and it has no address space any more.
             Err(_) if File::open(&path).is_ok_and(|file| read_auxv(&file).is_none()) => Ok(None),
             Err(e) => Err(match self {
                 Rights::User { uid, .. } => Denial::NotYours { pid, uid }.into(),
@@ -71,18 +70,18 @@ impl Rights {
     }
 }
 
-/// Applies the kernel's rule as far as files of /proc tell: for a daemon that cannot take a user's identity. `auxv` is open, so the answer
-/// is about its address space or a later one; the caller compares them afterwards.
+/// Applies the kernel's rule as far as files of /proc allow, for a daemon that cannot take a user's identity. `auxv` is open already, so
+/// the answer is about its address space or a later one. The caller compares the two afterwards.
 fn belongs_to(auxv: &File, tid: Tid, uid: u32, gid: u32) -> bool {
     let namespace = |id: i32| fs::read_link(format!("/proc/{id}/ns/user")).ok();
-    // The file belongs to root when the thread is not dumpable.
+    // If the thread is not dumpable, the file belongs to root.
     let dumpable = auxv.metadata().is_ok_and(|m| m.uid() == uid);
     let credentials = fs::read(format!("/proc/{tid}/status")).ok().map(|text| procfs::Credentials::parse(&text));
     let same = credentials.is_some_and(|c| c.uids == [uid; 4] && c.gids == [gid; 4] && c.permitted == Some(0));
     dumpable && same && namespace(tid.0).is_some_and(|theirs| Some(theirs) == namespace(sys::own_pid().0))
 }
 
-/// Checks whether a process may be touched with these rights. Does not touch it.
+/// Checks whether the engine may access a process with these rights. The check does not affect the process.
 pub fn permitted(pid: Pid, rights: Rights) -> Result<(), Denial> {
     crate::access::attachable(pid)?;
     if rights == Rights::All {
@@ -95,7 +94,7 @@ pub fn permitted(pid: Pid, rights: Rights) -> Result<(), Denial> {
     }
 }
 
-/// The auxiliary vector of the first thread that has an address space: a main thread that has ended has none.
+/// The auxiliary vector of the first thread with an address space. A main thread that has ended has none.
 fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>), Error> {
     let main = Tid(pid.0);
     let others = || procfs::threads(pid).unwrap_or_default().into_iter().filter(move |tid| *tid != main);
@@ -109,7 +108,7 @@ fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>), Error> {
     Err(Error::Gone(pid))
 }
 
-/// Reads an auxiliary vector. `None`: the address space had gone when the file was opened.
+/// Reads an auxiliary vector. `None` if the address space was gone when the file was opened.
 fn read_auxv(file: &File) -> Option<Vec<u8>> {
     let mut bytes = vec![0; AUXV_MAX];
     let n = file.read_at(&mut bytes, 0).ok()?;
@@ -122,7 +121,7 @@ pub(crate) fn open_image(pid: Pid) -> Result<File, Error> {
     first_auxv(pid, Rights::All).map(|(_, file, _)| file)
 }
 
-/// Rights in force until this is dropped.
+/// Rights that are in force until this value is dropped.
 #[derive(Debug)]
 pub struct Acting<'a> {
     target: &'a Target,
@@ -136,8 +135,8 @@ impl Drop for Acting<'_> {
 }
 
 impl Target {
-    /// Restricts the rights until the returned value is dropped: every operation that touches the process is refused unless these rights
-    /// include all of its threads. One caller at a time changes a target.
+    /// Restricts the rights until the returned value is dropped. Until then, an operation that changes the process fails unless these
+    /// rights include all threads of the process. Only one caller at a time may change a target.
     #[must_use = "the rights are in force as long as this lives"]
     pub fn act_for(&self, rights: Rights) -> Acting<'_> {
         Acting { target: self, before: std::mem::replace(&mut *lock(&self.acting), rights) }
@@ -148,8 +147,8 @@ impl Target {
         *lock(&self.acting)
     }
 
-    /// Checks that these rights include the process and that it still runs the program that was opened. Does not touch it. Data read from
-    /// the process or its files before this call, and after [`Target::open`], is then of that program.
+    /// Checks that these rights include the process and that it still runs the program that was opened. The check does not affect the
+    /// process. If it succeeds, data that was read from the process or its files since [`Target::open`] belongs to that program.
     pub fn check(&self, rights: Rights) -> Result<(), Error> {
         if !self.is_alive() {
             return Err(Error::Gone(self.pid()));
@@ -158,14 +157,15 @@ impl Target {
         self.verify_thread(tid, rights)
     }
 
-    /// Checks that the rights in force include every held thread and that the threads run in the address space that was opened. For stopped
-    /// threads, the answer holds until they go on.
+    /// Checks that the rights in force include every held thread, and that the threads run in the address space that was opened. For
+    /// stopped threads, the answer holds until they continue.
     pub(crate) fn verify(&self, tracer: &Tracer) -> Result<(), Error> {
         let rights = self.acting();
         let mut first = true;
         for thread in &tracer.threads {
             let is_there = matches!(thread.state, State::Stopped(_) | State::Asleep { .. });
-            // All threads of a process have one address space, and for a process that shares it by vfork the kernel has compared them.
+            // All threads of a process share one address space. For processes that share it by vfork, the kernel has compared the address
+            // spaces.
             if is_there && (first || rights != Rights::All) {
                 self.verify_thread(thread.tid, rights)?;
                 first = false;
@@ -174,8 +174,8 @@ impl Target {
         Ok(())
     }
 
-    /// Checks that the rights include this thread and that it runs in the address space that was opened. A thread that has ended passes: it
-    /// does nothing any more.
+    /// Checks that the rights include this thread, and that it runs in the address space that was opened. A thread that has ended passes,
+    /// because it does nothing any more.
     pub(crate) fn verify_thread(&self, tid: Tid, rights: Rights) -> Result<(), Error> {
         let replaced = || if self.is_alive() { Error::Replaced(self.pid()) } else { Error::Gone(self.pid()) };
         let mut tries = 0;
@@ -193,8 +193,8 @@ impl Target {
         }
     }
 
-    /// Whether a thread's memory is the one that was opened: it has the same random bytes of the kernel. Equal addresses in the vector are
-    /// not enough where they are not random.
+    /// Whether a thread uses the memory that was opened: both have the same random bytes of the kernel. Equal addresses in the vector do
+    /// not suffice, because they may not be random.
     fn has_memory_of(&self, tid: Tid, auxv: &[u8]) -> bool {
         let vector = procfs::parse_auxv(auxv);
         let Some(at) = vector.into_iter().find_map(|(kind, value)| (kind == AT_RANDOM).then_some(value)) else {
@@ -205,8 +205,8 @@ impl Target {
             let mut bytes = [0; 16];
             match mem.read_at(&mut bytes, at) {
                 Ok(n) if n == bytes.len() => Some(Some(bytes)),
-                Ok(_) => None,        // nobody has this address space any more
-                Err(_) => Some(None), // the program has unmapped or hidden them
+                Ok(_) => None,        // No process uses this address space any more.
+                Err(_) => Some(None), // The program has unmapped or hidden the bytes.
             }
         };
         matches!((random(self.mem()), random(&mem)), (Some(known), Some(now)) if known == now)

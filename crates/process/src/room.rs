@@ -27,11 +27,11 @@ pub const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
 /// The name by which /proc/PID/maps shows a counter's page.
 const EVENT_NAME: &str = "anon_inode:[perf_event]";
 const PAGE: u64 = 4096;
-/// A gs base plus a 32-bit displacement must not exceed this.
+/// Bound for a gs base plus a 32-bit displacement.
 const TWO_GIB: u64 = 1 << 31;
-/// Lowest address to use, unless the kernel wants more.
+/// Lowest address to use, unless the kernel's limit is higher.
 const LOWEST: u64 = 0x10000;
-/// Least number of shards with which an area is worth having.
+/// Smallest number of shards with which an area is created.
 const SHARDS_MIN: u32 = 64;
 
 const PROT_RW: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -44,19 +44,19 @@ const NO_FILE: u64 = u64::MAX;
 /// Properties of a new data area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataAreaRequest {
-    /// Number of shards, 0 and 1 included; fewer are made (not below 64) where the target's address space is limited.
+    /// Number of shards, including 0 and 1. If the target's address space is limited, fewer are created, but at least 64.
     pub shards: u32,
     /// Bytes from one shard to the next, a power of two.
     pub stride: u64,
     /// Bytes of address space for the journal's copy.
     pub journal_bytes: u64,
-    /// Way in which generated code tells threads apart (for the header).
+    /// Method by which generated code tells threads apart, for the header.
     pub identity: ThreadIdentity,
-    /// Way in which generated code reads processor time; the area is prepared for it.
+    /// Method by which generated code reads processor time, for which the area is prepared.
     pub cpu: CpuClock,
-    /// Way in which generated code reads the time (for the header).
+    /// Method by which generated code reads the time, for the header.
     pub wall: WallClock,
-    /// Whether fork children count like threads of the target. Not with [`ThreadIdentity::FsBase`], which a child has from its parent.
+    /// Whether fork children are measured with the target. This excludes [`ThreadIdentity::FsBase`], because a child inherits the fs base.
     pub family: bool,
 }
 
@@ -75,7 +75,7 @@ impl Default for DataAreaRequest {
 }
 
 impl DataAreaRequest {
-    /// A request with this distance between shards; the larger the shards, the fewer they are.
+    /// A request with this distance between shards. A larger distance gives fewer shards.
     pub fn of_stride(stride: u64) -> Self {
         let shards = u32::try_from(layout::SHARDS_SPACE / stride.max(1)).unwrap_or(u32::MAX);
         let usual = DataAreaRequest::default();
@@ -84,12 +84,12 @@ impl DataAreaRequest {
 }
 
 impl Target {
-    /// Makes the data area in the target and maps it here. On an error nothing is left behind.
+    /// Creates the data area in the target and maps it into this process. If it fails, nothing remains in the target.
     pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
         let mut attempt = 1;
         loop {
             match self.create_area_once(request) {
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // a thread got no processor
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // A thread got no processor.
                 other => return other,
             }
         }
@@ -118,7 +118,7 @@ impl Target {
                     match finish(&area) {
                         Ok(()) => Ok(area),
                         Err(e) => {
-                            let _ = remote.munmap(&area.layout().range()); // the first error is the one to tell
+                            let _ = remote.munmap(&area.layout().range()); // Return the first error, not this one.
                             Err(e)
                         }
                     }
@@ -171,7 +171,7 @@ impl Target {
         match (mapped, closed) {
             (Ok(area), Ok(())) => Ok(area),
             (Ok(_), Err(e)) => {
-                let _ = remote.munmap(&layout.range()); // the first error is the one to tell
+                let _ = remote.munmap(&layout.range()); // Return the first error, not this one.
                 Err(e)
             }
             (Err(e), _) => Err(e),
@@ -195,7 +195,7 @@ impl Target {
         let lock = reopen(&memfd).ok().filter(lock_file);
         // The engine grows the file, not the target: the target's RLIMIT_FSIZE would kill it.
         rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
-        // Without the seal, any process that shares the file could truncate it, and the engine would get SIGBUS behind the new end.
+        // Without the seal, any process that shares the file could truncate it, and the engine would get SIGBUS after the new end.
         seal::seal(&memfd, layout.len())?;
         let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
         // Under mlockall(2) the kernel populates a writable mapping at once. So map it without access, unlock it, and then make it
@@ -222,7 +222,7 @@ impl Target {
             SharedArea::map(*layout, &memfd, lock)
         };
         rest(remote).inspect_err(|_| {
-            let _ = remote.munmap(&(Avma(at)..Avma(at + len))); // the first error is the one to tell
+            let _ = remote.munmap(&(Avma(at)..Avma(at + len))); // Return the first error, not this one.
         })
     }
 
@@ -231,7 +231,8 @@ impl Target {
         Ok(areas_in(&self.maps()?))
     }
 
-    /// Opens a data area that an earlier engine made: mapped here where that is permitted, else through the target's memory.
+    /// Opens a data area that an earlier engine created. It is mapped into this process if that is permitted, and otherwise accessed
+    /// through the target's memory.
     pub fn adopt_area(self: &Arc<Self>, range: &AvmaRange) -> Result<SharedArea, Error> {
         let no_area = |why| Error::NoArea { range: range.clone(), why };
         let mut head = vec![0; layout::header::CHILDREN as usize];
@@ -241,7 +242,7 @@ impl Target {
             self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
         match fs::File::options().read(true).write(true).open(link) {
-            // Any file can have this name, and the mapping may have been replaced meanwhile. Do not map a file that another process can
+            // Any file can have this name, and the mapping may have been replaced since. Do not map a file that another process can
             // truncate, or that no engine has made.
             Ok(file) if seal::is_sealed(&file, layout.len()) => {
                 let file = file.into();
@@ -270,7 +271,7 @@ impl Target {
         Ok(Avma(base)..Avma(base + len))
     }
 
-    /// Finds a place for an arena and maps it there.
+    /// Finds free pages for an arena and maps the arena there.
     pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         loop {
             let arena = self.find_arena(near, bytes)?;
@@ -280,8 +281,8 @@ impl Target {
         }
     }
 
-    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. A caller that records the place in
-    /// the journal does so before this call. Returns `false` if the target has mapped something else there meanwhile.
+    /// Maps an arena for code, readable and executable, at an address that [`Target::find_arena`] found. If the caller records the address
+    /// in the journal, it does so before this call. Returns `false` if the target has since mapped something else there.
     pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, Error> {
         let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
@@ -295,7 +296,7 @@ impl Target {
         })
     }
 
-    /// Unmaps memory of the engine. The caller knows that no thread uses it any more.
+    /// Unmaps memory of the engine. The caller must know that no thread uses it any more.
     pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), Error> {
         if ranges.is_empty() {
             return Ok(());
@@ -303,7 +304,7 @@ impl Target {
         self.remote(|remote| ranges.iter().try_for_each(|r| remote.munmap(r)))
     }
 
-    /// Closes the counters of an event of the processor in all threads, by mapping an empty page over each counter's page. The caller knows
+    /// Closes the counters of a processor event in all threads, by mapping an empty page over each counter's page. The caller must know
     /// that no thread is in code that reads them.
     pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), Error> {
         let layout = area.layout();

@@ -1,5 +1,6 @@
-//! The pointers in threads' rseq areas that lead to a data area's descriptor: the kernel follows them whenever it switches a thread, and ends
-//! the program if there is nothing. They are cleared while all threads are held and nothing can put them there again.
+//! The pointers in threads' rseq areas that lead to a data area's descriptor. The kernel follows such a pointer when it switches the
+//! thread, and ends the program if it leads to unmapped memory. The engine clears the pointers while all threads are held and no code can
+//! store them again.
 
 use ingraft_model::layout::{self, header};
 use ingraft_model::{Avma, DataArea};
@@ -13,8 +14,8 @@ use crate::tracer::Tracer;
 const SELF: u64 = 0x10;
 
 impl Target {
-    /// Clears every pointer to the area's descriptor. All threads are held. The threads' own registers, the shards and the list in the
-    /// header tell the places of the pointers of living and ended threads.
+    /// Clears every pointer to the area's descriptor. All threads must be held. The pointers of living and ended threads are found by the
+    /// threads' registers, the shards and the list in the header.
     pub(crate) fn clear_slots(&self, tracer: &Tracer, area: &DataArea) -> Result<(), Error> {
         let word = |offset: u64| self.read_u64(Avma(area.base.0 + offset));
         let mut slot = [0; 4];
@@ -38,8 +39,8 @@ impl Target {
         slots.sort_unstable();
         slots.dedup();
         for at in slots {
-            // Memory of an ended thread may be something else by now. It is a thread's if it holds a pointer to itself at the place where a
-            // thread does.
+            // The memory of an ended thread may have another use by now. It still belongs to a thread if it has a pointer to itself at the
+            // offset at which threads have one.
             let thread = at.wrapping_add_signed(-slot);
             let is_thread = self.read_u64(Avma(thread.wrapping_add(SELF))).is_ok_and(|own| own == thread);
             if is_thread && self.read_u64(Avma(at)).is_ok_and(|found| found == descriptor) {
@@ -49,7 +50,7 @@ impl Target {
         Ok(())
     }
 
-    /// Consecutive words of the area, as the target sees it.
+    /// Reads consecutive words of the area through the target's memory.
     fn words(&self, area: &DataArea, offset: u32, count: u32) -> Result<Vec<u64>, Error> {
         let mut bytes = vec![0; 8 * count as usize];
         self.read(Avma(area.base.0 + u64::from(offset)), &mut bytes)?;

@@ -1,5 +1,5 @@
-//! Starting a program under observation: held before its first instruction and whenever it has mapped more code, until it
-//! is loaded. No byte of it is changed for that: it is followed by its system calls.
+//! Starts a program and follows it until it is loaded. The program is held before its first instruction and whenever it has mapped more
+//! code. The engine changes none of its bytes for that: it follows the program's system calls.
 
 use std::ffi::OsString;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -23,14 +23,14 @@ use crate::tracer::{State, Tracer, on_own_thread, pause, while_held};
 const STACK_SEARCH: usize = 64 * 1024;
 const NOT_YET: i64 = -(libc::ENOSYS as i64);
 
-/// State of its start in which a program is held.
+/// Phase of the start in which a program is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// Before its first instruction. The program and its loader are mapped.
+    /// The program is before its first instruction. The program and its loader are mapped.
     Begun,
-    /// More code was mapped; none of it has run.
+    /// The program has mapped more code, none of which has run.
     Mapped,
-    /// All that the program names is loaded, and code other than the loader's has made its first system call.
+    /// All libraries that the program names are loaded, and code other than the loader's is making its first system call.
     Loaded,
 }
 
@@ -39,15 +39,15 @@ pub enum Start {
 pub enum Streams {
     /// The calling process's standard streams.
     Inherited,
-    /// /dev/null, all three.
+    /// /dev/null for all three streams.
     Null,
 }
 
-/// Starts a program. `on_stop` is called, on another thread, whenever the program is held;
-/// there, every operation on the target may be used, and from nowhere else. Afterwards the program runs on, untraced.
+/// Starts a program. `on_stop` is called on another thread whenever the program is held. During the start, all operations on the target are
+/// allowed there, and only there. After the start, the program runs on untraced.
 ///
-/// The program is a child of the calling process, and its end is asked for by [`Target::wait_exit`]. Nothing else may wait for it (`waitpid`):
-/// while we hold threads, that would take their stops away.
+/// The program is a child of the calling process, and [`Target::wait_exit`] waits for its end. No other code may wait for it (`waitpid`),
+/// because such a call would take the stops of held threads from the engine.
 pub fn spawn(
     command: &[OsString],
     streams: Streams,
@@ -66,7 +66,7 @@ pub fn spawn(
 
     thread::scope(|scope| {
         let tracer = scope.spawn(move || on_own_thread(|| follow(pid_reader, go_writer, on_stop)));
-        // This returns once the program runs, or could not be run.
+        // This returns once the program runs or has failed to start.
         let started = child.spawn().map_err(|source| start_error(program, source));
         drop((pid_writer, go_reader));
         let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -82,7 +82,7 @@ fn start_error(program: impl Into<PathBuf>, source: io::Error) -> Error {
     Error::Start { program: program.into(), source }
 }
 
-/// Makes the child tell its id before exec, and wait for a byte; if that never comes, because we died, it ends.
+/// Makes the child send its id before exec, and wait for a byte. If the engine dies, the byte never comes and the child ends.
 fn announce_and_wait(child: &mut Command, pid_to: &PipeWriter, go: &PipeReader, go_writer: &PipeWriter) {
     let (pid_to, go, not_mine) = (pid_to.as_raw_fd(), go.as_raw_fd(), go_writer.as_raw_fd());
     let before_exec = move || {
@@ -120,7 +120,7 @@ fn follow(
     tracer.add(main, State::Running);
     loop {
         match wait(&tracer, main)? {
-            // If the child is gone, `wait` fails, and the start itself gives the reason.
+            // If the child has ended, `wait` fails, and `child.spawn` returns the reason.
             Status::Event(_) => break,
             Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
@@ -129,7 +129,7 @@ fn follow(
     let target = Arc::new(Target::open_unchecked(pid)?);
     let mut follower = Follower { target, tracer, main, code: Vec::new() };
     match follower.run(&mut on_stop) {
-        // The program may do what it likes while it is followed, even end.
+        // The program may do anything while it is followed, including end.
         Ok(()) | Err(Error::Gone(_)) => Ok(follower.target),
         Err(e) => Err(e),
     }
@@ -146,8 +146,8 @@ fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
     }
 }
 
-/// The system calls by which the GNU loader maps libraries. Before it relocates the first of them, and before any of their code runs, it
-/// makes another one, which sets the thread pointer.
+/// The system calls by which the GNU loader maps libraries. Then the loader sets the thread pointer by another system call. Only after that
+/// does it relocate the first library and run library code.
 const MAPPING: [i64; 20] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
@@ -171,7 +171,7 @@ const MAPPING: [i64; 20] = [
     libc::SYS_getcwd,
 ];
 
-/// Whether a system call is one by which the GNU loader maps libraries, or asks for the features of the processor.
+/// Whether the GNU loader makes this system call while it maps libraries, or to read the features of the processor.
 fn is_of_mapping(call: &Regs) -> bool {
     /// The function of arch_prctl(2) that sets the thread pointer.
     const ARCH_SET_FS: u64 = 0x1002;
@@ -185,7 +185,7 @@ fn is_musl(loader: &[Mapping]) -> bool {
     loader.iter().any(|m| m.path.to_string_lossy().contains("musl"))
 }
 
-/// Whether a system call that has been made may have mapped code.
+/// Whether a completed system call may have mapped code.
 fn maps_code(made: &Regs) -> bool {
     match made.orig_rax as i64 {
         libc::SYS_mmap | libc::SYS_mprotect => made.rdx & libc::PROT_EXEC as u64 != 0,
@@ -208,7 +208,7 @@ impl Follower {
         self.hold_and_call(0, Start::Begun, on_stop)?;
         let loader = self.target.aux(AT_BASE).filter(|&base| base != 0);
         let Some(loader) = self.mappings_of(loader)? else {
-            return self.hold_and_call(0, Start::Loaded, on_stop); // a static program loads nothing
+            return self.hold_and_call(0, Start::Loaded, on_stop); // A static program loads no libraries.
         };
         let mut signal = 0;
         // The GNU loader runs no library code while it maps libraries, so they are reported in one stop.
@@ -223,7 +223,7 @@ impl Follower {
                     signal = s as usize;
                     continue;
                 }
-                // The thread executes another program, which is not ours to follow.
+                // The thread executes another program, which the engine does not follow.
                 Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
                 Status::EventStop(_) => continue,
             }
@@ -251,10 +251,11 @@ impl Follower {
         }
     }
 
-    /// Cancels the system call that the thread is entering and moves the thread back to its `syscall` instruction. The kernel leaves rax
-    /// alone where there is no call to make, so one change of the registers is enough: should we die here, the program makes the call.
+    /// Cancels the system call that the thread is entering, and moves the thread back to its `syscall` instruction. If the call number is
+    /// -1, the kernel makes no call and keeps rax, so one change of the registers is enough. If the engine dies at this point, the program
+    /// makes the call again.
     fn postpone(&mut self, entering: Regs) -> Result<(), Error> {
-        /// Length of `syscall`.
+        /// Length of the `syscall` instruction.
         const LEN: u64 = 2;
         let rip = entering.rip.wrapping_sub(LEN);
         let again = Regs { orig_rax: u64::MAX, rax: entering.orig_rax, rip, ..entering };
@@ -271,7 +272,7 @@ impl Follower {
         }
     }
 
-    /// Brings the thread to a stop in which it can be borrowed and moved, and calls back.
+    /// Brings the thread to a stop in which it can be borrowed and its program counter moved, and calls `on_stop`.
     fn hold_and_call(
         &mut self,
         mut signal: usize,
@@ -294,7 +295,7 @@ impl Follower {
         let target = Arc::clone(&self.target);
         while_held(&mut self.tracer, || on_stop(&target, why));
         self.tracer.repair_all()?;
-        // Threads that it has started meanwhile were held with it: let them go on.
+        // Release threads that the program has created since; they were held with it.
         for i in (1..self.tracer.threads.len()).rev() {
             self.tracer.release(i)?;
         }
@@ -302,7 +303,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Whether code was mapped that was not reported yet.
+    /// Whether the program has mapped code that was not reported yet.
     fn new_code(&mut self) -> Result<bool, Error> {
         let maps = self.target.maps()?;
         let code: Vec<Range<Avma>> = maps.into_iter().filter(|m| m.exec && m.is_file()).map(|m| m.range).collect();
@@ -311,7 +312,7 @@ impl Follower {
         Ok(new)
     }
 
-    /// All mappings of the file that is mapped at an address.
+    /// All executable mappings of the file that is mapped at an address.
     fn mappings_of(&self, at: Option<u64>) -> Result<Option<Vec<Mapping>>, Error> {
         let Some(at) = at else { return Ok(None) };
         let maps = self.target.maps()?;
@@ -321,8 +322,8 @@ impl Follower {
         Ok(Some(maps.into_iter().filter(|m| m.exec && (m.device, m.inode) == file).collect()))
     }
 
-    /// Whether code other than the loader's makes this system call. If the loader is the C library as well (musl): whether the program has
-    /// called it.
+    /// Whether code other than the loader's makes this system call. With musl, the loader is also the C library; there, the result is
+    /// whether the program has called it.
     fn is_loaded(&self, loader: &[Mapping], regs: &Regs) -> Result<bool, Error> {
         if !loader.iter().any(|m| m.range.contains(&Avma(regs.rip))) {
             return Ok(true);
@@ -335,7 +336,7 @@ impl Follower {
         let mut stack = vec![0; STACK_SEARCH];
         let n = self.target.read_some(Avma(regs.rsp), &mut stack).unwrap_or(0);
         let words = stack[..n].chunks_exact(8).map(|w| w.try_into().map(u64::from_le_bytes).unwrap_or(0));
-        // The initial stack holds the entry point itself, in the kernel's auxiliary vector.
+        // The words from the entry point on belong to the initial stack: the kernel's auxiliary vector has the entry point.
         Ok(words.take_while(|&w| w != entry).any(|w| program.iter().any(|m| m.range.contains(&Avma(w)))))
     }
 }

@@ -1,4 +1,4 @@
-//! The stacks of held threads: program counters that signal frames keep, and words that point somewhere.
+//! The stacks of held threads: program counters that are saved in signal frames, and words that look like saved program counters.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -13,35 +13,35 @@ use crate::target::Target;
 
 /// Length of the part of a stack that is read, from the stack pointer upwards, in bytes.
 const DEPTH: u64 = 256 * 1024;
-/// Number of nested stacks: a signal on the alternate stack, during one on the main stack, during …
+/// Maximum depth of nested stacks, as of a signal on the alternate stack during a signal on the main stack.
 const NESTING: usize = 8;
-/// Number of ranges that the kernel takes at once (UIO_MAXIOV).
+/// Maximum number of ranges in one system call (UIO_MAXIOV).
 const BATCH: usize = 1024;
 const CS_64: u16 = 0x33;
 
 /// A program counter saved in a signal frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SavedPc {
-    /// Index of the thread, as given by the caller.
+    /// Index of the thread in the caller's list.
     pub(crate) thread: usize,
-    /// Address at which it is saved.
+    /// Address of the saved program counter.
     pub(crate) slot: Avma,
     /// The program counter.
     pub(crate) pc: Avma,
 }
 
-/// Way of recognising the signal frames on a stack.
+/// Method of recognising the signal frames on a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frames {
-    /// Signal frames are not looked for.
+    /// Signal frames are not searched for.
     None,
-    /// By their return addresses, which are the places where handlers call rt_sigreturn (sorted), or by their form.
+    /// By their return addresses or by their form. The return addresses are the places where handlers call rt_sigreturn (sorted).
     Returning(Vec<Avma>),
-    /// By their form alone: in this program no code is known that calls rt_sigreturn.
+    /// By their form alone, because no code of this program is known to call rt_sigreturn.
     Formed,
 }
 
-/// The live parts of stacks, as read in one stop.
+/// The live parts of stacks, read in one stop.
 #[derive(Debug, Default)]
 pub(crate) struct Stacks {
     parts: Vec<Part>,
@@ -82,14 +82,14 @@ impl Stacks {
     /// A word of the stack of a thread, if it was read.
     pub(crate) fn word(&self, thread: usize, at: u64) -> Option<u64> {
         let holds = |p: &&Part| p.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
-        // the main stacks come first, in order of the threads
+        // The main stacks come first, in the order of the threads.
         let guess = self.parts.partition_point(|p| p.thread < thread);
         let part = self.parts.get(guess).filter(holds).or_else(|| self.parts.iter().find(holds))?;
         let offset = at - part.start;
         offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
     }
 
-    /// The signal frames of these stacks.
+    /// The program counters that are saved in signal frames on these stacks.
     pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &Frames) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();
         let mut from = 0;
@@ -101,7 +101,7 @@ impl Stacks {
                     let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
                     let may_be = match frames {
                         Frames::None => false,
-                        // a library that came later may have code of its own to which handlers return
+                        // A library that was loaded later may have code of its own to which handlers return.
                         Frames::Returning(to) => to.binary_search(&Avma(word)).is_ok() || has_form(at),
                         Frames::Formed => has_form(at),
                     };
@@ -132,8 +132,8 @@ impl Stacks {
         found
     }
 
-    /// Whether any saved program counter points into one of the sorted ranges, whatever code restores it: in a signal frame it is followed
-    /// by the flags and by the code segment (`struct sigcontext`). Other words may be remains of a scratch register.
+    /// Whether any saved program counter points into one of the sorted ranges, whatever code restores it. In a signal frame, the flags and
+    /// the code segment follow it (`struct sigcontext`). Other words are ignored, because they may be remains of a scratch register.
     pub(crate) fn point_into(&self, ranges: &[AvmaRange]) -> bool {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return false };
         let hull = first.start.0..last.end.0;
@@ -143,7 +143,7 @@ impl Stacks {
     }
 }
 
-/// Whether the words from a frame's first one on have the form that the kernel makes for a handler: few flags, no link, and a whole
+/// Whether the words from a frame's first one on have the form that the kernel gives to a handler's frame: few flags, no link, and a whole
 /// context.
 fn has_form(at: impl Fn(u64) -> Option<u64>) -> bool {
     const HIGHEST: u64 = 7;
@@ -153,7 +153,7 @@ fn has_form(at: impl Fn(u64) -> Option<u64>) -> bool {
     flags.is_some_and(|flags| flags <= HIGHEST) && link == Some(0) && rip.is_some() && is_whole && is_context
 }
 
-/// Whether these can be the flags and segments behind a saved program counter; true if they were not read.
+/// Whether these can be the flags and segments after a saved program counter; true if they were not read.
 fn is_saved_context(flags: Option<&u64>, segments: Option<&u64>) -> bool {
     const ALWAYS_ONE: u64 = 1 << 1;
     const HIGHEST: u32 = 22;
@@ -168,7 +168,7 @@ pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
     ranges.get(i).is_some_and(|r| r.contains(&at))
 }
 
-/// Live part of a stack: from the red zone below the stack pointer to the end of the mapping, or as deep as the engine reads.
+/// Live part of a stack: from the red zone below the stack pointer to the end of the mapping, but at most `DEPTH` bytes.
 fn live_part(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
     let i = maps.partition_point(|m| m.range.end.0 <= sp);
     let m = maps.get(i).filter(|m| m.range.start.0 <= sp && m.read)?;
@@ -186,10 +186,10 @@ fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
     let pid = nix::unistd::Pid::from_raw(target.pid().0);
     let whole = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).is_ok_and(|n| n == bytes.len());
     if !whole {
-        // One of the parts cannot be read to its end: read each on its own.
+        // One of the parts cannot be read to its end, so read each part separately.
         for part in parts {
             let at = 8 * (part.words.start - all.start);
-            let _ = target.read_some(Avma(part.start), &mut bytes[at..at + 8 * part.words.len()]); // what is missing stays 0
+            let _ = target.read_some(Avma(part.start), &mut bytes[at..at + 8 * part.words.len()]); // Bytes that cannot be read stay 0.
         }
     }
     for (word, chunk) in words[all].iter_mut().zip(bytes.chunks_exact(8)) {

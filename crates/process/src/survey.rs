@@ -1,4 +1,4 @@
-//! Properties that all threads share: a way to tell them apart, and whether the gs base is free.
+//! Properties that all threads share: a method to tell them apart, and whether the gs base is free.
 
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
@@ -15,10 +15,10 @@ const CS_64: u64 = 0x33;
 
 const NO_POINTER: &str = "a thread has no thread pointer";
 
-/// Number of attempts at an operation that holds all threads, when a running thread does not stop.
+/// Number of attempts at an operation that holds all threads, if a running thread does not stop.
 pub(crate) const ATTEMPTS: u32 = 10;
 
-/// Offsets from the fs base at which the libcs keep a thread's id: glibc's, musl's.
+/// Offsets from the fs base at which C libraries keep a thread's id: glibc, musl.
 pub const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
 
 /// Observed properties of one thread.
@@ -28,9 +28,9 @@ pub struct ThreadFacts {
     pub tid: Tid,
     /// Id of the thread in its innermost pid namespace.
     pub own_id: i32,
-    /// Base of its thread pointer.
+    /// The thread pointer.
     pub fs_base: u64,
-    /// Base of gs, 0 if unused.
+    /// Base of gs; 0 if unused.
     pub gs_base: u64,
     /// Whether the thread runs 64-bit code.
     pub is_64_bit: bool,
@@ -43,27 +43,28 @@ pub struct ThreadFacts {
 /// Observed properties of all threads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Survey {
-    /// Way in which generated code can tell threads apart: proven for every thread seen.
+    /// Method by which generated code can tell threads apart. It was checked for every thread in `threads`.
     pub identity: ThreadIdentity,
-    /// Reason why `identity` is [`ThreadIdentity::Locked`]; `None` if it is another.
+    /// Reason why `identity` is [`ThreadIdentity::Locked`]; `None` if it is another one.
     pub why_locked: Option<&'static str>,
-    /// No libc has begun in the only thread: it has no thread pointer, and nothing else is in the way of telling its threads apart.
+    /// Whether no libc has begun in the only thread: it has no thread pointer, and there is no other obstacle to telling threads apart.
     pub is_fresh: bool,
-    /// Way in which generated code can read the processor time of a thread: proven for every thread seen.
+    /// Method by which generated code can read the processor time of a thread. It was checked for every thread in `threads`.
     pub cpu: CpuClock,
     /// The threads.
     pub threads: Vec<ThreadFacts>,
     /// Threads that did not stop, so their registers were not read.
     pub unseen: Vec<Tid>,
-    /// A system call filter (seccomp) is active in some thread.
+    /// Whether a system call filter (seccomp) is active in some thread.
     pub filtered: bool,
-    /// An earlier engine has left gs bases behind that lead nowhere ([`Target::reset_residue`]); they do not count as the program's own.
+    /// Whether an earlier engine has left gs bases that point to no memory ([`Target::reset_residue`]). They do not count as the program's
+    /// own.
     pub residue: bool,
 }
 
 impl Target {
-    /// Looks at every thread. Sleeping threads are held for a moment each, running threads all together. `ours`: a data area whose gs bases
-    /// are not the program's own.
+    /// Examines every thread. Sleeping threads are held for a moment each, running threads all together. `ours` is a data area whose gs
+    /// bases do not count as the program's own.
     pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
         let mut attempt = 1;
@@ -73,8 +74,8 @@ impl Target {
                 self.visit_all(tracer)
             })?;
             match survey {
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
-                // The target's only thread was being woken, which looks like a sleep: by now it has stopped, and gone on.
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
+                // The target's only thread was being woken, which looks like an uninterruptible sleep. By now it has stopped and continued.
                 Ok(Survey { threads, unseen, .. })
                     if threads.is_empty() && !unseen.is_empty() && attempt < ATTEMPTS =>
                 {
@@ -84,7 +85,7 @@ impl Target {
             }
         };
         let is_left = |gs: u64| gs != 0 && ours.is_none_or(|area| !area.is_base(gs));
-        // Usually no thread has a gs base of its own.
+        // Usually no thread has a gs base other than those of the area, so read the mappings only if one has.
         let maps = match survey.threads.iter().any(|t| is_left(t.gs_base)) {
             true => self.maps()?,
             false => Vec::new(),
@@ -110,7 +111,7 @@ impl Target {
             residue: false,
         };
         let mut running = Vec::new();
-        // Set once a sleeping thread did not stop soon: the other sleeping threads would have to wait for a processor too.
+        // Set once a sleeping thread did not stop soon. The other sleeping threads would then also have to wait for a processor.
         let mut crowded = false;
         for tid in self.threads()? {
             let Ok(status) = procfs::thread_status(self.pid(), tid) else { continue };
@@ -134,7 +135,7 @@ impl Target {
             self.note(tracer, i, status.own_id, &mut survey)?;
             tracer.release(i)?;
         }
-        // Stopped one after the other, each thread would have to wait for a processor.
+        // Stop the rest together: stopped one by one, each thread would have to wait for a processor.
         for &(tid, _) in &running {
             tracer.seize(tid, false)?;
         }
@@ -166,7 +167,7 @@ impl Target {
                 fs_base: regs.fs_base,
                 gs_base: regs.gs_base,
                 is_64_bit: regs.cs & 0xffff == CS_64,
-                // Read this while the thread is held: it may end the next moment.
+                // Read this while the thread is held, because it may end after its release.
                 id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, own_id)),
                 rseq: sys::rseq_area(tid).ok().filter(|(area, _)| *area != 0),
             });
@@ -218,21 +219,21 @@ fn identify(
 const RSEQ_CS: u64 = 8;
 
 impl Survey {
-    /// Sets how the libc of a fresh program will tell threads apart, and where it will have the pointer in a thread's rseq area, with the
-    /// signature.
+    /// Sets the method by which the libc of a fresh program will tell threads apart. `rseq` has the future offset of the pointer in a
+    /// thread's rseq area, and the signature.
     pub fn expect(&mut self, identity: ThreadIdentity, rseq: Option<(i32, u32)>) {
         (self.identity, self.why_locked) = (identity, None);
         self.cpu = match rseq {
             _ if self.filtered => CpuClock::None,
-            // If the area is not registered after all, its contents tell.
+            // If the libc does not register the area after all, generated code sees that by the area's contents.
             Some((slot, signature)) if slot != 0 && switches::are_seen() => CpuClock::Rseq { slot, signature },
             _ => CpuClock::SystemCall,
         };
     }
 }
 
-/// Clock of processor time that works for every thread seen. Where system calls are filtered there is none: the filter may kill the program
-/// for a call that it does not know.
+/// Clock of processor time that works for every thread in `threads`. If system calls are filtered there is none, because the filter may
+/// kill the program for a call that it does not know.
 fn cpu_clock(survey: &Survey) -> CpuClock {
     if survey.filtered || survey.identity == ThreadIdentity::Locked {
         return CpuClock::None;

@@ -1,15 +1,15 @@
-//! Whether the kernel tells a thread through rseq(2) that it was switched: it clears the pointer to the critical section of a thread that
-//! stood outside of it. How often it looks has changed over its versions, so it is tried.
+//! Whether the kernel shows a thread through rseq(2) that it was switched. It then clears the thread's pointer to a critical section, if
+//! the thread was outside of that section. Kernel versions differ in when they do this, so this file tests it.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::sys;
 
-/// Number of times that a thread sleeps for the trial.
+/// Number of times that a thread sleeps in the test.
 const TRIES: u32 = 3;
 
-/// Whether a switch during a system call clears the pointer. Tried once, on a thread of ours.
+/// Whether a switch during a system call clears the pointer. Tested once, on a thread of this process.
 pub(crate) fn are_seen() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| {

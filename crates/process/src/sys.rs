@@ -1,5 +1,5 @@
-//! System calls that no library wraps whole: ptrace with every signal, waits with every status. nix refuses statuses of
-//! real-time signals (and consumes them), hence our own.
+//! System calls that no library wraps completely: ptrace with every signal, waits with every status. nix refuses the statuses of real-time
+//! signals (and consumes them), so this file has its own wait.
 
 use std::fs::File;
 use std::io;
@@ -26,27 +26,27 @@ const PTRACE_SETSIGMASK: Request = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
 const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_EVENT_STOP: i32 = 128;
-/// PTRACE_O_TRACESYSGOOD: stops at system calls differ from breakpoints.
+/// PTRACE_O_TRACESYSGOOD: stops at system calls are told from breakpoints.
 pub(crate) const TRACE_SYS_GOOD: usize = 1;
-/// PTRACE_O_TRACEEXEC: stops when another program starts.
+/// PTRACE_O_TRACEEXEC: the thread stops when it executes another program.
 pub(crate) const TRACE_EXEC: usize = 1 << 4;
-/// PTRACE_O_SUSPEND_SECCOMP: system calls are not filtered while we trace.
+/// PTRACE_O_SUSPEND_SECCOMP: system calls are not filtered while the thread is traced.
 pub(crate) const SUSPEND_SECCOMP: usize = 1 << 21;
 /// Size of the kernel's signal mask.
 const SIGSET_BYTES: usize = 8;
-/// Length of a buffer for the extended state, in bytes: more than any x86 processor with AMX needs.
+/// Length of a buffer for the extended state, in bytes. It is larger than any x86 processor with AMX needs.
 const XSTATE_MAX: usize = 32 * 1024;
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static ABORT_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// For tests: this process kills itself (SIGKILL) right before the `n`-th step (1 is the first) that touches another process.
+/// For tests: this process kills itself (SIGKILL) right before its `n`-th step that affects another process; 1 is the first.
 #[doc(hidden)]
 pub fn abort_after(n: u64) {
     ABORT_AT.store(n, Ordering::SeqCst);
 }
 
-/// For tests: number of steps that have touched another process so far.
+/// For tests: number of steps so far that have affected another process.
 #[doc(hidden)]
 pub fn steps() -> u64 {
     STEPS.load(Ordering::SeqCst)
@@ -55,13 +55,14 @@ pub fn steps() -> u64 {
 type Hook = Box<dyn Fn(u64) + Send + Sync>;
 static BEFORE: OnceLock<Hook> = OnceLock::new();
 
-/// For tests: called with its number (1 is the first) right before every step that touches another process. Once.
+/// For tests: sets a function that is called right before every step that affects another process, with the step's number from 1. Only the
+/// first call has an effect.
 #[doc(hidden)]
 pub fn before_steps(hook: impl Fn(u64) + Send + Sync + 'static) {
     let _ = BEFORE.set(Box::new(hook));
 }
 
-/// Called before every step that touches another process.
+/// Every step that affects another process calls this function first.
 pub(crate) fn step() {
     let n = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
     if let Some(hook) = BEFORE.get() {
@@ -94,13 +95,13 @@ plain_request!(
     /// Becomes the tracer of a thread; stops no thread. `data` are the options.
     seize, PTRACE_SEIZE);
 plain_request!(
-    /// Lets a stopped thread go on, with signal `data` or none (0).
+    /// Lets a stopped thread continue, with signal `data` or none (0).
     cont, libc::PTRACE_CONT);
 plain_request!(
-    /// Lets a stopped thread go on until it enters or leaves a system call.
+    /// Lets a stopped thread continue until it enters or leaves a system call.
     cont_to_syscall, libc::PTRACE_SYSCALL);
 plain_request!(
-    /// Gives a stopped thread back, with signal `data` or none (0).
+    /// Stops tracing a stopped thread and lets it continue, with signal `data` or none (0).
     detach, libc::PTRACE_DETACH);
 
 /// Asks a seized thread to stop.
@@ -141,7 +142,7 @@ pub(crate) fn set_xstate(tid: Tid, state: &[u8]) -> io::Result<()> {
     unsafe { ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }
 }
 
-/// The signals that a stopped thread blocks (in sigsuspend and the like: the mask that it will have afterwards).
+/// The signals that a stopped thread blocks. In sigsuspend and similar calls it is the mask after the call.
 pub(crate) fn get_sigmask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0u64;
     // SAFETY: the kernel writes 8 bytes.
@@ -161,7 +162,7 @@ pub(crate) fn poke(tid: Tid, at: u64, word: u64) -> io::Result<()> {
     unsafe { ptrace(libc::PTRACE_POKEDATA, tid, at as usize, word as usize) }
 }
 
-/// Address of the thread's rseq area, or 0, and the signature with which it was registered.
+/// Address of the thread's rseq area, or 0, and the signature of its registration.
 pub(crate) fn rseq_area(tid: Tid) -> io::Result<(u64, u32)> {
     let mut config = [0u64; 3]; // address; size and signature; flags and padding
     // SAFETY: the kernel writes at most the 24 bytes that are asked for.
@@ -178,7 +179,7 @@ fn symbol(name: &std::ffi::CStr) -> *mut libc::c_void {
 /// Signature that glibc registers with on x86-64 (sys/rseq.h).
 const RSEQ_SIGNATURE: u64 = 0x5305_3053;
 
-/// struct rseq in its first version: processor numbers, pointer to the section, flags, padding. 0 in its last word.
+/// struct rseq in its first version: processor numbers, pointer to the section, flags, padding.
 #[repr(C, align(32))]
 struct RseqArea([AtomicU64; 4]);
 
@@ -186,14 +187,14 @@ impl RseqArea {
     const SECTION: usize = 1;
     const UNREGISTER: i32 = 1;
 
-    /// Registers the area for the calling thread, or ends that. Fails if the thread has another.
+    /// Registers the area for the calling thread, or unregisters it. Fails if the thread has another one.
     fn register(&self, flags: i32) -> bool {
         // SAFETY: the kernel writes to the area as long as it is registered; `OwnRseqArea` ends that before it goes.
         unsafe { libc::syscall(libc::SYS_rseq, &raw const *self, size_of::<Self>(), flags, RSEQ_SIGNATURE as u32) == 0 }
     }
 }
 
-/// An area that is registered for the calling thread.
+/// An rseq area that this process has registered for the calling thread.
 struct OwnRseqArea(Box<RseqArea>);
 
 impl OwnRseqArea {
@@ -206,14 +207,14 @@ impl OwnRseqArea {
 impl Drop for OwnRseqArea {
     fn drop(&mut self) {
         if !self.0.register(RseqArea::UNREGISTER) {
-            // The kernel would go on to write to it.
+            // The kernel continues to write to the area, so never free it.
             Box::leak(std::mem::replace(&mut self.0, Box::new(RseqArea([const { AtomicU64::new(0) }; 4]))));
         }
     }
 }
 
-/// Address of the pointer to the section in the area that glibc registered for the calling thread. `None`: it registered none, or this
-/// program has another C library.
+/// Address of the pointer to the section, in the area that glibc has registered for the calling thread. `None` if glibc has registered
+/// none, or if this program has another C library.
 fn glibc_rseq_section() -> Option<*mut u64> {
     // SAFETY: null or the address of glibc's constant, which has this type (sys/rseq.h).
     let offset = unsafe { symbol(c"__rseq_offset").cast::<isize>().as_ref() }?;
@@ -228,8 +229,8 @@ fn glibc_rseq_section() -> Option<*mut u64> {
     Some(thread_pointer.wrapping_offset(*offset + 8 * RseqArea::SECTION as isize).cast())
 }
 
-/// Points the calling thread's rseq area to a section that no thread executes, does something, and tells whether the kernel has cleared the
-/// pointer. `None`: the thread has no area.
+/// Points the calling thread's rseq area to a section that no thread executes, calls `something`, and returns whether the kernel has
+/// cleared the pointer. `None` if the thread has no area.
 pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
     #[repr(C, align(32))]
@@ -255,21 +256,21 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     Some(cleared)
 }
 
-/// Event of a thread that a wait reports.
+/// Stop of a thread that a wait reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Status {
-    /// Stopped because we asked (signal 5), or by a group-stop (the stopping signal).
+    /// The thread stopped because the engine asked for it (signal 5), or by a group-stop (the stopping signal).
     EventStop(i32),
-    /// Stopped at another ptrace event (exec and so on).
+    /// The thread stopped at another ptrace event, such as exec.
     Event(i32),
-    /// Stopped at the entry or exit of a system call.
+    /// The thread stopped at the entry or exit of a system call.
     Syscall,
-    /// Stopped before a signal is delivered.
+    /// The thread stopped before the delivery of a signal.
     Signal(i32),
 }
 
 impl Status {
-    /// Decodes the status that waitid(2) gives of a stopped thread: the signal, above it the event.
+    /// Decodes the status of a stopped thread from waitid(2): the signal in the lowest eight bits, the event above it.
     pub(crate) fn decode(status: i32) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         match event {
@@ -281,8 +282,8 @@ impl Status {
     }
 }
 
-/// Asks once whether a thread that we trace has stopped; ECHILD if it has ended. This does not collect its end: that is for its parent,
-/// which may be this very process.
+/// Checks once whether a traced thread has stopped. Fails with ECHILD if it has ended. This does not reap the thread: its parent does,
+/// which may be this process.
 pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
     // SAFETY: the struct holds integers only: all zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -299,18 +300,19 @@ pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
     Ok(Some(Status::decode(unsafe { info.si_status() })))
 }
 
-/// Collects the end of a thread that this process traces, whichever of our threads does, if it has ended.
+/// Reaps a thread that any thread of this process traces, if it has ended.
 pub(crate) fn take_end(tid: Tid) {
     let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
     // SAFETY: without a siginfo_t the kernel writes nothing.
     let _ = unsafe { libc::waitid(libc::P_PID, tid.0 as libc::id_t, std::ptr::null_mut(), options) };
 }
 
-/// Moves the calling thread before all ordinary ones, where that is permitted. Elsewhere moves it before those of them whose turn comes at
-/// the same time, by asking for short slices (sched_setattr(2), Linux 6.12). The thread ends soon, and with it the priority.
+/// Gives the calling thread a real-time priority, if that is permitted. Otherwise asks the scheduler for short time slices, which puts the
+/// thread before ordinary threads whose turn comes at the same time (sched_setattr(2), Linux 6.12). The thread ends soon, and the priority
+/// with it.
 pub(crate) fn raise_priority() {
     let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
-    // Not by the C library: musl's function always fails. What the kernel calls sched_param is one integer.
+    // musl's function always fails, so make the system call. The kernel's struct sched_param is one integer.
     // SAFETY: the kernel reads one integer.
     if unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) } == 0 {
         return;
@@ -326,10 +328,10 @@ pub(crate) fn raise_priority() {
     }
 }
 
-/// Shortest slice that the kernel grants, in nanoseconds.
+/// Shortest time slice that the kernel grants, in nanoseconds.
 const SHORT_SLICE: u64 = 100_000;
 
-/// Lets the calling thread's sleeps end on time.
+/// Lets sleeps of the calling thread end on time.
 pub(crate) fn precise_sleeps() {
     // SAFETY: the request takes integers only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1usize, 0usize, 0usize, 0usize) };
@@ -341,29 +343,29 @@ pub(crate) fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Waits until all loads before this call are done, and lets none after it begin before (Intel SDM vol. 2, LFENCE).
+/// Waits until all earlier loads are complete, and lets no later load begin before that (Intel SDM vol. 2, LFENCE).
 pub(crate) fn loads_end() {
     // SAFETY: every x86-64 processor has the instruction.
     unsafe { std::arch::x86_64::_mm_lfence() }
 }
 
-/// Whether the time stamp counter runs at one rate whatever the processor does (Intel SDM vol. 3B, 19.17.1).
+/// Whether the time stamp counter runs at a constant rate in all states of the processor (Intel SDM vol. 3B, 19.17.1).
 pub(crate) fn has_invariant_ticks() -> bool {
     const POWER: u32 = 0x8000_0007;
     let leaf = std::arch::x86_64::__cpuid;
     leaf(0x8000_0000).eax >= POWER && leaf(POWER).edx & 1 << 8 != 0
 }
 
-/// Gives the calling thread the rights of a user at files, and no others: it opens the files that this user may open. For a thread that
-/// ends afterwards.
+/// Gives the calling thread a user's rights to files, and no other rights of that user: it can open the files that this user may open. For
+/// a thread that ends afterwards.
 pub(crate) fn take_file_rights(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
-    /// Id that changes nothing: the call returns the thread's present id.
+    /// Id that changes nothing: with it, the call returns the thread's present id.
     const ASK: u32 = u32::MAX;
     // SAFETY: the kernel reads as many ids as there are. Unlike the C library's function, the system call changes this thread alone.
     if unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // These two calls return the thread's previous id, and fail without an error.
+    // These two calls return the previous id, and report no errors.
     for (call, id) in [(libc::SYS_setfsgid, gid), (libc::SYS_setfsuid, uid)] {
         // SAFETY: the call takes an integer, and changes this thread alone.
         unsafe { libc::syscall(call, id) };
@@ -376,7 +378,8 @@ pub(crate) fn take_file_rights(uid: u32, gid: u32, groups: &[u32]) -> io::Result
     Ok(())
 }
 
-/// Whether a process has a thread. True also for one that has ended and was not waited for, as the main thread is as long as others live.
+/// Whether a process has this thread. The result is also true for a thread that has ended and was not waited for, as a main thread is while
+/// other threads live.
 pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
     // SAFETY: signal 0 only asks whether the thread exists.
     let r = unsafe { libc::syscall(libc::SYS_tgkill, pid.0, tid.0, 0) };
@@ -384,7 +387,7 @@ pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
     r == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Waits until a thread of ours has left the kernel's lists, so that every thread that it traced is free.
+/// Waits until a thread of this process has left the kernel's lists, so that the kernel has released every thread that it traced.
 pub(crate) fn wait_thread_gone(tid: Tid) {
     let own = Pid(rustix::process::getpid().as_raw_nonzero().get());
     for _ in 0..100_000 {
@@ -412,7 +415,7 @@ fn capabilities(call: libc::c_long, sets: &mut Capabilities) -> io::Result<()> {
     if r == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sets the effective user and group of the calling thread alone: libc's functions would do it in all threads.
+/// Sets the effective user and group of the calling thread alone; the C library's functions would change all threads.
 fn set_effective(uid: u32, gid: u32) -> io::Result<()> {
     const KEEP: u32 = u32::MAX;
     // SAFETY: the request takes integers only.
@@ -422,10 +425,11 @@ fn set_effective(uid: u32, gid: u32) -> io::Result<()> {
     if group() == -1 || user() == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Runs `work` with the effective ids of a user and without effective capabilities: the kernel then decides as it would for that user.
-/// Fails, with nothing run, if this process may not take that identity.
+/// Runs `work` with the effective ids of a user and without effective capabilities, so that the kernel decides as for that user. Fails
+/// without a call of `work` if this process may not take that identity.
 pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Result<R> {
-    /// Puts the thread back, also when `work` panics. All of it is permitted: the real and saved ids and the permitted set never change.
+    /// Restores the thread's ids and capabilities, also when `work` panics. The kernel permits it, because the real and saved ids and the
+    /// permitted set never change.
     struct Back(u32, u32, Capabilities, bool);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -434,14 +438,14 @@ pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Re
             let back = set_effective(*uid, *gid).and_then(|()| capabilities(libc::SYS_capset, sets));
             debug_assert!(raised.is_ok() && back.is_ok());
             if *dumpable {
-                // Another effective id makes the whole process undumpable (prctl(2), PR_SET_DUMPABLE).
+                // A change of the effective ids makes the whole process undumpable (prctl(2), PR_SET_DUMPABLE).
                 // SAFETY: the request takes integers only.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1usize, 0usize, 0usize, 0usize) };
             }
         }
     }
     static DUMPABLE: OnceLock<bool> = OnceLock::new();
-    // Ask once: while another thread is away the answer is another one.
+    // Ask once, because the answer changes while another thread has a user's ids.
     // SAFETY: the request takes integers only.
     let dumpable =
         *DUMPABLE.get_or_init(|| unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0usize, 0usize, 0usize, 0usize) == 1 });
@@ -458,21 +462,21 @@ pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Re
     Ok(work())
 }
 
-/// Whether a process runs in another one's memory (a vfork child before exec).
+/// Whether two processes share their memory (a vfork child does before exec).
 pub(crate) fn same_memory(pid: Pid, other: Tid) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: the request takes integers only.
     unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) == 0 }
 }
 
-/// A counter for the events of one thread on every processor; closed when another program is started.
+/// Opens a counter for the events of one thread on every processor. The descriptor is closed when this process executes another program.
 pub(crate) fn perf_event_open(event: &perf_event::Builder<'_>, tid: Tid) -> io::Result<File> {
     let at: *const _ = event.attrs();
     // SAFETY: the crate sets the field `size` to the size of the type.
     unsafe { open_counter(at.cast(), tid) }
 }
 
-/// Opens a counter for the events of one thread on every processor, from the words of the struct's second version.
+/// Opens a counter for the events of one thread on every processor, from the words of a struct perf_event_attr in its second version.
 pub(crate) fn perf_event_open_words(attributes: &[u64; 9], tid: Tid) -> io::Result<File> {
     let size = (size_of_val(attributes) as u64) << 32;
     let mut words = *attributes;
@@ -495,18 +499,18 @@ unsafe fn open_counter(at: *const libc::c_void, tid: Tid) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Bytes of a counter's page (struct perf_event_mmap_page).
+/// Size of a counter's page in bytes (struct perf_event_mmap_page).
 pub(crate) const EVENT_PAGE: usize = 4096;
 
-/// A word of a counter's page.
+/// Reads a word of a counter's page.
 fn page_word(page: &memmap2::MmapRaw, at: usize) -> Option<u32> {
     let inside = at.is_multiple_of(4) && at + 4 <= page.len();
     // SAFETY: an aligned word of a page that is mapped as long as `page` lives; only the kernel writes to it.
     inside.then(|| unsafe { page.as_ptr().wrapping_add(at).cast::<u32>().read_volatile() })
 }
 
-/// Factors with which the kernel scales the time stamp counter to nanoseconds, `(ticks * mult) >> shift` (time_mult, time_shift of
-/// perf_event_open(2)); `None` if the page does not say.
+/// Factors by which the kernel converts the time stamp counter to nanoseconds, `(ticks * mult) >> shift` (time_mult, time_shift of
+/// perf_event_open(2)); `None` if the page has none.
 pub(crate) fn tick_scale(page: &memmap2::MmapRaw) -> Option<(u32, u16)> {
     const LOCK: usize = 8;
     const CAPABILITIES: usize = 40;
@@ -520,8 +524,8 @@ pub(crate) fn tick_scale(page: &memmap2::MmapRaw) -> Option<(u32, u16)> {
     (whole && capabilities & HAS_TIME != 0 && mult != 0).then_some((mult, shift as u16))
 }
 
-/// Reads a counter of the calling thread with RDPMC, as its page says (linux/perf_event.h). `None`: the kernel changed the page meanwhile, or no
-/// counter of the processor has the event at the moment.
+/// Reads a counter of the calling thread with RDPMC, by the protocol of its page (linux/perf_event.h). `None` if the kernel changed the
+/// page during the reading, or if no counter of the processor counts the event at present.
 pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &'static str> {
     const LOCK: usize = 8;
     const INDEX: usize = 12;
@@ -550,20 +554,20 @@ pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &
     Ok((word(LOCK) == lock).then(|| base.wrapping_add_signed(counted)))
 }
 
-/// Whether a process certainly has memory of its own and not this other one's (a vfork child before exec has not).
+/// Whether a process certainly has memory of its own, not shared with this other process (a vfork child shares it before exec).
 pub(crate) fn has_own_memory(pid: Pid, other: Pid) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: the request takes integers only.
     unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) > 0 }
 }
 
-/// Status, as wait(2) tells it, of the ended process of a pidfd, once its parent has waited for it: PIDFD_GET_INFO (linux/pidfd.h). `None`:
-/// the kernel is older than 6.15, or nobody has waited for the process.
+/// Status, as wait(2) returns it, of the ended process of a pidfd whose parent has waited for it: PIDFD_GET_INFO (linux/pidfd.h). `None` if
+/// the kernel is older than 6.15, or if no process has waited for it.
 pub(crate) fn exit_status(pidfd: BorrowedFd<'_>) -> Option<i32> {
     /// _IOWR(0xff, 11, struct pidfd_info) with the first size of that structure, 64 bytes.
     const GET_INFO: libc::Ioctl = 0xc040_ff0b_u32 as libc::Ioctl;
     const INFO_EXIT: u64 = 1 << 3;
-    /// Number of the word whose upper half is the status: before it are the mask, an id, and eleven ids of 32 bits.
+    /// Index of the word whose upper half is the status. Before it are the mask, an id, and eleven ids of 32 bits.
     const STATUS: usize = 7;
     let mut info = [0u64; 8];
     info[0] = INFO_EXIT;

@@ -22,18 +22,18 @@ use crate::procfs::{self, Mapping, Status};
 use crate::rights::{self, Rights};
 use crate::sys;
 
-/// Entry point of the program, in the auxiliary vector.
+/// Type, in the auxiliary vector, of the program's entry point.
 pub const AT_ENTRY: u64 = 9;
-/// Load address of the dynamic loader.
+/// Type, in the auxiliary vector, of the dynamic loader's load address.
 pub const AT_BASE: u64 = 7;
-/// Features of the processor that programs may use, second word.
+/// Type, in the auxiliary vector, of the second word of processor features for programs.
 pub const AT_HWCAP2: u64 = 26;
-/// Address of the vDSO.
+/// Type, in the auxiliary vector, of the vDSO's address.
 pub const AT_SYSINFO_EHDR: u64 = 33;
-/// Bit of AT_HWCAP2: programs may use RDFSBASE and its like.
+/// Bit of AT_HWCAP2: programs may use RDFSBASE and the related instructions.
 pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
-/// Identifies a process: the kernel may give an id alone to another process.
+/// Identifies a process. A process id alone is not enough, because the kernel reuses ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Identity {
     /// Process id.
@@ -45,23 +45,23 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The process that has this id now.
+    /// Identity of the process that has this id now.
     pub fn of(pid: Pid) -> Result<Self, Error> {
         Ok(Identity { pid, start_time: procfs::stat(pid)?.start_time, boot_id: procfs::boot_id() })
     }
 
-    /// The calling process.
+    /// Identity of the calling process.
     pub fn ours() -> Result<Self, Error> {
         Identity::of(sys::own_pid())
     }
 
-    /// Whether this very process still runs.
+    /// Whether the process that this identity was made of still runs.
     pub fn is_alive(&self) -> bool {
         procfs::stat(self.pid).is_ok_and(|s| s.start_time == self.start_time && !s.is_dead())
             && procfs::boot_id() == self.boot_id
     }
 
-    /// Whether this very process has been killed or has begun to end. Until it is gone, it keeps its locks.
+    /// Whether this process has been killed or has begun to end. It keeps its locks until it is gone.
     pub fn is_ending(&self) -> bool {
         let stat = procfs::stat(self.pid).ok().filter(|s| s.start_time == self.start_time);
         let killed = || procfs::status(self.pid).is_ok_and(|status| status.is_killed);
@@ -69,7 +69,7 @@ impl Identity {
     }
 }
 
-/// One in this many checks of whether a process still runs its program examines its list of mappings.
+/// Number of checks of whether a process still runs its program, of which one examines the list of mappings.
 const LOOKS: u32 = 16;
 
 /// Way in which a process ended.
@@ -79,12 +79,12 @@ pub enum ExitStatus {
     Code(i32),
     /// This signal ended the process.
     Signal(i32),
-    /// The process was not our child, and the kernel does not tell.
+    /// The status is unknown: the process was not a child of the engine, and the kernel does not show its status.
     Unknown,
 }
 
 impl ExitStatus {
-    /// Decodes a status as wait(2) gives it.
+    /// Decodes a status in the format of wait(2).
     fn decode(status: i32) -> Self {
         match status & 0x7f {
             0 => ExitStatus::Code(status >> 8 & 0xff),
@@ -93,7 +93,7 @@ impl ExitStatus {
     }
 }
 
-/// A process that may be read and changed. Nothing is held between two calls.
+/// A process that the engine may read and change. No thread of it is held between two calls.
 #[derive(Debug)]
 pub struct Target {
     identity: Identity,
@@ -101,11 +101,11 @@ pub struct Target {
     mem: File,
     /// The auxiliary vector, bound to the same address space as `mem`.
     auxv: File,
-    /// Rights with which the engine touches the process.
+    /// Rights with which the engine accesses the process.
     pub(crate) acting: Mutex<Rights>,
     gadgets: Mutex<Option<Arc<Gadgets>>>,
     pub(crate) holds: Mutex<Holds>,
-    /// Pages that are known to be private copies already.
+    /// Pages of which the process is known to have private copies.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
     /// Address at which the last examination of the mappings found memory.
     mapped: AtomicU64,
@@ -118,22 +118,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Target {
-    /// Opens a process; it is not touched.
+    /// Opens a process, without an effect on it.
     pub fn open(pid: Pid) -> Result<Self, Error> {
         Self::open_for(pid, Rights::All)
     }
 
-    /// Opens a process that these rights include. The open files are bound to the program that the process runs now. Later operations are
-    /// not bound to these rights, see [`Target::act_for`].
+    /// Opens a process that these rights include. The open files are bound to the program that the process runs now. Later operations do
+    /// not check these rights, see [`Target::act_for`].
     pub fn open_for(pid: Pid, rights: Rights) -> Result<Self, Error> {
         access::attachable(pid)?;
         let target = Self::open_unchecked(pid)?;
-        // An exec while the files were being opened shows here: the check compares files opened before it and after it.
+        // This finds an exec that happened while the files were being opened, because the check compares them with files that it opens now.
         target.check(rights)?;
         Ok(target)
     }
 
-    /// Opens a process that is being traced by us.
+    /// Opens a process that the engine traces.
     pub(crate) fn open_unchecked(pid: Pid) -> Result<Self, Error> {
         let identity = Identity::of(pid)?;
         let own = |e: rustix::io::Errno| match e {
@@ -144,7 +144,7 @@ impl Target {
         let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(own)?;
         let auxv = rights::open_image(pid)?;
         let mem = open_mem(pid)?;
-        // The kernel may have given the id to another process between the two.
+        // The kernel may have given the id to another process since the identity was read.
         if Identity::of(pid)? != identity {
             return Err(Error::Gone(pid));
         }
@@ -193,27 +193,27 @@ impl Target {
 
     /// Whether the process still runs the program that it ran when it was opened (no exec since).
     pub fn is_same_program(&self) -> bool {
-        // the open file keeps the old address space, which has nothing in it once its last user is gone
+        // The open file keeps the old address space, whose memory is gone once no process uses it any more.
         let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);
-        // another process may have that address space as well
+        // Another process may use that address space too. So in some checks, look for memory in the process's own list of mappings.
         let whole = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKS);
         if !whole && is_there(self.mapped.load(Ordering::Relaxed)) {
             return true;
         }
-        // Mappings that cannot be read just now prove nothing.
+        // If the mappings cannot be read at present, they prove nothing.
         let Ok(maps) = self.maps() else { return is_there(self.mapped.load(Ordering::Relaxed)) };
         let found = maps.iter().find(|m| m.read && is_there(m.range.start.0));
         found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
     }
 
-    /// Waits at most this long until the process ends; its status stays to be fetched. Returns whether it has ended.
+    /// Waits until the process ends, but at most for this time. Returns whether it has ended. Its status can still be read afterwards.
     pub fn ends_within(&self, at_most: Duration) -> bool {
         let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
     }
 
-    /// Waits at most this long until the process ends. `None`: it still runs.
+    /// Waits until the process ends, but at most for this time. Returns `None` if it still runs.
     pub fn wait_exit(&self, at_most: Duration) -> Option<ExitStatus> {
         if !self.ends_within(at_most) {
             return None;
@@ -225,7 +225,7 @@ impl Target {
                 (_, Some(signal)) => ExitStatus::Signal(signal),
                 _ => ExitStatus::Unknown,
             },
-            // The process is somebody else's child. As long as nobody has waited for it, /proc has its status; afterwards the descriptor
+            // The process is a child of another process. Until that process waits for it, /proc shows its status. After that the pidfd
             // does, since Linux 6.15.
             _ => {
                 let unreaped = procfs::exit_status(self.pid(), self.identity.start_time);
@@ -242,7 +242,7 @@ impl Target {
         if !maps.is_empty() {
             return Ok(maps);
         }
-        // the main thread may have ended before the others
+        // The main thread may have ended before the others.
         for tid in self.threads()? {
             let maps = procfs::parse_maps(&procfs::read(self.pid(), &format!("task/{tid}/maps")).unwrap_or_default());
             if !maps.is_empty() {
@@ -262,7 +262,7 @@ impl Target {
         procfs::status(self.pid())
     }
 
-    /// The processor time of all its threads, ended ones too, to the hundredth of a second.
+    /// Processor time of all threads of the process, ended ones included, with a resolution of a hundredth of a second.
     pub fn cpu_time(&self) -> Result<Duration, Error> {
         let ticks = procfs::stat(self.pid())?.cpu_ticks;
         Ok(procfs::TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)))
@@ -273,14 +273,14 @@ impl Target {
         procfs::thread_status(self.pid(), tid)
     }
 
-    /// The processor time of a thread in nanoseconds: exact while it sleeps, at most a tick of the kernel old while it runs. `None` if it has
-    /// ended, or the kernel does not tell.
+    /// Processor time of a thread in nanoseconds. It is exact while the thread sleeps, and at most one tick of the kernel old while it
+    /// runs. `None` if the thread has ended, or if the kernel does not show it.
     pub fn thread_cpu_ns(&self, tid: Tid) -> Option<u64> {
         procfs::cpu_ns(self.pid(), tid)
     }
 
     /// Processor time, in nanoseconds, of a thread of a fork child that is measured with this process; see [`Target::thread_cpu_ns`]. It is
-    /// known also when the child has ended and its parent has not asked for its status yet.
+    /// still known after the child has ended, until its parent waits for it.
     pub fn child_cpu_ns(&self, tid: Tid) -> Option<u64> {
         procfs::cpu_ns(Pid(tid.0), tid)
     }
@@ -295,29 +295,30 @@ impl Target {
         procfs::cmdline(self.pid())
     }
 
-    /// Program file of the process, as its own mount namespace names it.
+    /// Program file of the process, with its path in the process's own mount namespace.
     pub fn exe(&self) -> Option<PathBuf> {
         procfs::exe(self.pid())
     }
 
-    /// The auxiliary vector: what the kernel told the program at its start, as (type, value).
+    /// The auxiliary vector, which the kernel gave the program at its start, as (type, value) pairs.
     pub fn auxv(&self) -> Result<Vec<(u64, u64)>, Error> {
         Ok(procfs::parse_auxv(&procfs::read(self.pid(), "auxv")?))
     }
 
-    /// One value of the auxiliary vector.
+    /// Value of a type in the auxiliary vector; `None` if the vector lacks it.
     pub fn aux(&self, kind: u64) -> Option<u64> {
         self.auxv().ok()?.into_iter().find_map(|(k, v)| (k == kind).then_some(v))
     }
 
-    /// Whether the clocks of the process agree with ours: it is in the same time namespace (time_namespaces(7)), or the kernel has none.
+    /// Whether the clocks of the process agree with those of the engine: both are in the same time namespace (time_namespaces(7)), or the
+    /// kernel has none.
     pub fn has_our_time(&self) -> bool {
         let of = |pid: Pid| std::fs::read_link(format!("/proc/{}/ns/time", pid.0)).ok();
         let ours = of(sys::own_pid());
         ours.is_none() || of(self.pid()) == ours
     }
 
-    /// Reads memory of the process, whether it runs or not. Reads all of the range or fails.
+    /// Reads memory of the process, whether it runs or not. Fails if any byte of the range cannot be read.
     pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), Error> {
         let n = self.read_some(at, buffer).map_err(|source| self.memory_error("read", at, buffer.len(), source))?;
         if n == buffer.len() {
@@ -326,7 +327,7 @@ impl Target {
         Err(self.memory_error("read", at, buffer.len(), io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// Reads as much of the range as can be read; an unmapped page ends it. Returns the number of bytes read.
+    /// Reads the beginning of the range, up to the first byte that cannot be read. Returns the number of bytes read.
     pub fn read_some(&self, at: Avma, buffer: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -342,7 +343,7 @@ impl Target {
         Ok(done)
     }
 
-    /// Tells for each page of a range whether it is in memory or in swap; `None` if the kernel does not tell.
+    /// Returns for each page of a range whether it is in memory or in swap; `None` if the kernel does not say.
     pub fn touched_pages(&self, range: &AvmaRange) -> Option<Vec<bool>> {
         procfs::touched_pages(self.pid(), range)
     }
@@ -354,7 +355,7 @@ impl Target {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes memory of the process, whatever the protection of the pages.
+    /// Writes memory of the process, even if its pages are write-protected.
     pub(crate) fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         sys::step();
         self.mem.write_all_at(bytes, at.0).map_err(|source| self.memory_error("write", at, bytes.len(), source))
@@ -370,7 +371,8 @@ impl Target {
         Error::Memory { what, at, len, source }
     }
 
-    /// The code with which a borrowed thread calls the kernel and finds its way back; found once and kept.
+    /// The code by which a borrowed thread makes system calls and returns to where it was. The search is repeated only if the code is no
+    /// longer there.
     pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, Error> {
         let mut known = lock(&self.gadgets);
         if let Some(gadgets) = known.as_ref().filter(|g| g.still_there(self)) {
@@ -390,7 +392,7 @@ fn open_mem(pid: Pid) -> Result<File, Error> {
         Ok(_) => io::ErrorKind::UnexpectedEof.into(),
         Err(e) => e,
     };
-    // a main thread that has ended has no memory any more, but the others have
+    // A main thread that has ended has no memory any more, but the other threads have.
     for tid in procfs::threads(pid)?.into_iter().filter(|t| t.0 != pid.0) {
         if let Ok(mem) = open(&format!("/proc/{pid}/task/{tid}/mem").into()) {
             return Ok(mem);

@@ -1,5 +1,5 @@
-//! One tracer thread and the threads that it holds. All ptrace requests of an operation come from one thread made for it;
-//! when that thread ends, the kernel lets all of them go at once.
+//! The tracer: one thread that traces and holds the threads of a process. All ptrace requests of an operation come from one thread that is
+//! created for it. When that thread ends, the kernel releases all traced threads at once.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -18,45 +18,46 @@ use crate::sharers::Sharers;
 use crate::sys::{self, Regs, Status};
 use crate::wards::{self, Wards};
 
-/// Time for which a stop waits while no thread comes in. Later attempts wait longer: on a loaded machine a thread that is ready to run may
-/// not get a processor in time.
+/// Time that a stop waits without any thread stopping before it gives up. Later attempts wait longer, because on a loaded machine a thread
+/// that is ready to run may get no processor in time.
 pub(crate) const STOP_WAIT: Duration = Duration::from_millis(50);
 const STOP_WAIT_MAX: Duration = Duration::from_millis(500);
-/// Longest time that the end of an operation waits for a thread that did not stop in time, to repair its system call.
+/// Longest time that the end of an operation waits for a thread that did not stop in time, so that its system call can be repaired.
 const LATE_WAIT: Duration = Duration::from_secs(5);
-/// Time after which a stop no longer waits for a thread that sleeps uninterruptibly: it cannot reach user space before our release.
+/// Time after which a stop no longer waits for a thread that sleeps uninterruptibly. Such a thread cannot reach user space before the
+/// release.
 const SLEEPER_WAIT: Duration = Duration::from_millis(2);
-/// Name of a tracer's thread.
+/// Name of a tracer thread.
 const THREAD_NAME: &str = "ingraft-tracer";
-/// Time for which a thread is waited for that another operation holds.
+/// Longest wait for a thread that another operation of ingraft traces.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
-/// Number of rounds of stopping: new threads may keep appearing while others are stopped, and no program needs this many.
+/// Maximum number of rounds in which new threads are stopped. No program needs this many.
 const ROUNDS: usize = 100;
 
-/// Options of tracing: a thread that executes another program stops before its first instruction there.
+/// Options of tracing: a thread that executes another program stops before the first instruction of that program.
 const OPTIONS: usize = sys::TRACE_SYS_GOOD | sys::TRACE_EXEC;
 
 /// State of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Runs, or is about to stop.
+    /// The thread runs, or is about to stop.
     Running,
-    /// Held. The value is the signal of a group-stop, or SIGTRAP.
+    /// The thread is held. The value is the signal of a group-stop, or SIGTRAP.
     Stopped(i32),
-    /// Did not stop: sleeps in the kernel, with its user space at `pc` and `sp`. It cannot go on there before our release.
+    /// The thread did not stop: it sleeps in the kernel, and will return to user space at `pc` with `sp`, but not before the release.
     Asleep { pc: Avma, sp: Avma },
-    /// Ended.
+    /// The thread has ended.
     Gone,
 }
 
-/// A thread that we trace.
+/// A traced thread.
 #[derive(Debug)]
 pub(crate) struct Tracee {
     pub(crate) tid: Tid,
     pub(crate) state: State,
-    /// Registers of the thread, once read in this stop.
+    /// Registers of the thread, if they were read in this stop.
     pub(crate) regs: Option<Regs>,
-    /// Whether the engine asked it to stop.
+    /// Whether the engine has asked the thread to stop.
     interrupted: bool,
 }
 
@@ -65,30 +66,30 @@ pub(crate) struct Tracee {
 pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
-    /// Places of these threads in `threads`.
+    /// Indices of the threads in `threads`.
     places: HashMap<Tid, usize>,
     wards: Arc<Wards>,
     sharers: Sharers,
     patience: Duration,
-    /// Time at which the first of the held threads was interrupted. If only one thread was interrupted, the last time at which it was seen
-    /// to run.
+    /// Time at which the first held thread was interrupted. If only one thread was interrupted, the last time at which that thread still
+    /// ran.
     began: Option<Instant>,
-    /// Whether no other thread than the first has been interrupted since `began`.
+    /// Whether only one thread has been interrupted since `began`.
     alone: bool,
     holds: Vec<Hold>,
 }
 
 thread_local! {
-    /// A tracer that outlives single operations: the one of a started program.
+    /// A tracer that exists for longer than one operation: that of a program being started.
     static HELD: RefCell<Option<Tracer>> = const { RefCell::new(None) };
 }
 
-/// Whether the calling thread works with the threads of a process that it holds.
+/// Whether the calling thread holds the threads of a process for longer than one operation.
 pub(crate) fn is_held(pid: Pid) -> bool {
     HELD.with_borrow(|held| held.as_ref().is_some_and(|tracer| tracer.pid == pid))
 }
 
-/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or one on a new thread. Returns also the times at
+/// Runs `work` with a tracer of a process: the one that the calling thread already has, or one on a new thread. Also returns the times for
 /// which threads were held.
 pub(crate) fn with_tracer<R: Send>(
     pid: Pid,
@@ -98,7 +99,7 @@ pub(crate) fn with_tracer<R: Send>(
     if let Some(mut tracer) = held {
         let result = work(&mut tracer);
         HELD.set(Some(tracer));
-        return Ok((result, Vec::new())); // it was held before, and still is
+        return Ok((result, Vec::new())); // The threads were held before, and still are.
     }
     on_own_thread(|| {
         sys::precise_sleeps();
@@ -112,7 +113,7 @@ pub(crate) fn with_tracer<R: Send>(
     })
 }
 
-/// Makes `tracer` the one that operations of the calling thread use, for the time of `work`.
+/// Makes `tracer` the one that operations of the calling thread use while `work` runs.
 pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R {
     let mine = std::mem::replace(tracer, Tracer::new(tracer.pid));
     HELD.set(Some(mine));
@@ -123,7 +124,7 @@ pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R 
     result
 }
 
-/// Runs `work` on a thread of its own, and returns when that thread has left the kernel, with all that it traced released.
+/// Runs `work` on a new thread. Returns when that thread has left the kernel, so that all threads that it traced are released.
 pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
     let own = |source| Error::Own { what: "start a thread", source };
     thread::scope(|scope| {
@@ -151,11 +152,11 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     })
 }
 
-/// Pauses between two looks at a thread that is to stop, with `others` more threads to look at after it. The thread stops within
-/// microseconds where a processor is free, so the first looks follow at once. Otherwise it needs our processor, so the later ones sleep:
-/// yielding counts as having used one's share, and at raised priority yields to nobody. A nap costs as much as several threads need to
-/// stop, so it lasts until many of them have. Each is longer than the last: the timer of a short one can be over before the processor has
-/// been given away.
+/// Pauses between two polls of a thread that is to stop, with `others` more threads to poll after it. If a processor is free, the thread
+/// stops within microseconds, so the first polls follow without a pause. Otherwise it needs this thread's processor, so later polls come
+/// after a sleep. Yielding is not enough: the scheduler charges for it, and at a raised priority it lets no other thread run. A sleep costs
+/// as much time as several threads need to stop, so with many threads it lasts until many have stopped. Each sleep is longer than the last,
+/// because the timer of a short one may expire before another thread gets the processor.
 pub(crate) fn pause(tries: u32, others: usize) {
     if let Some(naps) = tries.checked_sub(LOOKS) {
         let of_others = (2 * others as u64).min(200);
@@ -163,9 +164,9 @@ pub(crate) fn pause(tries: u32, others: usize) {
     }
 }
 
-/// Number of looks at a thread without a nap.
+/// Number of polls of a thread without a sleep.
 pub(crate) const LOOKS: u32 = 26;
-/// Number of naps, of some milliseconds together, that a thread is given whatever the clock says.
+/// Minimum number of sleeps before a stop gives up on a thread. Together they last some milliseconds, whatever time the clock shows.
 const NAPS: u32 = 8;
 
 impl Tracer {
@@ -195,12 +196,12 @@ impl Tracer {
         Error::Ptrace { request, tid, source }
     }
 
-    /// Wraps the result of a request on a held thread.
+    /// Adds the request and the thread to the error of a request on a held thread.
     pub(crate) fn check<T>(&self, request: &'static str, tid: Tid, result: io::Result<T>) -> Result<T, Error> {
         result.map_err(|source| self.error(request, tid, source))
     }
 
-    /// Starts tracing a thread; it runs on. `None` if it has ended. `unfiltered`: with its system call filter suspended.
+    /// Starts to trace a thread, which continues to run. `None` if it has ended. With `unfiltered`, its system call filter is suspended.
     pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
         if let Some(place) = self.index_of(tid) {
             return Ok(Some(place));
@@ -214,7 +215,7 @@ impl Tracer {
                 Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
                 Err(source) => return Err(self.error("SEIZE", tid, source)),
             }
-            // a thread that has ended but is not yet reaped says EPERM too
+            // For a thread that has ended and was not reaped, PTRACE_SEIZE also fails with EPERM.
             if procfs::thread_stat(tid).is_none_or(|s| s.is_dead()) {
                 return Ok(None);
             }
@@ -224,10 +225,11 @@ impl Tracer {
                 return Err(Error::Seccomp);
             }
             if tracer == sys::own_tid().0 {
-                // A thread of ours under another one's id: it has executed another program, and the id of the main thread is now its own.
+                // This tracer traces it already, under another id: the thread has executed another program, which gave it the main thread's
+                // id.
                 return Err(Error::Replaced(self.pid));
             }
-            // Another operation of ours, or of another engine that looks at this target, ends in a moment.
+            // The tracer is another operation of this engine, or of another engine that examines this target. It ends soon.
             let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
             if !passes || begin.elapsed() > OTHERS_WAIT {
                 let why = crate::access::explain(self.pid);
@@ -237,7 +239,7 @@ impl Tracer {
         }
     }
 
-    /// Adds a thread that is being traced, and returns its place in `threads`.
+    /// Adds a traced thread, and returns its index in `threads`.
     pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
         self.places.insert(tid, self.threads.len());
         self.wards.add(self.pid, tid);
@@ -245,9 +247,9 @@ impl Tracer {
         self.threads.len() - 1
     }
 
-    /// Starts tracing all threads, without stopping any. Once the first thread was asked to stop, also traces the processes that share
-    /// their memory: one that waits for its own program (vfork) must not start it while we trace it, as the kernel may then deny that
-    /// program its privileges. Returns the number of new threads.
+    /// Starts to trace all threads, without a stop. Once the first thread was asked to stop, it also traces the processes that share their
+    /// memory. It does so no earlier, because a vfork child should not execute its program while it is traced: the kernel may then deny
+    /// that program its privileges. Returns the number of newly traced threads.
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
@@ -263,8 +265,8 @@ impl Tracer {
         Ok(new)
     }
 
-    /// Starts tracing a thread of a process that shares the target's memory. `false` if it no longer does: by now it may run a program that
-    /// nobody here may trace.
+    /// Starts to trace a thread of a process that shares the target's memory. Returns `false` if it no longer shares it: it may by now run
+    /// a program that the engine may not trace.
     fn seize_sharer(&mut self, tid: Tid) -> Result<bool, Error> {
         match self.seize(tid, false) {
             Ok(place) => Ok(place.is_some()),
@@ -273,13 +275,13 @@ impl Tracer {
         }
     }
 
-    /// Whether other processes run in the target's memory, as far as was seen.
+    /// Whether the last search found other processes that share the target's memory.
     pub(crate) fn has_sharers(&self) -> bool {
         self.sharers.any()
     }
 
-    /// Stops the processes that share the target's memory, and returns the places of their threads. A process that a thread waits for
-    /// (vfork) is left out: it runs as that thread, which does not run.
+    /// Stops the processes that share the target's memory, and returns the indices of their threads. A vfork child for which a thread waits
+    /// is left out: it runs in place of that thread, which does not run.
     pub(crate) fn stop_sharers(&mut self) -> Result<Vec<usize>, Error> {
         let mut tasks = self.sharers.look(self.pid);
         if tasks.is_empty() {
@@ -297,7 +299,7 @@ impl Tracer {
         Ok(tasks.into_iter().filter_map(|tid| self.index_of(tid)).collect())
     }
 
-    /// Releases processes that have memory of their own by now.
+    /// Releases held processes that have memory of their own by now.
     fn release_strangers(&mut self) -> Result<(), Error> {
         let mut i = 0;
         while i < self.threads.len() {
@@ -312,12 +314,12 @@ impl Tracer {
         Ok(())
     }
 
-    /// Sets the patience of the `attempt`-th attempt (1 is the first).
+    /// Sets how long a stop waits in the `attempt`-th attempt (1 is the first).
     pub(crate) fn be_patient(&mut self, attempt: u32) {
         self.patience = (STOP_WAIT * attempt).min(STOP_WAIT_MAX);
     }
 
-    /// Stops the threads that are traced already.
+    /// Stops the threads that are already traced.
     pub(crate) fn stop_traced(&mut self) -> Result<(), Error> {
         for i in 0..self.threads.len() {
             if self.threads[i].state == State::Running {
@@ -327,7 +329,7 @@ impl Tracer {
         self.wait_all()
     }
 
-    /// Stops every thread, new ones included, until no new one appears.
+    /// Stops every thread, including new ones, until no new thread appears.
     pub(crate) fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
             self.stop_traced()?;
@@ -345,7 +347,7 @@ impl Tracer {
         Err(Error::Unstoppable { tid: Tid(self.pid.0), pc: None, waited: self.patience })
     }
 
-    /// Stops one thread that we trace and that sleeps, if a processor is free for it.
+    /// Stops one traced thread that sleeps, if a processor is free for it.
     pub(crate) fn stop_soon(&mut self, i: usize) -> Result<bool, Error> {
         let patience = std::mem::replace(&mut self.patience, SLEEPER_WAIT);
         let stopped = self.stop(i);
@@ -353,7 +355,7 @@ impl Tracer {
         stopped
     }
 
-    /// Stops one thread that we trace. `false` if it has ended.
+    /// Stops one traced thread. Returns `false` if it has ended.
     pub(crate) fn stop(&mut self, i: usize) -> Result<bool, Error> {
         if self.threads[i].state == State::Running {
             self.interrupt(i)?;
@@ -377,7 +379,7 @@ impl Tracer {
         }
     }
 
-    /// Fetches the next event of a thread. `true` if its state is settled.
+    /// Handles the next ptrace stop of a thread, if there is one. Returns `true` if the thread is held or has ended.
     fn poll(&mut self, i: usize) -> Result<bool, Error> {
         let tid = self.threads[i].tid;
         let before = self.alone.then(Instant::now);
@@ -391,7 +393,8 @@ impl Tracer {
                 Ok(true)
             }
             Ok(Some(Status::Signal(sig))) => {
-                // The signal is delivered at once, and not lost when we end: the thread stops again before its handler's first instruction.
+                // Deliver the signal now, so that it is not lost when the engine dies. The thread stops again before the first instruction
+                // of its handler.
                 self.interrupt(i)?;
                 self.resume(i, sig)?;
                 Ok(false)
@@ -399,7 +402,7 @@ impl Tracer {
             Ok(Some(Status::Event(_))) => {
                 let own = tid.0 == self.pid.0 || procfs::is_thread_of(self.pid, tid);
                 let replaced = self.leave_to_exec(i);
-                // a process that shared the memory has its own now
+                // A process that shared the memory has memory of its own now.
                 if own { Err(replaced) } else { Ok(true) }
             }
             Ok(Some(Status::Syscall)) => {
@@ -415,21 +418,21 @@ impl Tracer {
         }
     }
 
-    /// Releases a thread that has executed another program, which is not ours to touch: it goes on there. The other threads have ended with
-    /// the old one.
+    /// Releases a thread that has executed another program, which the engine may not access. The thread continues there. The other threads
+    /// ended with the old program.
     pub(crate) fn leave_to_exec(&mut self, i: usize) -> Error {
         let thread = &mut self.threads[i];
         thread.state = State::Gone;
         thread.regs = None;
-        let _ = sys::detach(thread.tid, 0); // it was killed meanwhile
+        let _ = sys::detach(thread.tid, 0); // This fails if the thread has been killed since.
         Error::Replaced(self.pid)
     }
 
-    /// Repairs system calls before the end of an operation, also of one that failed: no thread leaves its system call early because it was
-    /// asked to stop. A thread that waits for a processor stops late; meanwhile the others go on.
+    /// Repairs system calls before the end of an operation, also of a failed one: no system call of a thread may end early because the
+    /// engine asked the thread to stop. A thread that waits for a processor stops late; the other threads are released before that.
     fn settle(&mut self) {
         for i in 0..self.threads.len() {
-            let _ = self.repair(i); // a thread that is gone needs nothing
+            let _ = self.repair(i); // A thread that is gone needs no repair.
         }
         let is_late = |t: &Tracee| t.interrupted && matches!(t.state, State::Running | State::Asleep { .. });
         if !self.threads.iter().any(is_late) {
@@ -447,7 +450,7 @@ impl Tracer {
         while begin.elapsed() < LATE_WAIT && self.threads.iter().any(is_late) {
             for i in 0..self.threads.len() {
                 if is_late(&self.threads[i]) && (self.is_sleeper(i) || self.poll(i).unwrap_or(true)) {
-                    // an uninterruptible sleep does not end early
+                    // An uninterruptible sleep does not end early.
                     self.threads[i].interrupted = false;
                     let _ = self.repair(i);
                 }
@@ -461,19 +464,19 @@ impl Tracer {
         let tid = self.threads[i].tid;
         match sys::cont(tid, signal as usize) {
             Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("CONT", tid, e)),
-            _ => Ok(()), // killed meanwhile: the next wait tells
+            _ => Ok(()), // If the thread was killed, the next wait shows it.
         }
     }
 
-    /// Waits for every thread that was asked to stop. Gives up when no thread has come in for some time, and for some looks: a machine that
-    /// is busy or was suspended may keep the processors from us and from the thread at once.
+    /// Waits for every thread that was asked to stop. Gives up after some time, and some polls, in which no thread has stopped. The time
+    /// alone would not do: a busy or suspended machine may keep processors from the engine and the thread at once.
     fn wait_all(&mut self) -> Result<(), Error> {
         let mut progress = Instant::now();
         let mut tries = 0u32;
         let mut i = 0;
         while i < self.threads.len() {
             let is_settled = self.threads[i].state != State::Running;
-            let idle = if is_settled { Duration::ZERO } else { progress.elapsed() }; // up to the look, which may be much later
+            let idle = if is_settled { Duration::ZERO } else { progress.elapsed() }; // Measure before the poll, which may come much later.
             if is_settled || self.poll(i)? {
                 i += 1;
                 tries = 0;
@@ -488,7 +491,7 @@ impl Tracer {
                 }
                 if let Some(state) = self.where_asleep(i)? {
                     self.threads[i].state = state;
-                    // the others have had their time as well
+                    // The later threads have had this time too.
                     tries = 0;
                     i += 1;
                     continue;
@@ -500,8 +503,8 @@ impl Tracer {
         Ok(())
     }
 
-    /// Fetches the events of the threads after the `i`-th. `true` if one of them has settled: processors are busy with stopping, and
-    /// patience begins anew.
+    /// Polls the threads after the `i`-th. Returns `true` if one of them has stopped or ended: the processors are busy with stops, so the
+    /// wait starts anew.
     fn others_came(&mut self, i: usize) -> Result<bool, Error> {
         let mut came = false;
         for other in i + 1..self.threads.len() {
@@ -515,11 +518,11 @@ impl Tracer {
         procfs::thread_stat(self.threads[i].tid).is_some_and(|s| s.state == b'D')
     }
 
-    /// State of a thread that did not stop, with its position in user space. `None` if it has stopped just now.
+    /// State of a thread that did not stop, with its position in user space. `None` if it has stopped by now.
     fn where_asleep(&self, i: usize) -> Result<Option<State>, Error> {
         let tid = self.threads[i].tid;
         let place = procfs::in_kernel(tid);
-        // Ask afterwards whether that was a sleep: a held thread stands in the kernel as well.
+        // Read the state after the position: a thread that is held by now also has a position in the kernel.
         match procfs::thread_stat(tid) {
             None => return Ok(Some(State::Gone)),
             Some(s) if s.is_dead() => return Ok(Some(State::Gone)),
@@ -527,7 +530,8 @@ impl Tracer {
             Some(_) => {}
         }
         match place {
-            // This thread may come back in another program, under the id of the main thread and with its privileges. It is not held.
+            // This thread may execute another program and then run under the id and with the privileges of the main thread. So it does not
+            // count as held.
             Some(InKernel::Asleep { nr, .. }) if procfs::may_exec(nr) => {
                 Err(Error::Unstoppable { tid, pc: None, waited: self.patience })
             }
@@ -536,7 +540,7 @@ impl Tracer {
         }
     }
 
-    /// The registers of a held thread. `None` if it was killed meanwhile.
+    /// The registers of a held thread. `None` if it has been killed since.
     pub(crate) fn regs(&mut self, i: usize) -> Result<Option<Regs>, Error> {
         let thread = &self.threads[i];
         if thread.regs.is_some() || !matches!(thread.state, State::Stopped(_)) {
@@ -555,17 +559,17 @@ impl Tracer {
         }
     }
 
-    /// Whether a traced thread is not held. While that is so, it may execute another program and appear there as the main thread.
+    /// Whether a traced thread is not held. Such a thread may execute another program and then have the main thread's id.
     pub(crate) fn has_loose_threads(&self) -> bool {
         self.threads.iter().any(|t| t.state == State::Running)
     }
 
-    /// Sets the registers of a held thread; one that was killed meanwhile needs none.
+    /// Sets the registers of a held thread. A thread that has been killed since needs none.
     pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), Error> {
         let tid = self.threads[i].tid;
         if tid.0 == self.pid.0 && self.has_loose_threads() {
-            // The main thread's id belongs to any thread that has executed another program. That takes the end of this thread and much
-            // longer than from one request to the next, so a thread that still stands where it did is this one.
+            // A thread that has executed another program has the main thread's id. That requires the end of the held main thread, and takes
+            // much longer than the time between two requests. So if the registers are unchanged, this is still the main thread.
             let known = self.threads[i].regs.map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             let now = sys::get_regs(tid).ok().map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             if known.is_some() && known != now {
@@ -586,7 +590,7 @@ impl Tracer {
         }
     }
 
-    /// Lets one held thread run on a little, and holds it again: so it leaves a few instructions in which no thread may be.
+    /// Lets one held thread run for a moment, and holds it again, so that it leaves instructions in which no thread may be.
     pub(crate) fn nudge(&mut self, i: usize) -> Result<bool, Error> {
         self.resume(i, 0)?;
         self.threads[i].state = State::Running;
@@ -595,7 +599,7 @@ impl Tracer {
         self.stop(i)
     }
 
-    /// Releases one held thread, with its interrupted system call repaired. A thread that did not stop stays traced until the tracer ends.
+    /// Repairs a held thread's system call and releases the thread. A thread that did not stop stays traced until the tracer ends.
     pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
         if matches!(self.threads[i].state, State::Asleep { .. } | State::Running) {
             return Ok(());
@@ -618,7 +622,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Releases all held threads. The end of this thread would do so as well, but at a time that nobody could tell.
+    /// Releases all held threads. The end of the tracer thread would also release them, but at an unknown time.
     fn release_all(&mut self) {
         for thread in &mut self.threads {
             // A thread that cannot be released now is released when this tracer ends.
@@ -634,7 +638,7 @@ impl Tracer {
         }
     }
 
-    /// Makes the kernel repeat a held thread's system call if our stop ended it.
+    /// Makes the kernel repeat a held thread's system call if the engine's stop ended it.
     pub(crate) fn repair(&mut self, i: usize) -> Result<(), Error> {
         if self.threads[i].state == State::Stopped(libc::SIGTRAP)
             && let Some(mut regs) = self.regs(i)?
@@ -645,7 +649,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// [`Tracer::repair`] for every held thread, as the last thing before the release.
+    /// Calls [`Tracer::repair`] for every held thread, right before the release.
     pub(crate) fn repair_all(&mut self) -> Result<(), Error> {
         (0..self.threads.len()).try_for_each(|i| self.repair(i))
     }

@@ -1,19 +1,19 @@
-//! Vector state that XSAVE keeps on this machine.
+//! The vector state that XSAVE saves on this machine.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
 use ingraft_model::VectorState;
 
-/// CPUID leaf 1, ecx: the kernel has switched XSAVE on.
+/// CPUID leaf 1, ecx: the kernel has enabled XSAVE.
 const OSXSAVE: u32 = 1 << 27;
-/// CPUID leaf about XSAVE, and the last component that the leaf can describe.
+/// CPUID leaf that describes XSAVE, and the last component that it can describe.
 const LEAF: u32 = 0xd;
 const LAST: u32 = 62;
 
-/// Parts of the processor's state that are kept around calls of functions of a target; `None` if that cannot be done on this processor.
-/// Every component that the processor has counts, whether the kernel has switched it on or not: XSAVE leaves the others out by itself, and
-/// the area is at least as large as it needs.
+/// State components that generated code saves around calls of a target's functions; `None` if this processor cannot save them. The result
+/// has all components of the processor, enabled by the kernel or not. XSAVE omits disabled ones by itself, and the area is then larger than
+/// needed.
 pub fn vector_state() -> Option<VectorState> {
     static HERE: OnceLock<Option<VectorState>> = OnceLock::new();
     *HERE.get_or_init(look)
@@ -25,7 +25,7 @@ fn look() -> Option<VectorState> {
     }
     let all = __cpuid_count(LEAF, 0);
     let components = (u64::from(all.eax) | u64::from(all.edx) << 32) & VectorState::COMPONENTS;
-    // eax: bytes, ebx: offset in the standard format (SDM vol. 1, 13.2)
+    // eax is the size and ebx the offset in the standard format, in bytes (SDM vol. 1, 13.2)
     let end = |n: u32| {
         let one = __cpuid_count(LEAF, n);
         one.ebx.saturating_add(one.eax)

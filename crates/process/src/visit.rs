@@ -1,4 +1,4 @@
-//! Access to all threads in the stop in which a plan is applied: a visitor reads their registers and stacks, and may give one a shard.
+//! Access to all threads in the stop in which a plan is applied. A visitor reads their registers and stacks, and may give a thread a shard.
 
 use ingraft_model::{Avma, Tid};
 
@@ -9,25 +9,25 @@ use crate::sys::Regs;
 use crate::target::Target;
 use crate::tracer::{State, Tracee, Tracer};
 
-/// Work on the threads in the stop in which a plan is applied.
+/// Work on the held threads in the stop in which a plan is applied.
 pub trait Visitor: Send {
-    /// Whether the visitor can tell what a thread at this address has done. A thread elsewhere is let run on a little before the plan is
-    /// applied, as long as there is time.
+    /// Whether the visitor knows what a thread at this address has executed. While time remains, a thread at another address runs for a
+    /// moment before the plan is applied.
     fn knows(&self, pc: Avma) -> bool;
 
-    /// Called once, when the plan is in and all threads are still held.
+    /// Called once, after the plan was applied and while all threads are still held.
     fn visit(&mut self, held: &mut Held<'_>);
 }
 
-/// A thread as it stood before the plan moved anything.
+/// A thread, with its position before the plan moved any program counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeldThread {
     /// The thread.
     pub tid: Tid,
-    /// Registers of the thread. `None` if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if
-    /// it is a thread of another process that runs in the target's memory.
+    /// Registers of the thread. `None` if it did not stop (it sleeps in the kernel and cannot reach user space before the release), or if
+    /// it belongs to another process that shares the target's memory.
     pub registers: Option<HeldRegisters>,
-    /// Whether the visitor knows its program counter and those that its signal frames keep.
+    /// Whether the visitor knows the program counter and those that the thread's signal frames save.
     pub known: bool,
     /// Index of the thread in the tracer's list.
     index: usize,
@@ -38,7 +38,7 @@ pub struct HeldThread {
 pub struct HeldRegisters {
     /// The program counter.
     pub pc: Avma,
-    /// rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15: the order of DWARF's numbers.
+    /// rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15, in the order of the DWARF register numbers.
     pub general: [u64; 16],
     /// The thread pointer.
     pub fs_base: u64,
@@ -46,7 +46,7 @@ pub struct HeldRegisters {
     pub gs_base: u64,
 }
 
-/// All threads of a target, held.
+/// All threads of a target while they are held.
 #[derive(Debug)]
 pub struct Held<'a> {
     pub(crate) target: &'a Target,
@@ -61,18 +61,18 @@ impl Held<'_> {
         self.threads
     }
 
-    /// Eight bytes of the memory of a thread, by its place in [`Held::threads`]: its stack has been read already.
+    /// Reads eight bytes of memory for a thread, given by its index in [`Held::threads`]. Its stack has been read already.
     pub fn word(&self, thread: usize, at: u64) -> Option<u64> {
         let stack = self.threads.get(thread).and_then(|t| self.stacks.word(t.index, at));
         stack.or_else(|| self.target.read_u64(Avma(at)).ok())
     }
 
-    /// Reads memory.
+    /// Reads memory of the target.
     pub fn read(&self, at: Avma, bytes: &mut [u8]) -> Result<(), Error> {
         self.target.read(at, bytes)
     }
 
-    /// Sets the gs base of a thread that stopped. `false` if the thread was killed meanwhile.
+    /// Sets the gs base of a stopped thread. Returns `false` if the thread did not stop or has been killed since.
     pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, Error> {
         let Some(i) = self.threads.get(thread).map(|t| t.index) else { return Ok(false) };
         let Some(regs) = self.tracer.regs(i)? else { return Ok(false) };
@@ -96,7 +96,7 @@ impl HeldRegisters {
     }
 }
 
-/// The threads as they stand now.
+/// The threads with their present positions.
 pub(crate) fn held_threads(tracer: &Tracer, known: &dyn Fn(usize, Avma) -> bool) -> Vec<HeldThread> {
     let alone = !tracer.has_sharers();
     let own = |t: &Tracee| matches!(t.state, State::Stopped(_)) && (alone || is_thread_of(tracer.pid, t.tid));

@@ -1,4 +1,4 @@
-//! Events of other processes, compared with the kernel's other account of them: getrusage in the process itself.
+//! Events of other processes, compared with another count of the kernel: getrusage(2) in the process itself.
 
 mod common;
 
@@ -19,7 +19,7 @@ struct Program {
     output: BufReader<ChildStdout>,
 }
 
-/// Usage of a thread or process so far, as it reports it by getrusage(2).
+/// Usage of a thread or process so far, as the program reports it from getrusage(2).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Usage {
     minor: u64,
@@ -198,7 +198,7 @@ fn the_clock_of_the_tasks_is_the_processor_time() {
 /// The test maps a page of a counter into a shard, as threads do themselves.
 #[test]
 fn counters_in_shards_are_closed_and_the_area_stays_one() {
-    // page faults of the program alone
+    // Page faults in user mode only.
     const FAULTS: [u64; 9] = [1 | 72 << 32, 2, 0, 0, 0, 1 << 2 | 1 << 5 | 1 << 6, 0, 0, 0];
     const PERF_EVENT_OPEN: i64 = 298;
     within(Duration::from_secs(60), || {

@@ -1,5 +1,5 @@
-//! A program executes another one between the moments in which its threads are seized. The kernel waits with the execution until the tracer has
-//! taken note of the end of those that it traces, and with the tracer's next request until the execution is over.
+//! A program executes another one while the engine seizes its threads. The kernel delays the execve until the tracer has reaped the traced
+//! threads that it ends. It also delays the tracer's next request until the execve is over.
 
 mod common;
 
@@ -15,7 +15,7 @@ use ingraft_process::{DataAreaRequest, Target, before_steps};
 /// Process id and input of the program, until the program has been told to execute another.
 static TELL: Mutex<Option<(u32, ChildStdin)>> = Mutex::new(None);
 
-/// A line of the status of a thread of the program that is not its first, if it has one.
+/// A line of the status of a thread of the program other than its main thread, if there is one.
 fn of_the_other(pid: u32, line: &str) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let other = tasks.flatten().find(|task| task.file_name().to_str() != Some(&pid.to_string()))?;
@@ -23,7 +23,7 @@ fn of_the_other(pid: u32, line: &str) -> Option<String> {
     status.lines().find_map(|text| text.strip_prefix(line)).map(|rest| rest.trim().to_owned())
 }
 
-/// Once the other thread is traced: has the program executed, and waits until that has killed the other thread.
+/// Once the other thread is traced, makes the program execute another one, and waits until the kernel has killed the other thread for that.
 fn execute_once_traced(_step: u64) {
     let mut tell = TELL.lock().expect("nobody failed");
     let is_traced = |pid: u32| of_the_other(pid, "TracerPid:").is_some_and(|tracer| tracer != "0");
@@ -32,7 +32,7 @@ fn execute_once_traced(_step: u64) {
         while of_the_other(pid, "State:").is_some_and(|state| !state.starts_with(['Z', 'X'])) {
             std::thread::sleep(Duration::from_micros(100));
         }
-        // its input stays open: the new program waits for questions
+        // Keep the input open, because the new program waits for questions.
         std::mem::forget(stdin);
     }
 }

@@ -1,4 +1,4 @@
-//! Targets that make it hard: each is served, or refused by name with nothing left behind.
+//! Targets that are difficult to measure. The engine measures each, or refuses it with a reason and leaves nothing behind.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn nothing_left(target: &Target) {
     assert!(!links.iter().any(|l| l.to_string_lossy().contains("ingraft")), "{links:?}");
 }
 
-/// The whole line, also from and to nothing.
+/// Runs all operations of a measurement, and checks that nothing is left in the target. Returns the number of shards.
 fn whole_line(mutatee: &Mutatee) -> u32 {
     let target = mutatee.target();
     let counted = mutatee.address("counted");
@@ -135,7 +135,7 @@ fn shared_and_foreign_text() {
     });
 }
 
-/// Moves a program counter that only a signal frame on an alternate stack holds.
+/// A program counter that only a signal frame on an alternate stack holds is moved.
 #[test]
 fn saved_program_counters_move() {
     bounded(|| {
@@ -148,7 +148,7 @@ fn saved_program_counters_move() {
         let arena = target.map_arena(&(faulting..faulting.offset(4096)), 4096).expect("arena");
         let displaced = [0x48, 0x8d, 0x47, 0x11, 0x0f, 0x0b, 0x66, 0x90];
         let mut patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
-        // Without a move the plan is refused.
+        // Without the moves, the plan is refused.
         let moves = std::mem::take(&mut patch.insert.moves);
         let options = Options { patience: Duration::from_millis(50), ..Options::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");
@@ -159,7 +159,7 @@ fn saved_program_counters_move() {
         assert_eq!(target.apply(&patch.remove, &options).expect("remove").moved, 1);
         assert!(target.quiet(&patch.remove.retired).expect("quiet"));
         assert_eq!(target.apply(&patch.insert, &options).expect("insert").moved, 1);
-        // the mutatee's own flag, set as a debugger would
+        // Set the mutatee's own flag, as a debugger would.
         common::poke(target.pid(), mutatee.address("go"), 1);
         until("it went on", || at("finished") != 0);
         assert_eq!((at("finished"), at("saved")), (1, arena.start.0 + 13), "{arena:?}");

@@ -1,4 +1,4 @@
-//! The engine dies between every two steps that touch the target. The target lives, is right, and can be restored.
+//! The engine dies between every two steps that touch the target. The target survives with correct results, and can be restored.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::{COUNTED_BYTES, Mutatee, hand_patch, until, within};
 use ingraft_model::{Avma, AvmaRange, PatchPlan, Pid};
 use ingraft_process::{DataAreaRequest, Error, Options, Target};
 
-/// The whole life of a measurement, in a process of its own that kills itself at a given step.
+/// All operations of a measurement, in a process that kills itself at a given step.
 #[test]
 #[ignore = "run by the tests below"]
 fn engine() {
@@ -32,7 +32,7 @@ fn engine() {
     target.unmap(&[arena, layout.range()]).expect("unmap");
 }
 
-/// Runs the engine until it dies at `step`. `false`: it got to its end.
+/// Runs the engine until it dies at `step`. Returns `false` if it completes before that.
 fn dies_at(mutatee: &Mutatee, counted: Avma, step: u64) -> bool {
     let output = Command::new(std::env::current_exe().expect("own program"))
         .args(["--exact", "engine", "--ignored", "--nocapture", "--test-threads=1"])
@@ -49,7 +49,7 @@ fn dies_at(mutatee: &Mutatee, counted: Avma, step: u64) -> bool {
     true
 }
 
-/// Removes everything that the dead engine left, as a successor does.
+/// Removes everything that the dead engine has left, as a successor does.
 fn clean(target: &Target, counted: Avma) {
     let mut bytes = [0; 13];
     target.read(counted, &mut bytes).expect("read");
@@ -66,7 +66,7 @@ fn clean(target: &Target, counted: Avma) {
         assert_eq!(bytes, COUNTED_BYTES);
     }
     until("nobody is in the arena", || target.quiet(&arenas).expect("quiet"));
-    // an engine that died between two calls may have left half an area: it is found by its file's name
+    // An engine that died between two calls may have left a part of an area, which is found by the name of its file.
     let mut ours = arenas;
     ours.extend(areas);
     target.unmap(&ours).expect("unmap");
@@ -76,7 +76,7 @@ fn kill_at_every_step(args: &[&str], every: usize, disturb: impl Fn(&Mutatee)) {
     let mutatee = Mutatee::start("proc_worker", args);
     let counted = mutatee.address("counted");
     let target = mutatee.target();
-    // gadgets are looked for once: in the engine, at every step anew
+    // `target` searches for gadgets once. The engine is a new process for each step, and searches each time.
     let mut steps = 0;
     for step in (1..).step_by(every) {
         disturb(&mutatee);

@@ -1,4 +1,4 @@
-//! A process executes a program with more privileges right before any step of an operation. Nothing happens to the new program.
+//! A process executes a program with more privileges right before any step of an operation. The operation does not affect the new program.
 
 mod common;
 
@@ -15,10 +15,10 @@ use common::{hand_patch, within};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::{DataAreaRequest, Denial, Error, Options, Rights, Target, before_steps, permitted, steps};
 
-/// Any user but root.
+/// Id of an ordinary user.
 const USER: u32 = 65534;
 
-/// Execution that the step is to wait for, so that the next one meets the new program.
+/// Execution that a step waits for, so that the next step meets the new program.
 struct Exec {
     stdin: ChildStdin,
     pid: u32,
@@ -33,9 +33,9 @@ fn is_guest(pid: u32) -> bool {
 }
 
 impl Exec {
-    /// Has the program executed; returns when it was, or when its thread is held and cannot.
+    /// Makes the program execute another one. Returns once it has, or once its thread is held and cannot.
     fn go(mut self) -> ChildStdin {
-        let _ = self.stdin.write_all(b"x"); // it may have been killed
+        let _ = self.stdin.write_all(b"x"); // This fails if the program was killed.
         let begin = Instant::now();
         let held = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/task/{}/stat", self.pid, self.thread));
@@ -48,7 +48,7 @@ impl Exec {
     }
 }
 
-/// The programs in a directory that everybody can read: the ordinary one, and its copy that runs as root.
+/// The two programs in a directory that all users can read: the ordinary one, and its copy that runs as root.
 fn programs() -> Option<(tempdir::Dir, PathBuf, PathBuf)> {
     let dir = tempdir::Dir::new("rights");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(&dir.path).expect("metadata"));
@@ -136,7 +136,7 @@ impl Drop for Mutatee {
     }
 }
 
-/// The whole life of a measurement.
+/// Runs all operations of a measurement.
 fn measure(pid: Pid, counted: Avma, rights: Rights) -> Result<(), String> {
     let target = Target::open_for(pid, rights).map_err(|e| e.to_string())?;
     let _acting = target.act_for(rights);
@@ -156,7 +156,7 @@ fn measure(pid: Pid, counted: Avma, rights: Rights) -> Result<(), String> {
     target.unmap(&[arena, layout.range()]).map_err(say)
 }
 
-/// Every step of the life of a measurement, with an exec right before it.
+/// Runs the operations of a measurement once for each of their steps, with an exec right before that step.
 fn exec_before_every_step(mode: &'static str, rights: Rights, stride: u64) {
     within(Duration::from_secs(500), move || {
         let Some((_dir, plain, setuid)) = programs() else { return };
@@ -246,7 +246,7 @@ fn rights_are_what_the_user_could_do() {
         assert!(not_yours(pid, Rights::User { uid: USER - 1, gid: USER }));
         assert!(not_yours(pid, Rights::User { uid: USER, gid: USER - 1 }));
         assert!(not_yours(std::os::unix::process::parent_id(), user), "root's");
-        // a setuid program, and one whose file only root can read
+        // A setuid program, and one with a file that only root can read.
         let hidden = dir.path.join("hidden");
         std::fs::copy(&plain, &hidden).expect("copy");
         std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o711)).expect("mode");

@@ -1,4 +1,4 @@
-//! Signals arrive exactly once; a stopped target stays stopped, and can be changed all the same.
+//! Each signal arrives exactly once. A stopped target stays stopped, and can still be changed.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Mutatee, hand_patch, until, within};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::{DataAreaRequest, Options, Target};
 
-/// sigqueue(3); false when the queue is full.
+/// Calls sigqueue(3). Returns false if the queue is full.
 fn queue(pid: i32, value: usize) -> bool {
     let signal = libc::SIGRTMIN() + 4;
     let value = libc::sigval { sival_ptr: value as *mut libc::c_void };
@@ -82,7 +82,7 @@ fn all(target: &Target, state: char) -> bool {
     states(target).into_iter().all(|s| s == state)
 }
 
-/// Status that our own wait reports of a stopped or continued child, without waiting.
+/// Status of a stopped or continued child from waitpid(2), without waiting.
 fn parent_sees(pid: i32) -> Option<i32> {
     let mut status = 0;
     let options = libc::WUNTRACED | libc::WCONTINUED | libc::WNOHANG;
@@ -122,7 +122,7 @@ fn a_stopped_target_stays_stopped() {
     });
 }
 
-/// The parent of a mutatee, in a process of its own: it stops and continues its child, and must be told of each.
+/// The parent of a mutatee, in a process of its own. It stops and continues its child, and must be notified each time.
 #[test]
 #[ignore = "run by the test below"]
 fn parent() {
@@ -176,17 +176,17 @@ fn stops_and_continues_in_between_are_obeyed() {
             let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
             let patch = hand_patch(counted, arena.start, 0x1000);
             let mut plan = patch.insert.clone();
-            plan.code[0].bytes[..9].copy_from_slice(&[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0]); // counts nothing
+            plan.code[0].bytes[..9].copy_from_slice(&[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0]); // This code counts nothing.
             target.apply(&plan, &Options::default()).expect("insert");
             target.apply(&patch.remove, &Options::default()).expect("remove");
-            // a thread that was stopped in the arena leaves it when the target goes on
+            // A thread that was stopped in the arena leaves it when the target continues.
             while !target.quiet(&patch.remove.retired).expect("quiet") {}
             target.unmap(&[arena]).expect("unmap");
             rounds += 1;
         }
         let (at_end, mut lines) = reader.join().expect("reader");
         assert!(at_end.is_some(), "the parent failed");
-        // Each thread, let go by the last operation, stops again as soon as it runs.
+        // Each thread that the last operation released stops again as soon as it runs.
         while !all(&target, 'T') {}
         println!("{rounds} rounds");
         drop(parent.stdin.take());

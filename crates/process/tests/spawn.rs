@@ -1,4 +1,4 @@
-//! A program that is started by us is held before its first instruction and whenever it has mapped code.
+//! A program that the engine starts is held before its first instruction and whenever it has mapped code.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn every_call_is_counted(flags: &[&str], compiler: &str) {
         }
         let made = match target.create_area(&DataAreaRequest::default()) {
             Ok(made) => made,
-            Err(Error::NoGadget(_)) if stop != Start::Loaded => return, // the libc is not there yet
+            Err(Error::NoGadget(_)) if stop != Start::Loaded => return, // The libc is not mapped yet.
             Err(e) => panic!("{e}"),
         };
         let entry = target.aux(AT_ENTRY).expect("entry");
@@ -114,7 +114,7 @@ fn it_can_be_changed_later_as_well() {
 #[test]
 fn streams_that_lead_nowhere() {
     within(Duration::from_secs(60), || {
-        // each stream must be the null device, or the program says so by its status
+        // The script's exit status shows whether each stream is the null device.
         let script = "for fd in 0 1 2; do [ /proc/self/fd/$fd -ef /dev/null ] || exit 3; done; exit 9";
         let target = spawn(&words(&["sh", "-c", script]), Streams::Null, |_, _| ()).expect("spawn");
         assert_eq!(target.wait_exit(Duration::from_secs(30)), Some(ExitStatus::Code(9)));

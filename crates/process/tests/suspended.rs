@@ -1,5 +1,5 @@
-//! The engine gets no processor for a while, at any moment: a busy or suspended machine. It must not take a thread that it holds meanwhile
-//! for one that did not stop.
+//! The engine gets no processor for a while, at any moment, as on a busy or suspended machine. It must not report a thread that it has held
+//! in this time as one that did not stop.
 
 mod common;
 
@@ -12,10 +12,10 @@ use common::{Mutatee, kill, until, within};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::Target;
 
-/// Time for which the engine is away: longer than it waits for a thread at first.
+/// Time for which the engine gets no processor: longer than its first wait for a thread.
 const AWAY: Duration = Duration::from_millis(120);
 
-/// Stops the target and borrows its only thread again and again, in a process of its own.
+/// Stops the target and borrows its only thread repeatedly, in a process of its own.
 #[test]
 #[ignore = "run by the test below"]
 fn engine() {

@@ -1,4 +1,4 @@
-//! One line through everything: open, survey, area, arena, insert, count, remove, unmap.
+//! One test of all operations: open, survey, area, arena, insert, count, remove, unmap.
 
 mod common;
 

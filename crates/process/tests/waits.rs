@@ -1,4 +1,4 @@
-//! System calls in which the target waits never notice us.
+//! The engine's stops have no effect on system calls in which the target waits.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn all_asleep(target: &Target, threads: usize) -> bool {
         })
 }
 
-/// One stop of every kind.
+/// Makes one stop of every kind.
 fn stop_of_each_kind(target: &Target, mutatee: &Mutatee) -> Result<(), Error> {
     let counted = mutatee.address("counted");
     target.survey(None)?;
@@ -64,7 +64,7 @@ fn waits_for_ever_never_end() {
     });
 }
 
-/// The target's only thread waits in this call: it has to carry the system calls as well.
+/// The target's only thread waits in this call, and has to make the engine's system calls as well.
 #[test]
 fn a_single_waiting_thread_carries_calls() {
     for name in FOR_EVER {

@@ -1,8 +1,8 @@
 //! The events of a process, thread by thread.
 //!
-//! Each thread that is there at the beginning has two counters: one that the threads inherit which it begins, so that nothing is lost of
-//! them however short they live, and one of its own, so that it can be told from them. A thread that begins later gets one of its own when it
-//! is found; what it did before is its process's, but no thread's.
+//! Each thread that exists at the beginning has two counters. The first is inherited by the threads that it creates, so that their events
+//! are counted however short they live. The second counts the thread alone, to tell it from those. A later thread gets a counter of its own
+//! when the engine finds it. Earlier events of that thread count for its process, but for no thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::name::Event;
 use super::open::{Count, Counter, EventError, Scope};
 use crate::target::Target;
 
-/// Number of attempts to list the threads without one beginning meanwhile.
+/// Number of attempts to open all counters while no thread is created.
 const ROUNDS: u32 = 16;
 
 /// Count of an event since the counting began.
@@ -20,28 +20,28 @@ const ROUNDS: u32 = 16;
 pub struct EventReading {
     /// Number of times that the event happened; for clocks, nanoseconds.
     pub events: u64,
-    /// Share of `events` of each thread, ended ones too; the shares add up to `events`. `None` as the thread: threads that ended before
-    /// they were found, and the work of other threads before they were found.
+    /// Events of each thread, including ended ones; the numbers add up to `events`. The thread `None` stands for threads that ended before
+    /// they were found, and for the events of other threads before they were found.
     pub threads: Vec<(Option<Tid>, u64)>,
     /// Nanoseconds in which threads ran and the event should have been counted. `running_ns` is less if the event shared a counter of the
-    /// processor with others.
+    /// processor with other events.
     pub enabled_ns: u64,
     /// Nanoseconds of `enabled_ns` in which the event was counted.
     pub running_ns: u64,
 }
 
-/// A thread that was there at the beginning.
+/// A thread that existed at the beginning.
 #[derive(Debug)]
 struct Root {
     tid: Tid,
-    /// Counter of the thread and of the threads that it begins; `None` if only the thread itself is wanted.
+    /// Counter of the thread and of the threads that it creates; `None` if only the thread itself is measured.
     with_threads: Option<Source>,
     own: Source,
-    /// Part of `with_threads` that certainly belongs to other threads.
+    /// Largest part of `with_threads` so far that certainly belongs to other threads.
     others: u64,
 }
 
-/// A counter, and its last reading: that stays when the counter is closed.
+/// A counter and its last reading, which remains when the counter is closed.
 #[derive(Debug)]
 struct Source {
     counter: Option<Counter>,
@@ -60,7 +60,7 @@ impl Source {
         self.before = self.last;
     }
 
-    /// Events since the beginning.
+    /// Returns the number of events since the beginning.
     fn read(&mut self) -> u64 {
         if let Some(now) = self.counter.as_ref().and_then(Counter::read) {
             self.last = now;
@@ -84,18 +84,18 @@ impl Source {
 pub struct CountedEvents {
     event: Event,
     roots: Vec<Root>,
-    /// Threads that were found later.
+    /// Threads that were found after the beginning.
     later: Vec<(Tid, Source)>,
-    /// The threads that were there when they were last looked for.
+    /// Threads of the last listing.
     known: BTreeSet<Tid>,
-    /// Threads began while the counters were opened: the number of missing threads is not known.
+    /// Whether threads were created while the counters were opened, so that some may be missing.
     unsteady: bool,
-    /// Only one thread is wanted.
+    /// Whether only one thread is measured.
     single: bool,
 }
 
 impl CountedEvents {
-    /// Counts an event of all threads from now on, or of one.
+    /// Starts to count an event, in all threads or in one.
     pub fn begin(target: &Target, event: &Event, only: Option<Tid>) -> Result<Self, EventError> {
         let mut counted = CountedEvents {
             event: event.clone(),
@@ -116,7 +116,7 @@ impl CountedEvents {
             None => counted.open_all(target)?,
         }
         for root in &mut counted.roots {
-            // The thread's own counter begins first: the part of others is never overrated, see `read`.
+            // Start the thread's own counter first, so that the part of other threads is never too high, see `read`.
             root.own.begin();
             if let Some(both) = &mut root.with_threads {
                 both.begin();
@@ -125,8 +125,8 @@ impl CountedEvents {
         Ok(counted)
     }
 
-    /// Opens counters for all threads, such that every later thread inherits from one of them. Threads that begin while this goes on may or
-    /// may not have inherited: then all begins anew.
+    /// Opens counters for all threads, such that every later thread inherits one of them. Threads that are created during this may have
+    /// inherited a counter or not, so the function then starts anew.
     fn open_all(&mut self, target: &Target) -> Result<(), EventError> {
         for round in 1..=ROUNDS {
             let before: BTreeSet<Tid> = target.threads()?.into_iter().collect();
@@ -152,12 +152,12 @@ impl CountedEvents {
         &self.event
     }
 
-    /// Whether threads began so fast that some may have been missed: then values may be too low, never too high.
+    /// Whether threads were created so fast that some may be missing. Values may then be too low, but never too high.
     pub fn may_miss_threads(&self) -> bool {
         self.unsteady
     }
 
-    /// Looks for threads that have begun or ended, so that they are told apart.
+    /// Looks for threads that were created or have ended, to count them separately.
     pub fn follow(&mut self, target: &Target) {
         if self.single {
             return;
@@ -165,12 +165,12 @@ impl CountedEvents {
         let Ok(threads) = target.threads() else { return };
         let now: BTreeSet<Tid> = threads.into_iter().collect();
         for tid in self.known.difference(&now) {
-            // the counter that others inherit stays
+            // The inherited counter stays open, because other threads use it.
             let roots = self.roots.iter_mut().filter(|r| r.tid == *tid).map(|r| &mut r.own);
             roots.chain(self.later.iter_mut().filter(|(t, _)| t == tid).map(|(_, s)| s)).for_each(Source::close);
         }
         for &tid in now.difference(&self.known) {
-            // Without descriptors for this thread, its events are those of the process, as before it was found.
+            // If no counter can be opened for this thread, its events count for the process alone, as before it was found.
             if let Ok(Some(counter)) = Counter::open(&self.event, tid, Scope::Alone) {
                 self.later.push((tid, Source::new(counter)));
             }
@@ -182,7 +182,7 @@ impl CountedEvents {
     pub fn read(&mut self) -> EventReading {
         let mut reading = EventReading::default();
         let mut rows: BTreeMap<Tid, u64> = BTreeMap::new();
-        // Read these before the counters that include them, so that they are never more than those.
+        // Read these counters before the inherited ones, which include them, so that their sum is never larger.
         let later: u64 = self.later.iter_mut().map(|(tid, source)| add(&mut rows, *tid, source.read())).sum();
         let mut others = 0;
         for root in &mut self.roots {
@@ -194,13 +194,13 @@ impl CountedEvents {
             };
             let all = both.read();
             reading.add(all, both.times());
-            // Events of the thread between the two readings are its own, not those of others.
+            // Events of the thread between these two readings count as its own and not as those of other threads.
             let own = root.own.read();
             root.others = root.others.max(all.saturating_sub(own)).min(all);
             others += root.others;
             add(&mut rows, root.tid, all - root.others);
         }
-        // The part of others was underrated while their parents worked: then the parents have too much.
+        // If the part of other threads was estimated too low while their parents ran, the parents' numbers are too high.
         let mut excess = later.saturating_sub(others);
         for root in &self.roots {
             let Some(row) = rows.get_mut(&root.tid).filter(|_| excess > 0) else { continue };
@@ -229,7 +229,7 @@ impl EventReading {
         self.running_ns = self.running_ns.saturating_add(running_ns);
     }
 
-    /// Whether the event was counted only in a part of the time, because others wanted the same counters of the processor.
+    /// Whether the event was counted for only a part of the time, because it shared counters of the processor with other events.
     pub fn shared_counters(&self) -> bool {
         self.running_ns < self.enabled_ns
     }

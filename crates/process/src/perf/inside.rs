@@ -1,5 +1,5 @@
-//! Events of the processor that the threads of a target read themselves, with RDPMC: the attributes with which their counters are opened,
-//! and whether that works on this machine, which is tried on this very process.
+//! Events of the processor that the threads of a target read by themselves, with RDPMC. This file has the attributes with which their
+//! counters are opened. It also tests, on a counter of this process, whether this machine permits it.
 
 use std::path::Path;
 
@@ -15,21 +15,21 @@ const PINNED: u64 = 1 << 2;
 const EXCLUDE_USER: u64 = 1 << 4;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
-/// Size of the struct in its second version, in bytes; that version has three words of configuration.
+/// Size in bytes of the struct's second version, which has three words of configuration.
 const SIZE: u64 = 72;
-/// Number of readings of the trial: the kernel may take the counter away during one.
+/// Number of readings in the test: the kernel may take the counter away during one.
 const TRIES: u32 = 100;
 
-/// The beginning of a struct perf_event_attr.
+/// The beginning of a struct perf_event_attr as words.
 pub type EventAttributes = [u64; 9];
 
-/// An event that never happens (PERF_COUNT_SW_DUMMY), in the program alone.
+/// Attributes of an event that never happens (PERF_COUNT_SW_DUMMY), counted in user mode only.
 pub(crate) const DUMMY: EventAttributes =
     [SOFTWARE as u64 | SIZE << 32, 9, 0, 0, 0, EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR, 0, 0, 0];
 
 impl Event {
-    /// Attributes with which a thread opens its own counter of the event. This process reads a counter of its own first, which proves that
-    /// the machine can do it.
+    /// Attributes with which a thread opens its own counter of the event. The function first reads a counter of this process, to prove that
+    /// the machine permits it.
     pub fn for_threads(&self) -> Result<EventAttributes, EventError> {
         let impossible = |why| EventError::NotAtPoints { event: self.name().to_owned(), why };
         if self.kind == SOFTWARE {
@@ -39,7 +39,7 @@ impl Event {
         let tid = sys::own_tid();
         let file = sys::perf_event_open_words(&attributes, tid)
             .map_err(|e| EventError::Refused { event: self.name().to_owned(), refusal: KernelRefusal::of(self, &e) })?;
-        // a counter of one kind may not be there on a processor of the other
+        // A counter of one kind of processor may not exist on the other kind.
         if Path::new(DEVICES).join("cpu_core").exists() {
             return Err(impossible("this machine has processors of two kinds"));
         }
@@ -89,7 +89,7 @@ mod tests {
             Ok(attributes) => assert_eq!(attributes[1], 1),
             Err(e) => println!("skipped: RDPMC has never run here ({e})"),
         }
-        // The open counter counts its own work: its page says that page faults cannot be read.
+        // While the counter is open, its page says that page faults cannot be read by RDPMC.
         let faults = event("page-faults:u").attributes();
         let file = sys::perf_event_open_words(&faults, sys::own_tid()).expect("software events");
         let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).expect("its page");

@@ -1,4 +1,4 @@
-//! The events that this machine knows, as `perf list` has them.
+//! The events of this machine, as `perf list` lists them.
 
 use super::name::{Event, HARDWARE_EVENTS, SOFTWARE_EVENTS, caches};
 use super::open::{Counter, EventError, Scope};
@@ -12,9 +12,9 @@ pub struct ListedEvent {
     pub name: String,
     /// Other names that mean the same.
     pub aliases: Vec<String>,
-    /// `software`, `hardware`, `cache`, or the unit that counts it.
+    /// `software`, `hardware`, `cache`, or the name of the unit that counts the event.
     pub group: String,
-    /// Reason why it cannot be counted here: the kernel's answer when it was tried on this process. `None` if it can.
+    /// Reason why the event cannot be counted here: the kernel's answer to a test on this process. `None` if it can be counted.
     pub problem: Option<EventError>,
 }
 
@@ -40,7 +40,7 @@ fn listed(name: String, aliases: Vec<String>, group: &str) -> ListedEvent {
     ListedEvent { name, aliases, group: group.to_owned(), problem }
 }
 
-/// Units and the names of their events, in order.
+/// All units with the names of their events, sorted.
 fn of_units() -> Vec<(String, String)> {
     let names = |path: &std::path::Path| -> Vec<String> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
@@ -49,7 +49,7 @@ fn of_units() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for unit in names(DEVICES.as_ref()) {
         let events = names(&std::path::Path::new(DEVICES).join(&unit).join("events"));
-        // Files of units and scales (with a dot) are beside the events.
+        // The same directory has files with the units and scales of events; their names contain a dot.
         let events = events.into_iter().filter(|e| !e.contains('.'));
         all.extend(events.map(|event| (unit.clone(), event)));
     }

@@ -1,5 +1,5 @@
-//! Events that the kernel and the processor count for each thread: perf_event_open(2), from outside. Nothing is put into a target, and none
-//! of its threads is held. Readings by the threads themselves, at points, are only prepared here.
+//! Events that the kernel and the processor count for each thread, opened from outside by perf_event_open(2). They need no memory in a
+//! target, and no thread is held. For readings by the threads themselves, at points, this folder has only the preparation.
 
 mod counting;
 mod inside;

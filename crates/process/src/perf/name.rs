@@ -1,4 +1,4 @@
-//! Names of events as `perf list` knows them (perf-list(1), perf_event_open(2)).
+//! Names of events, as `perf list` shows them (perf-list(1), perf_event_open(2)).
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub(super) const SOFTWARE: u32 = 1;
 pub(super) const CACHE: u32 = 3;
 pub(super) const RAW: u32 = 4;
 
-/// Software events: names, the preferred one first, and PERF_COUNT_SW_*.
+/// Software events: their names, the preferred one first, and PERF_COUNT_SW_*.
 pub(super) const SOFTWARE_EVENTS: [(&[&str], u64); 10] = [
     (&["cpu-clock"], 0),
     (&["task-clock"], 1),
@@ -24,7 +24,7 @@ pub(super) const SOFTWARE_EVENTS: [(&[&str], u64); 10] = [
     (&["cgroup-switches"], 11),
 ];
 
-/// Hardware events: names, and PERF_COUNT_HW_*.
+/// Hardware events: their names, the preferred one first, and PERF_COUNT_HW_*.
 pub(super) const HARDWARE_EVENTS: [(&[&str], u64); 10] = [
     (&["cpu-cycles", "cycles"], 0),
     (&["instructions"], 1),
@@ -38,7 +38,7 @@ pub(super) const HARDWARE_EVENTS: [(&[&str], u64); 10] = [
     (&["ref-cycles"], 9),
 ];
 
-/// Caches: name, PERF_COUNT_HW_CACHE_*, and which of [`OPERATIONS`] they know.
+/// Caches: name, PERF_COUNT_HW_CACHE_*, and the indices of their events in [`OPERATIONS`].
 const CACHES: [(&str, u64, &[usize]); 7] = [
     ("L1-dcache", 0, &[0, 1, 2]),
     ("L1-icache", 1, &[0, 2]),
@@ -49,17 +49,17 @@ const CACHES: [(&str, u64, &[usize]); 7] = [
     ("node", 6, &[0, 1, 2]),
 ];
 
-/// Operations on caches: all of them, and in front of `-misses`; the number is PERF_COUNT_HW_CACHE_OP_*.
+/// Operations on caches: the word for all of them, and the word before `-misses`. The index is PERF_COUNT_HW_CACHE_OP_*.
 const OPERATIONS: [(&str, &str); 3] = [("loads", "load"), ("stores", "store"), ("prefetches", "prefetch")];
 
 /// An event that can be counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Event {
     name: String,
-    /// Type and the three words of configuration, as struct perf_event_attr has them.
+    /// Type and the three words of configuration of struct perf_event_attr.
     pub(super) kind: u32,
     pub(super) config: [u64; 3],
-    /// Whether the event is counted while the program's own code runs (`user`), and while the kernel works for it (`kernel`).
+    /// Whether the event is counted in user mode (`user`), and in the kernel (`kernel`).
     pub(super) user: bool,
     pub(super) kernel: bool,
 }
@@ -67,13 +67,13 @@ pub struct Event {
 /// Reason why a name is no event that can be counted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EventProblem {
-    /// Nothing has that name.
+    /// No event has this name.
     #[error("no event is called `{0}`")]
     Unknown(String),
-    /// A place in the kernel's code, not a counter.
+    /// The name is that of a tracepoint, which is not counted.
     #[error("`{0}` is a tracepoint: those are not counted")]
     Tracepoint(String),
-    /// The modifier after the colon is not made of `u` and `k` alone.
+    /// The modifier after the colon contains another letter than `u` and `k`.
     #[error(
         "the modifier `{modifier}` of `{event}` is not known: `u` counts in the program alone, `k` in the kernel alone"
     )]
@@ -83,15 +83,15 @@ pub enum EventProblem {
         /// Modifier after its colon.
         modifier: String,
     },
-    /// The machine has no unit of that name.
+    /// The machine has no unit with this name.
     #[error("this machine has no unit `{0}` that counts: /sys/bus/event_source/devices names them")]
     NoUnit(String),
-    /// The unit does not know the word, or the value does not fit it.
+    /// The unit does not know the term, or the value does not fit it.
     #[error("`{term}` says nothing to the unit `{unit}`: {why}")]
     Term {
         /// The unit.
         unit: String,
-        /// The word.
+        /// The term.
         term: String,
         /// Reason why the term is refused.
         why: &'static str,
@@ -99,8 +99,8 @@ pub enum EventProblem {
 }
 
 impl Event {
-    /// The event that a name of `perf list` means: `page-faults`, `cycles:u`, `LLC-load-misses`, `r1a8`, `cpu/event=0x3c,umask=1/`.
-    /// Units of the machine are looked up in /sys.
+    /// Parses a name as `perf list` shows it: `page-faults`, `cycles:u`, `LLC-load-misses`, `r1a8`, `cpu/event=0x3c,umask=1/`. Looks units
+    /// of the machine up in /sys.
     pub fn parse(name: &str) -> Result<Event, EventProblem> {
         Event::parse_with(name, &pmu::Machine)
     }
@@ -110,7 +110,7 @@ impl Event {
         if let Some((unit, rest)) = name.split_once('/') {
             let (terms, modifiers) = rest.rsplit_once('/').ok_or_else(unknown)?;
             let (kind, config) = pmu::resolve(unit, terms, sysfs)?;
-            // perf takes modifiers with and without a colon here.
+            // After a unit's terms, perf accepts modifiers with and without a colon.
             return Event { name: name.to_owned(), kind, config, user: true, kernel: true }
                 .restricted(modifiers.strip_prefix(':').unwrap_or(modifiers));
         }
@@ -142,12 +142,12 @@ impl Event {
         Ok(self)
     }
 
-    /// Name of the event, as it was asked for.
+    /// Name of the event, as it was requested.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the kernel itself counts the event: then it exists on every machine and shares no counter with others.
+    /// Whether the kernel itself counts the event. Such an event exists on every machine and shares no counter with others.
     pub fn is_software(&self) -> bool {
         self.kind == SOFTWARE
     }
@@ -159,7 +159,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Type and configuration of an event that has a name on every machine, or of a raw one.
+/// Type and configuration of a raw event, or of an event whose name exists on every machine.
 fn generic(name: &str) -> Option<(u32, u64)> {
     let in_table = |table: &[(&[&str], u64)], kind| {
         table.iter().find(|(names, _)| names.contains(&name)).map(|(_, config)| (kind, *config))
@@ -170,13 +170,13 @@ fn generic(name: &str) -> Option<(u32, u64)> {
         .or_else(|| raw(name).map(|config| (RAW, config)))
 }
 
-/// `r` and hexadecimal digits.
+/// Configuration of a raw event, which is `r` followed by hexadecimal digits.
 fn raw(name: &str) -> Option<u64> {
     let digits = name.strip_prefix('r').filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// The names of all cache events with their configuration.
+/// The names of all cache events, with their configurations.
 pub(super) fn caches() -> impl Iterator<Item = (String, u64)> {
     CACHES.iter().flat_map(|(cache, id, operations)| {
         operations.iter().flat_map(move |operation| {

@@ -13,10 +13,10 @@ use crate::sys;
 /// Reason why an event is not counted.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
-    /// There is no such event.
+    /// No event has this name.
     #[error(transparent)]
     Problem(#[from] EventProblem),
-    /// The kernel does not count it.
+    /// The kernel refuses to count the event.
     #[error("the kernel does not count `{event}`: {refusal}")]
     Refused {
         /// The event.
@@ -24,7 +24,7 @@ pub enum EventError {
         /// Answer of the kernel.
         refusal: KernelRefusal,
     },
-    /// Threads cannot read it themselves.
+    /// Threads cannot read the event by themselves.
     #[error("threads cannot read `{event}` themselves: {why}")]
     NotAtPoints {
         /// The event.
@@ -32,10 +32,10 @@ pub enum EventError {
         /// Reason why they cannot.
         why: &'static str,
     },
-    /// The thread that is to be counted has ended, or never was.
+    /// The process has no such thread, or the thread has ended.
     #[error("the process has no thread {0}")]
     NoThread(Tid),
-    /// The target cannot be looked at.
+    /// The target cannot be examined.
     #[error(transparent)]
     Process(#[from] Error),
 }
@@ -46,7 +46,7 @@ pub enum KernelRefusal {
     /// ENOENT for an event that a unit of the processor counts.
     #[error("this machine has no unit for hardware events, or not for this one (ENOENT), as in most virtual machines")]
     NoHardware,
-    /// ENOENT for anything else.
+    /// ENOENT for any other event.
     #[error("it does not know the event (ENOENT)")]
     Unknown,
     /// EACCES or EPERM, with the value of kernel.perf_event_paranoid if that can be read.
@@ -58,13 +58,13 @@ pub enum KernelRefusal {
     /// EOPNOTSUPP: the hardware or a unit lacks it.
     #[error("the hardware does not support it (EOPNOTSUPP)")]
     Unsupported,
-    /// EINVAL.
+    /// EINVAL: the event cannot be counted for a thread, or the kernel is too old.
     #[error("it cannot be counted for a thread, or the kernel is older than 5.13 (EINVAL)")]
     Invalid,
-    /// EMFILE or ENFILE: one descriptor is needed for each thread, two where threads are told apart.
+    /// EMFILE or ENFILE: each thread needs one descriptor, or two if threads are told apart.
     #[error("too many open files: each thread takes two")]
     TooManyFiles,
-    /// ENOSYS: a kernel without perf events, or a filter of system calls around us.
+    /// ENOSYS: a kernel without perf events, or a filter of system calls for the engine.
     #[error("the system call is not there (ENOSYS)")]
     NoCall,
     /// Another error number.
@@ -82,7 +82,7 @@ impl EventError {
         }
     }
 
-    /// Advice that may help: one line for a person.
+    /// Advice for the user in one line.
     pub fn hint(&self) -> String {
         let refusal = match self {
             EventError::Problem(EventProblem::Tracepoint(_)) => {
@@ -137,11 +137,11 @@ pub fn paranoid() -> Option<i32> {
 pub(super) enum Scope {
     /// One thread.
     Alone,
-    /// One thread, the threads that it begins from now on, and the threads that those begin; not other processes.
+    /// One thread, the threads that it creates from now on, and the threads that those create; no other processes.
     WithThreads,
 }
 
-/// A counter of one thread's events, which counts from its making to the end of the thread or the start of another program.
+/// A counter of one thread's events. It counts from its creation until the thread ends or executes another program.
 #[derive(Debug)]
 pub(super) struct Counter(File);
 
@@ -150,7 +150,7 @@ pub(super) struct Counter(File);
 pub(super) struct Count {
     /// Number of events.
     pub(super) events: u64,
-    /// Nanoseconds in which the events should have been counted (`enabled_ns`), and were (`running_ns`).
+    /// Nanoseconds in which the events should have been counted (`enabled_ns`), and in which they were counted (`running_ns`).
     pub(super) enabled_ns: u64,
     pub(super) running_ns: u64,
 }
@@ -179,7 +179,7 @@ impl Counter {
         }
     }
 
-    /// Reads the counter; `None` if the kernel could not keep it on the hardware.
+    /// Reads the counter; `None` if the kernel could not keep the counter on the hardware.
     pub(super) fn read(&self) -> Option<Count> {
         let mut words = [0u8; 24];
         (&self.0).read_exact(&mut words).ok()?;

@@ -1,5 +1,5 @@
-//! Units that count, as the kernel describes them in /sys/bus/event_source/devices: `type`, `format/TERM` with the bits of a word, and
-//! `events/NAME` with the terms that a name stands for.
+//! Units that count events, as the kernel describes them in /sys/bus/event_source/devices: `type`, `format/TERM` with the bits of a term,
+//! and `events/NAME` with the terms that an event's name stands for.
 
 use std::path::Path;
 
@@ -10,11 +10,11 @@ pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
 
 /// Access to the files that describe a unit.
 pub(super) trait Sysfs {
-    /// Text of a file of a unit; `None` if there is none.
+    /// Text of a file of a unit; `None` if the file cannot be read.
     fn read(&self, unit: &str, file: &str) -> Option<String>;
 }
 
-/// This machine.
+/// The description of this machine's units.
 pub(super) struct Machine;
 
 impl Sysfs for Machine {
@@ -23,12 +23,12 @@ impl Sysfs for Machine {
     }
 }
 
-/// Whether a word from a request may become part of a path.
+/// Whether a word from a request may be used in a path.
 fn is_name(word: &str) -> bool {
     !word.is_empty() && !word.starts_with('.') && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b))
 }
 
-/// The type of a unit and the words of configuration that terms mean.
+/// The type of a unit, and the words of configuration for these terms.
 pub(super) fn resolve(unit: &str, terms: &str, sysfs: &dyn Sysfs) -> Result<(u32, [u64; 3]), EventProblem> {
     let none = || EventProblem::NoUnit(unit.to_owned());
     let kind = is_name(unit).then(|| sysfs.read(unit, "type")).flatten().ok_or_else(none)?;
@@ -49,11 +49,11 @@ fn apply(unit: &str, terms: &str, sysfs: &dyn Sysfs, config: &mut [u64; 3], name
             && names
             && let Some(meaning) = sysfs.read(unit, &format!("events/{name}"))
         {
-            // The terms that a name stands for contain no names themselves.
+            // The terms of a named event contain no further names.
             apply(unit, &meaning, sysfs, config, false)?;
             continue;
         }
-        // A term without a value is 1, as for perf.
+        // A term without a value has the value 1, as in perf.
         let value = match value {
             None => 1,
             Some(text) => number(text).ok_or_else(|| wrong("its value is no number"))?,
@@ -76,8 +76,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Distributes the bits of a value as a format says: `config:0-7,32-35`, `config1:8`. `None`: the value has more bits, or the format is not
-/// understood.
+/// Distributes the bits of a value over the configuration as a format says: `config:0-7,32-35`, `config1:8`. `None` if the value has more
+/// bits, or if the format cannot be parsed.
 fn spread(format: &str, mut value: u64, config: &mut [u64; 3]) -> Option<()> {
     let (word, ranges) = format.split_once(':')?;
     let word = ["config", "config1", "config2"].iter().position(|known| *known == word)?;
@@ -99,7 +99,7 @@ fn spread(format: &str, mut value: u64, config: &mut [u64; 3]) -> Option<()> {
 mod tests {
     use super::*;
 
-    /// A unit as Intel's and AMD's cores have it.
+    /// A unit like the processor cores of Intel and AMD.
     struct Core;
     impl Sysfs for Core {
         fn read(&self, unit: &str, file: &str) -> Option<String> {

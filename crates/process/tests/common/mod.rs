@@ -1,4 +1,4 @@
-//! Mutatees for the live tests: compiled here, started, and ended by their process id.
+//! Mutatees for the live tests. The helpers compile and start them, and end them by their process id.
 
 #![allow(dead_code, reason = "every test binary uses its own part")]
 
@@ -47,7 +47,7 @@ fn build(dir: &Path, compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Sets a word of a process.
+/// Writes a word of a process's memory.
 pub fn poke(pid: Pid, at: Avma, word: u64) {
     use std::os::unix::fs::FileExt;
     let mem = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem")).expect("mem");
@@ -73,7 +73,7 @@ impl Mutatee {
         Mutatee { child, out: Some(out), ready }
     }
 
-    /// Receives the lines that the program prints from now on, as it prints them.
+    /// Returns a channel of the lines that the program prints from now on.
     pub fn listen(&mut self) -> mpsc::Receiver<String> {
         let (sender, receiver) = mpsc::channel();
         let out = self.out.take().expect("output");
@@ -100,7 +100,7 @@ impl Mutatee {
         kill(self.pid(), signal);
     }
 
-    /// Ends it with SIGTERM and returns its output; it must say that all was well.
+    /// Ends the mutatee with SIGTERM and returns its output. Fails if the mutatee reports an error.
     pub fn finish(mut self) -> String {
         self.signal(15);
         let mut rest = String::new();
@@ -119,7 +119,7 @@ impl Drop for Mutatee {
     }
 }
 
-/// Runs a test with a bound on its time.
+/// Runs a test, and fails if it takes longer than `time`.
 pub fn within(time: Duration, test: impl FnOnce() + Send + 'static) {
     let (done, finished) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -136,7 +136,7 @@ pub fn within(time: Duration, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits for a condition.
+/// Waits until a condition holds, for at most 30 seconds.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
@@ -161,7 +161,8 @@ pub fn hand_patch(function: Avma, arena: Avma, counter: u32) -> HandPatch {
     hand_patch_of(function, displaced, arena, counter)
 }
 
-/// A patch of a function with other instructions after the endbr64 than those of [`hand_patch`]; the first instruction has 4 bytes.
+/// A patch of a function that has other instructions after the endbr64 than the function of [`hand_patch`]. Its first instruction has 4
+/// bytes.
 pub fn hand_patch_of(function: Avma, displaced: [u8; 8], arena: Avma, counter: u32) -> HandPatch {
     use ingraft_model::PcMove;
     use ingraft_model::patch::ArenaCode;
