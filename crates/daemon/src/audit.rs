@@ -1,6 +1,6 @@
-//! Audit log. For every measurement it says who asked for what in which process, what was allowed, and how it ended. It also has every
-//! request that was refused. Text that users choose (names of processes, metrics, functions) is quoted, so that it cannot pass for
-//! something else.
+//! Audit log. For every measurement it records the user, the request, the process, the permissions given, and how the measurement ended. It
+//! also records every refused request. Text that users choose (names of processes, metrics, functions) is quoted, so that it cannot imitate
+//! another part of a log line.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -14,7 +14,7 @@ use ingraft_wire::{Failure, v1};
 use crate::auth::Client;
 use crate::quota::Holder;
 
-/// Most bytes of text that say what was asked for.
+/// Maximum length, in bytes, of the description of a request.
 const ASKED_BYTES: usize = 400;
 
 /// A request and the user that made it, as the log names them.
@@ -44,7 +44,7 @@ pub fn who(client: &Client) -> String {
     format!("{holder} {from} {}", client.origin)
 }
 
-/// Returns the name of a user in /etc/passwd. Directories on the network are not asked: the log must not wait for them.
+/// Returns the name of a user in /etc/passwd. Network directories are not queried, because the log must not wait for them.
 fn name_of(uid: u32) -> Option<String> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     users.lines().find_map(|line| {
@@ -54,14 +54,14 @@ fn name_of(uid: u32) -> Option<String> {
     })
 }
 
-/// Returns the name of a process; empty if the process has gone.
+/// Returns the name of a process; empty if the process has ended.
 fn name(pid: Pid) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm"))
         .map_or_else(|_| String::new(), |name| name.trim_end().to_owned())
 }
 
 impl Asked {
-    /// Describes what a request asks for. `None` if the program itself asks: that is nobody's business.
+    /// Describes what a request asks for. Returns `None` if the program itself makes the request, which is not logged.
     pub fn of(client: Option<&Client>, target: &str, measure: Option<&v1::Measure>) -> Option<Asked> {
         let client = client?;
         let none = v1::Measure::default();
@@ -101,7 +101,7 @@ impl Asked {
     }
 }
 
-/// Returns a target as a request names it.
+/// Describes the target of a request for the log.
 pub fn target(target: Option<&v1::Target>) -> String {
     match target.and_then(|target| target.which.as_ref()) {
         Some(v1::target::Which::Pid(pid)) => format!("{pid} {}", name(Pid(*pid))).trim_end().to_owned(),
@@ -115,20 +115,20 @@ struct Open {
     pid: Pid,
     name: String,
     since: Instant,
-    /// Function that the engine calls when the target ends, as long as it is kept here.
+    /// Function that the engine calls when the target ends. The engine calls it only as long as this reference exists.
     tell: Option<Arc<AtEnd>>,
 }
 
-/// State of a target's code when a measurement has ended, as far as it is known.
+/// Known state of a target's code at the end of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// The code is what it was before the measurement.
+    /// The code is as it was before the measurement.
     Restored,
-    /// The code is not what it was.
+    /// The code is not as it was before the measurement.
     NotRestored,
     /// The target has ended.
     Gone,
-    /// Somebody else removed the measurement, and was told about the code.
+    /// Another request removed the measurement, and only its answer has the state of the code.
     Unknown,
 }
 
@@ -149,7 +149,7 @@ impl Audit {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Logs that a measurement is inserted.
+    /// Logs that a measurement was inserted.
     pub fn inserted(self: &Arc<Self>, engine: &Engine, asked: &Asked, enabled: &Enabled) {
         let (measurement, pid, name) = (enabled.id.0, enabled.pid.0, name(enabled.pid));
         let (pairs, points, refused) = (enabled.pairs.len(), enabled.points, enabled.refused.len());
@@ -166,7 +166,8 @@ impl Audit {
                 audit.ended(id, "its target ended", Code::Gone);
             }
         });
-        // Between the insertion and this line nobody could log the end, because the measurement was not open.
+        // An end between the insertion and this line was not logged, because the measurement was not open yet. So check whether it still
+        // exists.
         let lives = engine.at_end(id, Caller::Engine, &tell).is_ok() && engine.pairs(id, Caller::Engine).is_ok();
         if !lives {
             return self.ended(id, "removed while it was inserted", Code::Unknown);
@@ -187,12 +188,12 @@ impl Audit {
             Code::Unknown => "unknown",
         };
         tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, seconds, restored, "ended: {why}");
-        // Dropped outside the lock: this may be the last reference to the function.
+        // Drop this outside of the lock: it may be the last reference to the function.
         drop(tell);
     }
 
-    /// Logs the end of all measurements of a target from which everything was removed. A measurement that the engine still knows was
-    /// inserted later.
+    /// Logs the end of all measurements of a target from which everything was removed. A measurement that the engine still has was inserted
+    /// later.
     pub fn detached(&self, engine: &Engine, why: &str, removed: &Removed) {
         let here = |(_, open): &(&MeasurementId, &Open)| open.pid == removed.pid;
         let ids: Vec<_> = self.open().iter().filter(here).map(|(id, _)| *id).collect();
@@ -200,7 +201,7 @@ impl Audit {
         gone.for_each(|id| self.ended(id, why, removed.into()));
     }
 
-    /// Logs that the daemon has ended and left measurements in: they were to be kept.
+    /// Logs, at the end of the daemon, each measurement that it leaves in its target.
     pub fn left(&self) {
         for (id, Open { asked, pid, name, .. }) in self.open().drain() {
             let (measurement, pid, who) = (id.0, pid.0, asked.who);
@@ -226,7 +227,7 @@ mod tests {
         }
     }
 
-    /// `ingraft detach` may come between the insertion and the line that logs it.
+    /// A removal by `ingraft detach` may come between the insertion and its log line.
     #[test]
     fn what_is_removed_while_it_is_inserted_has_an_end() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Callers and how they are identified. Each listener has its own way, and every request that passes carries a [`Client`]. The engine
-//! decides what a caller may do with a target.
+//! Identification of callers. Each listener has its own method, and every accepted request carries a [`Client`]. The engine decides what a
+//! caller may do with a target.
 
 use std::fmt;
 use std::io;
@@ -16,39 +16,40 @@ use tonic::{Request, Status};
 
 use crate::quota::{self, Holder, Table};
 
-/// Way in which the callers of one listener are identified.
+/// Method by which the callers of one listener are identified.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Callers are known by the credentials that the kernel gives for the peer of a Unix socket.
+    /// By the credentials that the kernel reports for the peer of a Unix socket.
     Peer,
-    /// Callers send a secret in the metadata: `authorization: Bearer TOKEN`. They act as the daemon's user.
+    /// By a secret in the metadata: `authorization: Bearer TOKEN`. Such callers act as the daemon's user.
     Token(TokenCell),
-    /// Callers have a certificate that the transport has checked already. They act as the daemon's user.
+    /// By a certificate that the transport has verified already. Such callers act as the daemon's user.
     Certificate,
 }
 
-/// The process at the other end of a Unix socket when it connected.
+/// The process at the other end of a Unix socket, at the time of its connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Effective user of the process.
     pub uid: u32,
     /// Effective group of the process.
     pub gid: u32,
-    /// Process id; `None` if the daemon cannot see it.
+    /// Process id; 0 if the process is outside of the daemon's pid namespace. `None` if tokio does not report it, which does not occur on
+    /// Linux.
     pub pid: Option<i32>,
 }
 
 /// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A Unix socket, with its other end if the kernel tells.
+    /// A Unix socket, with the process at its other end; `None` if the kernel does not report it.
     Socket(Option<Peer>),
-    /// TCP: the address, and the user if the other end is on this machine.
+    /// TCP: the client's address, and its user if the client is on this machine.
     Address(SocketAddr, Option<u32>),
 }
 
 impl Origin {
-    /// Returns the holder that the connection counts for as long as its client has proven nothing.
+    /// Returns the holder to which the connection counts until its client has authenticated.
     pub fn holder(&self) -> Holder {
         match self {
             Origin::Socket(Some(peer)) => Holder::User(peer.uid),
@@ -72,18 +73,18 @@ impl fmt::Display for Origin {
 /// The client that has made a request.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Caller with whose rights the engine serves the request.
+    /// Caller whose rights the engine applies to the request.
     pub caller: Caller,
-    /// Holder that the request counts for.
+    /// Holder to which the request counts.
     pub holder: Holder,
-    /// Origin of the connection that the request came on.
+    /// Origin of the request's connection.
     pub origin: Origin,
-    /// Table of what all holders have.
+    /// Table of the resources that all holders use.
     pub table: Arc<Table>,
 }
 
 impl Access {
-    /// Identifies the caller by its connection and the head of its request. Fails if the request proves nothing, or the wrong thing.
+    /// Identifies the caller by its connection and the head of its request. Fails if the request carries no credentials, or wrong ones.
     pub fn identify(&self, origin: &Origin, proven: Holder, head: &HeaderMap) -> Result<(Caller, Holder), Failure> {
         match self {
             Access::Certificate => Ok((Caller::Engine, proven)),
@@ -93,8 +94,8 @@ impl Access {
                     let hint = "connect from the same user namespace";
                     return Err(Failure::new(FailureKind::Unauthenticated, "no_peer", what, hint));
                 };
-                // Root may do what the daemon may. The daemon's own user is no exception: with capabilities it may do more
-                // than that user.
+                // Root has the daemon's rights. The daemon's own user has not: if the daemon has capabilities, it may do more than its
+                // user.
                 let caller = if uid == 0 { Caller::Engine } else { Caller::User { uid, gid } };
                 Ok((caller, Holder::User(uid)))
             }
@@ -118,10 +119,10 @@ impl Access {
     }
 }
 
-/// Interceptor that every request to a service of this project passes.
+/// Interceptor for every request to a service of this project.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    /// Whether the caller is the program itself, on an in-memory channel. Otherwise the server has identified the caller.
+    /// Whether the caller is the program itself, on an in-memory channel. If not, the server has identified the caller already.
     pub embedded: bool,
     /// Whether the service answers clients of any version.
     pub any_version: bool,
@@ -144,7 +145,7 @@ pub fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     request.extensions().get::<Caller>().copied().ok_or_else(|| no_caller().into())
 }
 
-/// Returns the client that has made a request; `None` if it is the program itself.
+/// Returns the client that made a request; `None` if the program itself made it.
 pub fn client<T>(request: &Request<T>) -> Option<Client> {
     request.extensions().get::<Client>().cloned()
 }
@@ -154,7 +155,7 @@ fn no_caller() -> Failure {
     Failure::new(FailureKind::Unauthenticated, "no_peer", "nobody is known to have sent this request", hint)
 }
 
-/// Lets only the daemon's user and root pass.
+/// Accepts only the daemon's user and root.
 pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
     let own = nix::unistd::geteuid().as_raw();
     match caller {
@@ -164,13 +165,13 @@ pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Resul
     }
 }
 
-/// Refuses requests of clients that say that they speak another version of the protocol.
+/// Refuses requests whose metadata names another version of the protocol.
 fn check_version(request: &Request<()>) -> Result<(), Failure> {
     let theirs = request.metadata().get(PROTOCOL_HEADER).map(|v| v.to_str().unwrap_or("not readable"));
     version::check(theirs)
 }
 
-/// A secret that callers must know.
+/// The secret that callers of a listener have to send.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
@@ -185,7 +186,7 @@ pub enum TokenError {
         /// Error that the kernel returned.
         source: io::Error,
     },
-    /// Others than its owner can read the file.
+    /// Users other than the owner can read the file.
     #[error("the token file {path} has mode {mode:04o}: others than its owner can read it; chmod 600 it")]
     Open {
         /// Path of the file.
@@ -193,7 +194,7 @@ pub enum TokenError {
         /// Permission bits of the file.
         mode: u32,
     },
-    /// The text is too short to be a secret, or holds what metadata cannot carry.
+    /// The text is too short for a secret, or has characters that metadata cannot carry.
     #[error("the token file {path} must hold one line of at least {} visible ASCII characters", Token::MIN)]
     Malformed {
         /// Path of the file.
@@ -202,10 +203,10 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// Shortest token in bytes.
+    /// Length of the shortest valid token in bytes.
     pub const MIN: usize = 16;
 
-    /// Reads a token file: one line; blanks around it do not count.
+    /// Reads a token file, which has one line. Blanks around the token are ignored.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let unreadable = |source| TokenError::Unreadable { path: path.to_owned(), source };
         let mode = std::fs::metadata(path).map_err(unreadable)?.mode() & 0o777;
@@ -220,7 +221,8 @@ impl Token {
         Ok(Token(token.to_owned()))
     }
 
-    /// Compares the token with one that was sent. The time depends on the lengths only, so that nobody can find the token byte by byte.
+    /// Compares the token with one that was sent. The duration depends only on the lengths, so that a client cannot find the token byte by
+    /// byte.
     fn is(&self, sent: &[u8]) -> bool {
         let differ = self.0.iter().zip(sent).fold(0_u8, |acc, (a, b)| std::hint::black_box(acc | (a ^ b)));
         self.0.len() == sent.len() && std::hint::black_box(differ) == 0
@@ -233,17 +235,17 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The token in force. Another one may take its place while the daemon runs.
+/// The valid token. It can be replaced while the daemon runs.
 #[derive(Clone, Debug)]
 pub struct TokenCell(Arc<RwLock<Token>>);
 
 impl TokenCell {
-    /// Puts a token in force.
+    /// Makes a token the valid one.
     pub fn new(token: Token) -> Self {
         TokenCell(Arc::new(RwLock::new(token)))
     }
 
-    /// Puts another token in force.
+    /// Replaces the valid token.
     pub fn replace(&self, token: Token) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
     }

@@ -1,9 +1,10 @@
-//! Unix sockets for clients built on grpc-core (Python, C++, Ruby) and on netty (Java). These send the socket's path as `:authority`,
-//! percent-encoded or plain. Neither is a valid authority of a URI, and h2 resets such a request without a word to us (hyperium/h2 #487,
-//! grpc/grpc #38142). On a Unix socket the authority means nothing, so its invalid characters are replaced before h2 sees them.
+//! Unix sockets for clients that are built on grpc-core (Python, C++, Ruby) or on netty (Java). These send the socket's path as
+//! `:authority`, percent-encoded or plain. Neither is a valid authority of a URI, and h2 resets such a request without an error for the
+//! server (hyperium/h2 #487, grpc/grpc #38142). On a Unix socket the authority has no meaning, so this code replaces the invalid characters
+//! before h2 reads them.
 //!
-//! Only header fragments are looked at, only a plain (not Huffman coded) value is changed, and no length changes: the HPACK tables of both
-//! sides stay in step. Bytes that cannot be understood are passed on as they are, for h2 to judge.
+//! The code examines only header fragments, changes only values without Huffman coding, and changes no length. So the HPACK tables of both
+//! sides stay equal. It passes bytes that it cannot parse on unchanged, and h2 decides about them.
 
 use std::io;
 use std::pin::Pin;
@@ -17,15 +18,15 @@ const FRAME_HEADER: usize = 9;
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// Largest frame that a server which did not offer more accepts (RFC 9113, section 4.2).
+/// Largest frame that a server accepts unless it announces more (RFC 9113, section 4.2).
 const FRAME_MAX: usize = 16 << 10;
 
-/// State of reading what a client sends, frame by frame.
+/// State of the frame-by-frame examination of a client's bytes.
 #[derive(Debug)]
 struct Frames {
-    /// Bytes of the current frame that are passed on as they come.
+    /// Number of bytes of the current frame that are passed on without examination.
     pass: usize,
-    /// Bytes held back until `hold` of them are there: the header of a frame, or a whole HEADERS frame.
+    /// Bytes that are held back until there are `hold` of them: the header of a frame, or a whole HEADERS frame.
     held: Vec<u8>,
     hold: usize,
 }
@@ -35,7 +36,7 @@ impl Frames {
         Frames { pass: PREFACE, held: Vec::new(), hold: FRAME_HEADER }
     }
 
-    /// Takes `input` and adds to `out` the bytes that may be passed on.
+    /// Examines `input`, and appends the bytes that may be passed on to `out`.
     fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
             let wanted = if self.pass > 0 { self.pass } else { self.hold - self.held.len() };
@@ -53,8 +54,8 @@ impl Frames {
         }
     }
 
-    /// Passes on the held bytes when all are there: the header of a frame, or a whole HEADERS frame. After the header of a HEADERS frame,
-    /// the rest of that frame is held back too.
+    /// Passes on the held bytes, which are complete: the header of a frame, or a whole HEADERS frame. If they are the header of a HEADERS
+    /// frame, holds back the rest of that frame too.
     fn complete(&mut self, out: &mut Vec<u8>) {
         let &[a, b, c, kind, flags, ..] = self.held.as_slice() else { return };
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
@@ -65,7 +66,7 @@ impl Frames {
             }
             self.pass = length;
         } else if let Some(block) = fragment(&mut self.held[FRAME_HEADER..], flags) {
-            // A block that cannot be understood is passed on as it is.
+            // A block that cannot be parsed is passed on unchanged.
             let _ = clean(block);
         }
         out.append(&mut self.held);
@@ -86,7 +87,7 @@ fn fragment(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     payload.get_mut(start..end)
 }
 
-/// Finds the authority in a header block (RFC 7541, section 6), and replaces the characters that no authority may hold.
+/// Finds the authority in a header block (RFC 7541, section 6), and replaces the characters that an authority may not contain.
 fn clean(block: &mut [u8]) -> Option<()> {
     let mut at = 0;
     loop {
@@ -102,7 +103,7 @@ fn clean(block: &mut [u8]) -> Option<()> {
         if !literal {
             continue;
         }
-        // Index 1 is `:authority` in the static table, 0 a name that is spelt out.
+        // Index 1 is `:authority` in the static table. Index 0 stands for a name that follows as a string.
         let mut found = index == 1;
         if index == 0 {
             let name = string(block, at)?;
@@ -121,7 +122,7 @@ fn clean(block: &mut [u8]) -> Option<()> {
     }
 }
 
-/// Reads a number, and returns it with the index of the byte behind it (RFC 7541, section 5.1).
+/// Reads an integer, and returns it with the index of the byte after it (RFC 7541, section 5.1).
 fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     let mask = (1_usize << prefix) - 1;
     let mut value = usize::from(*block.get(at)?) & mask;
@@ -146,7 +147,7 @@ struct Text {
     end: usize,
 }
 
-/// Finds the place of a string, and whether it is Huffman coded (RFC 7541, section 5.2).
+/// Finds the bytes of a string, and whether it is Huffman coded (RFC 7541, section 5.2).
 fn string(block: &[u8], at: usize) -> Option<Text> {
     let coded = *block.get(at)? & 0x80 != 0;
     let (length, start) = integer(block, at, 7)?;
@@ -154,12 +155,12 @@ fn string(block: &[u8], at: usize) -> Option<Text> {
     (end <= block.len()).then_some(Text { coded, start, end })
 }
 
-/// A connection over a Unix socket whose client may send the path as authority.
+/// A connection over a Unix socket whose client may send the socket's path as the authority.
 #[derive(Debug)]
 pub struct Lenient {
     stream: UnixStream,
     frames: Frames,
-    /// Bytes that have been looked at; `at` of them were read already.
+    /// Bytes that have been examined; the first `at` of them were read already.
     passed: Vec<u8>,
     at: usize,
 }
@@ -244,7 +245,7 @@ mod tests {
         out.split_off(PREFACE)
     }
 
-    /// Header blocks with the authority as grpc-core sends it (the name spelt out, indexed), and with the static name.
+    /// Header blocks with the authority in the form of grpc-core (its name as a string, indexed), and with the static name.
     fn blocks(authority: &str) -> [Vec<u8>; 2] {
         let path = [&[0x83, 0x44][..], &text("/ingraft.v1.Daemon/Version")].concat();
         [

@@ -1,4 +1,4 @@
-//! Readings that wait for a slow reader, and the changes of a reading that are new to a client.
+//! Readings that wait for a slow client, and the differences between a reading and the one before.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use prost::Message;
 
 use crate::quota::{Held, Payer};
 
-/// Readings that wait, at most `capacity` of them. One more drops the oldest.
+/// A queue of at most `capacity` readings. If it is full, a new reading drops the oldest.
 #[derive(Debug)]
 pub struct Backlog<T> {
     waiting: VecDeque<(u64, T)>,
@@ -22,9 +22,9 @@ pub struct Backlog<T> {
 /// A reading taken out of a [`Backlog`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken<T> {
-    /// Number of the reading, from 0; dropped readings are counted.
+    /// Number of the reading, from 0. Dropped readings are numbered too.
     pub sequence: u64,
-    /// Number of readings that were dropped between the one taken before and this one.
+    /// Number of readings that were dropped since the last one that was taken.
     pub dropped: u64,
     /// The reading.
     pub item: T,
@@ -45,7 +45,7 @@ impl<T> Backlog<T> {
         self.next += 1;
     }
 
-    /// Takes the oldest reading that waits.
+    /// Takes the oldest reading of the queue.
     pub fn take(&mut self) -> Option<Taken<T>> {
         let (sequence, item) = self.waiting.pop_front()?;
         let dropped = sequence - self.delivered;
@@ -53,18 +53,18 @@ impl<T> Backlog<T> {
         Some(Taken { sequence, dropped, item })
     }
 
-    /// Drops the oldest reading that waits. Returns false if none waits.
+    /// Drops the oldest reading of the queue. Returns false if the queue is empty.
     pub fn drop_oldest(&mut self) -> bool {
         self.waiting.pop_front().is_some()
     }
 
-    /// Returns whether no reading waits.
+    /// Returns whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
 
-/// A reading whose bytes count for the client's user as long as it is kept.
+/// A reading whose bytes count towards the quota of the client's user while it is kept.
 #[derive(Debug)]
 pub struct Kept {
     reading: Reading,
@@ -73,7 +73,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Counts the bytes of a reading in `held`, instead of those that it holds already. Fails if the user has too many bytes that wait.
+    /// Counts the bytes of a reading in `held`, in place of those counted there. Fails if too many bytes of the user wait already.
     pub fn new(reading: Reading, mut held: Option<Held>) -> Result<Kept, Failure> {
         let bytes = weight(&reading);
         if let Some(held) = &mut held {
@@ -82,7 +82,7 @@ impl Kept {
         Ok(Kept { reading, bytes, _held: held })
     }
 
-    /// Counts a reading that cannot be had again, if there is room. It is kept in any case.
+    /// Keeps a reading that cannot be repeated. Its bytes are counted only if the quota has room for them.
     pub fn last(reading: Reading, payer: Option<&Payer>) -> Kept {
         let bytes = weight(&reading);
         let held = payer.and_then(|payer| payer.hold(bytes).ok());
@@ -107,7 +107,7 @@ fn weight(reading: &Reading) -> usize {
         .values
         .iter()
         .map(Value::details)
-        // Values that are mere numbers share their details.
+        // All values without details share one instance, which is not counted.
         .filter(|details| !std::ptr::eq(*details, plain.details()))
         .map(weight_of_details)
         .sum();
@@ -125,7 +125,7 @@ fn weight_of_details(details: &Details) -> usize {
     size_of::<Details>() + distribution(&details.distribution) + threads + keys
 }
 
-/// Turns readings into samples that hold only what changed since the sample before; the first holds everything.
+/// Turns readings into samples that contain only the differences from the previous sample. The first sample contains all values.
 #[derive(Debug, Default)]
 pub struct Delta {
     last: Option<Arc<Kept>>,
@@ -141,38 +141,38 @@ impl Delta {
     }
 }
 
-/// The parts of a sample. Each is made when the client is ready for it.
+/// The parts of a sample. Each part is encoded only when the client is ready for it.
 #[derive(Debug)]
 pub struct Changes {
     now: Arc<Kept>,
     last: Option<Arc<Kept>>,
     sequence: u64,
     dropped: u64,
-    /// Index of the first value that has not been looked at.
+    /// Index of the first value that has not been compared yet.
     next: usize,
     parts: VecDeque<v1::Sample>,
     is_over: bool,
 }
 
-/// Most values in a part: as messages they take many times the memory that they take on the wire.
+/// Maximum number of values in a part. As messages, they take many times the memory that they take on the wire.
 const PART_VALUES: usize = 16 << 10;
-/// Most bytes that a value takes in a sample besides itself, and that a sample takes besides its values.
+/// Maximum number of bytes that a sample takes for each value besides the value itself, and for itself besides its values.
 const FRAME_BYTES: (usize, usize) = (12, 64);
 
 impl Changes {
-    /// Returns the sample of a reading that is the only one.
+    /// Returns a sample with all values of a reading.
     pub fn whole(reading: Kept) -> Changes {
         Delta::default().changes(Taken { sequence: 0, dropped: 0, item: reading })
     }
 
-    /// Finds the first value that has not been looked at and differs from what it was.
+    /// Returns the first value from `next` on that differs from the previous reading.
     fn next_changed(&self) -> Option<(usize, &Value)> {
         let last = self.last.as_ref().map(|last| &last.reading.values);
         let values = self.now.reading.values.iter().enumerate().skip(self.next);
         values.into_iter().find(|(i, value)| last.is_none_or(|last| last.get(*i) != Some(*value)))
     }
 
-    /// Takes the values of the next part; at least one if any is left.
+    /// Takes the values of the next part: at least one, if any is left.
     fn gather(&mut self) -> Vec<v1::PairValue> {
         let (mut values, mut room) = (Vec::new(), PART_BYTES - FRAME_BYTES.1);
         while values.len() < PART_VALUES
@@ -268,7 +268,7 @@ mod tests {
         Kept::new(reading, None).unwrap()
     }
 
-    /// Returns the sample of a reading that fits in one part.
+    /// Returns the sample of a reading. The sample must fit into one part.
     fn sample(delta: &mut Delta, reading: Reading) -> v1::Sample {
         let mut parts = delta.changes(Taken { sequence: 0, dropped: 0, item: free(reading) });
         let first = parts.next().unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     proptest! {
-        /// A client that applies the samples has the values of the last one taken, whatever is dropped.
+        /// After a client has applied the samples, it has the values of the last one, whatever was dropped.
         #[test]
         fn samples_add_up(readings in proptest::collection::vec(proptest::collection::vec(0_i64..3, 4), 1..30), slow in 1_usize..6) {
             let (mut backlog, mut delta) = (Backlog::new(2), Delta::default());

@@ -1,5 +1,5 @@
-//! One request from its head to the end of its answer: its caller, the bytes and the time that it may still take, and the quotas that it
-//! counts for. No error leaves without saying why.
+//! One request, from its head to the end of its answer: its caller, its limits of bytes and time, and the quotas to which it counts. Every
+//! error carries its reason.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,15 +23,15 @@ use crate::core::{Behalf, Closing, on_behalf, shutting_down};
 use crate::quota::{Call, Payer, Table};
 use crate::waiting::Unread;
 
-/// Longest time from the head of a request to its end. Clients send a request in one go.
+/// Longest time from the head of a request to its end. Clients send a request without pauses.
 const REQUEST_TIME: Duration = Duration::from_secs(20);
-/// Longest time from the head to the end of a request of reflection, which is a conversation.
+/// Longest time from the head to the end of a request to the reflection service, in which both sides send messages in turn.
 const REFLECTION_TIME: Duration = Duration::from_secs(60);
-/// Most bytes of a request's body: one message and its frame. Bytes behind the message are not looked at.
+/// Maximum size of a request's body in bytes: one message and its frame. Bytes after the message are ignored.
 const BODY_BYTES: usize = MESSAGE_BYTES + (64 << 10);
-/// Most bytes of a body for services that are open to everybody, and of a message in it.
+/// Maximum size in bytes of a request's body for services that are open to all clients.
 const OPEN_BODY_BYTES: usize = 64 << 10;
-/// Most bytes of a message for services that are open to everybody: names of services and symbols.
+/// Maximum size in bytes of a message for services that are open to all clients. Such messages contain names of services and symbols.
 pub const OPEN_MESSAGE_BYTES: usize = 4 << 10;
 
 /// State that all requests of one listener share.
@@ -39,15 +39,15 @@ pub const OPEN_MESSAGE_BYTES: usize = 4 << 10;
 pub struct Serving {
     /// The services.
     pub routes: Routes,
-    /// Way in which callers are identified.
+    /// Method by which callers are identified.
     pub access: Access,
-    /// Table of what all holders have.
+    /// Table of the resources that all holders use.
     pub table: Arc<Table>,
-    /// Receiver that hears when the daemon ends.
+    /// Receiver of the announcement that the daemon ends.
     pub closing: Closing,
 }
 
-/// Returns whether a path leads to a service that is open to whoever reaches the address.
+/// Returns whether a path belongs to a service that is open to every client that can connect.
 fn is_open(path: &str) -> bool {
     path.starts_with("/grpc.reflection.") || path.starts_with("/grpc.health.v1.")
 }
@@ -97,16 +97,16 @@ pub async fn answer(
     }
 }
 
-/// A request that was taken.
+/// A request that was accepted.
 struct Taken {
     routing: <Routes as Service<Request<Body>>>::Future,
-    /// Time that the client waits for the answer to begin; `None` if it names none.
+    /// Time that the client waits for the beginning of the answer; `None` if the client gives no limit.
     deadline: Option<Duration>,
     call: Arc<Mutex<Call>>,
     until: Option<Until>,
 }
 
-/// Decides by the head alone whether a request is taken. The body is not looked at before.
+/// Decides by the head alone whether a request is accepted, before any byte of the body is read.
 fn begin(
     mut serving: Serving,
     connection: &Connection,
@@ -174,17 +174,17 @@ fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     })
 }
 
-/// Adds the details that say why to an error in headers or trailers, if it has none.
+/// Adds details with the reason to an error in headers or trailers, if it has none.
 fn explain(headers: &mut HeaderMap) {
     let Some(status) = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok) else { return };
     if let Some(explained) = failure::explained(&status) {
         headers.remove("grpc-status-details-bin");
-        // A status that does not fit into headers is not ours to make, hence this cannot fail.
+        // The status came from headers, so it fits into them again, and this cannot fail.
         drop(explained.add_header(headers));
     }
 }
 
-/// The body of a request: bounded in bytes and in time.
+/// The body of a request, with a limit of bytes and of time.
 struct Sent {
     body: Incoming,
     left: usize,
@@ -239,25 +239,25 @@ impl http_body::Body for Sent {
 
 type Until = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The body of an answer. The call of the answer counts as long as the body exists.
+/// The body of an answer. The call counts towards its quotas while the body exists.
 pub struct Answer {
     body: Body,
-    /// Event that ends the answer in any case; `None` for answers that the daemon's end ends by itself.
+    /// Event that ends the answer before its body ends; `None` for answers that end by themselves when the daemon ends.
     until: Option<Until>,
     over: bool,
-    /// Payer of the answer's bytes until they are sent.
+    /// Holder whose quota pays for the answer's bytes until they are sent.
     payer: Option<Payer>,
     _call: Option<Arc<Mutex<Call>>>,
     _stream: Streaming,
 }
 
 impl Answer {
-    /// Ends the answer with an error. Bytes that it has not sent yet are dropped.
+    /// Ends the answer with an error. Drops bytes that are not sent yet.
     fn end(&mut self, failure: Failure) -> Frame<Unread> {
         self.over = true;
         self.body = Body::empty();
         let mut trailers = HeaderMap::new();
-        // A failure is made to fit.
+        // A failure is limited to a size that fits into trailers.
         drop(failure.into_status().add_header(&mut trailers));
         Frame::trailers(trailers)
     }
@@ -272,7 +272,7 @@ impl http_body::Body for Answer {
         if this.over {
             return Poll::Ready(None);
         }
-        // Frames that are ready go out before the end.
+        // Send the frames that are ready before the end of the answer.
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let frame = match frame.into_data() {
@@ -302,7 +302,7 @@ impl http_body::Body for Answer {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // Trailers may come in place of the rest.
+        // If `until` ends the answer, trailers replace the rest of the body.
         if self.until.is_some() { SizeHint::default() } else { self.body.size_hint() }
     }
 }

@@ -1,4 +1,4 @@
-//! Configuration of the daemon: flags go before the environment (`INGRAFTD_*`), the environment before the TOML file.
+//! Configuration of the daemon. A flag takes precedence over the environment (`INGRAFTD_*`), and the environment over the TOML file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ pub struct Flags {
     pub check_config: bool,
 }
 
-/// The configuration file, with the long names of the flags as keys. An unknown key is an error, because it is mostly a misspelt one.
+/// The configuration file, with the long names of the flags as keys. An unknown key is an error, because it is mostly a misspelling.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Document {
@@ -126,11 +126,11 @@ pub struct Settings {
     pub socket_mode: u32,
     /// Group of Unix sockets.
     pub socket_group: Option<String>,
-    /// Files for https addresses; `None` if not all three are named.
+    /// Files for https addresses; `None` unless all three are given.
     pub tls: Option<TlsFiles>,
     /// Filter of the log.
     pub log: String,
-    /// Most that a measurement without a limit of its own may cost, in percent of one processor.
+    /// Largest cost, in percent of one processor, of a measurement without a limit of its own.
     pub max_overhead: f64,
     /// The clock of timers.
     pub clock: ClockChoice,
@@ -145,7 +145,7 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Private key of the certificate (PEM).
     pub key: PathBuf,
-    /// Certificates of those who may sign client certificates (PEM).
+    /// Certificates of the authorities that may sign client certificates (PEM).
     pub client_ca: PathBuf,
 }
 
@@ -160,12 +160,12 @@ pub enum ConfigError {
         /// Error that the kernel returned.
         source: std::io::Error,
     },
-    /// The file is no TOML or has unknown words.
+    /// The file is not valid TOML, or has an unknown key.
     #[error("{path}: {source}")]
     Malformed {
         /// Path of the file.
         path: PathBuf,
-        /// Line, excerpt and reason.
+        /// Error of the parser, with line, excerpt and reason.
         source: Box<toml::de::Error>,
     },
     /// An address to listen at is malformed.
@@ -177,10 +177,10 @@ pub enum ConfigError {
     /// The mode is no octal number of permission bits.
     #[error("socket-mode: `{0}` is no octal mode such as 0600 or 0660")]
     Mode(String),
-    /// The limit of measurements is one that nothing could keep, or no number.
+    /// The limit of cost is not a number above 0.
     #[error("max-overhead: {0} is no number of percent above 0")]
     MaxOverhead(f64),
-    /// A quota is 0, which leaves no room for anything.
+    /// A quota is 0, so that no client could be served.
     #[error("{0}: 0 is no quota: nobody could be served")]
     Quota(&'static str),
     /// The word names no clock.
@@ -192,7 +192,7 @@ pub enum ConfigError {
     /// An https address is given without all three files.
     #[error("{0} needs client certificates: name the files tls-cert, tls-key and client-ca")]
     NoTls(Address),
-    /// No state directory is named, and there is no home directory.
+    /// No state directory is configured, and the user has no home directory.
     #[error("there is no home directory to keep journal and cache in: name one with state-dir")]
     NoStateDir,
 }
@@ -242,7 +242,7 @@ impl Settings {
                 default.user_measurements,
             )?,
             user_pairs: quota("max-user-pairs", flags.max_user_pairs, file.max_user_pairs, default.user_pairs)?,
-            // These may be 0: a daemon may keep no histories and no definitions.
+            // Histories and definitions may be limited to 0, so that the daemon keeps none.
             user_histories: flags.max_user_histories.or(file.max_user_histories).unwrap_or(default.user_histories),
             definitions: flags.max_definitions.or(file.max_definitions).unwrap_or(default.definitions),
         };
@@ -268,7 +268,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Returns the keys whose change a running daemon does not follow.
+    /// Returns the keys whose change takes effect only after a restart.
     pub fn needs_restart(&self, new: &Settings) -> Vec<&'static str> {
         let changed = [
             ("listen", self.listen != new.listen),
@@ -301,7 +301,7 @@ fn mode(text: String) -> Result<u32, ConfigError> {
     }
 }
 
-/// Returns the directory in which both programs keep journal and cache if no flag names one; `None` if there is no home directory.
+/// Returns the directory in which both programs keep journal and cache if no flag gives one; `None` if the user has no home directory.
 pub fn state_dir() -> Option<PathBuf> {
     state_dir_of(nix::unistd::geteuid().is_root(), |name| std::env::var_os(name).filter(|value| !value.is_empty()))
 }

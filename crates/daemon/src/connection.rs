@@ -1,4 +1,5 @@
-//! One connection: bounds of the time in which it may say nothing, do nothing, or prove nothing, and the events that end it.
+//! One connection: the limits of the time that it may spend before its first request, without a call, or without authentication, and the
+//! events that end it.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,38 +20,39 @@ use crate::quota::{Holder, Seat};
 
 /// Longest time from the connection to its first request.
 const GREETING: Duration = Duration::from_secs(10);
-/// Longest time without a call, after the last one.
+/// Longest time without a call after the end of the last one.
 const IDLE: Duration = Duration::from_secs(300);
-/// Longest stay of a client that proves nothing: on TCP, or on a Unix socket whose peer the kernel does not name.
+/// Longest duration of a connection whose client has not authenticated: on TCP, or on a Unix socket whose peer the kernel does not report.
 const STRANGER: Duration = Duration::from_secs(60);
-/// Time from the announcement of the end, or from the end of the last call that was accepted, to the end of the connection.
+/// Time that a connection stays open after the announcement of its end, or after its last accepted call if that ends later.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Number of requests without a valid token after which a connection ends.
+/// Number of requests without valid credentials after which a connection ends.
 const REFUSALS: usize = 16;
 /// Time between two pings, and the time that a client has to answer one. A client that does not answer is disconnected, and its
 /// measurements are removed.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-// Bounds of what a connection may make the daemon keep: data that nobody has read yet, up to the window of the connection, and heads.
+// Limits of the data that a connection may make the daemon keep: unread data, up to the window of the connection, and heads of requests.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 const STREAM_WINDOW: u32 = 64 << 10;
 const FRAME_BYTES: u32 = 16 << 10;
 const HEAD_BYTES: u32 = 8 << 10;
-/// Most open streams of a connection. A command that measures many processes opens one for each.
+/// Maximum number of open streams of a connection. A command that measures many processes opens one for each.
 const STREAMS: u32 = 1000;
-/// Most open streams of a connection of a user other than root. Heads of requests that never end are all that a stream may take before it
-/// counts as a call.
+/// Maximum number of open streams of a connection of a user other than root. Before a stream counts as a call, it can take only the memory
+/// for the head of a request that never ends.
 const USERS_STREAMS: u32 = 250;
-/// Most open streams of a connection that begins before anything is proven.
+/// Maximum number of open streams of a connection whose client has not authenticated at its beginning.
 const STRANGERS_STREAMS: u32 = 100;
-/// Most bytes of an answer that wait for a slow reader, besides one message.
+/// Maximum number of bytes of an answer that wait for a slow client, besides one message.
 const SEND_BYTES: usize = 64 << 10;
-/// Most streams that were reset before anything was done for them. More are an attack (CVE-2023-44487), and end the connection.
+/// Maximum number of streams that the client resets before the server works on them. More are an attack (CVE-2023-44487), and end the
+/// connection.
 const RESETS: usize = 20;
-/// Most streams that were reset because of an error of the client.
+/// Maximum number of streams that the server resets because of an error of the client.
 const ERRORS: usize = 64;
 
-/// A connection as its requests see it.
+/// State of a connection that its requests use.
 #[derive(Debug)]
 pub struct Connection {
     seat: Seat,
@@ -71,7 +73,7 @@ struct Activity {
 }
 
 impl Connection {
-    /// Returns a connection that has just been admitted, or that is to be told why it was not.
+    /// Returns a connection that was admitted, or one that was not, with the failure that it is to be told.
     pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
         let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
         Arc::new(Connection {
@@ -84,24 +86,24 @@ impl Connection {
         })
     }
 
-    /// Returns the holder that the connection counts for now.
+    /// Returns the holder to which the connection counts at present.
     pub fn holder(&self) -> Holder {
         self.seat.holder()
     }
 
-    /// Notes that the client at the other end has proven that it is `holder`.
+    /// Records that the client has authenticated as `holder`.
     pub fn proven(&self, holder: Holder) {
         self.seat.proven(holder);
     }
 
-    /// Counts a request that was refused because it proves nothing.
+    /// Counts a request that was refused for lack of valid credentials.
     pub fn refused(&self) {
         if self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
             self.changed.notify_one();
         }
     }
 
-    /// Returns the failure that every request is answered with; `None` if the connection was admitted.
+    /// Returns the failure with which every request is answered; `None` if the connection was admitted.
     pub fn turned_away(&self) -> Option<&Failure> {
         self.turned_away.as_ref()
     }
@@ -110,7 +112,7 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a stream as long as the returned value exists.
+    /// Counts a stream while the returned value exists.
     pub fn stream(self: &Arc<Self>) -> Streaming {
         let mut activity = self.activity();
         activity.streams += 1;
@@ -118,17 +120,17 @@ impl Connection {
         Streaming(Arc::clone(self))
     }
 
-    /// Returns whether the connection's streams may stay open after it was told to end: calls that were accepted run to their end.
+    /// Returns whether accepted calls may run to their end after the end of the connection was announced.
     fn finishes_streams(&self) -> bool {
         !self.is_unproven() && self.turned_away.is_none()
     }
 
-    /// Returns whether nobody knows who is at the other end.
+    /// Returns whether the client has not authenticated.
     fn is_unproven(&self) -> bool {
         matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody)
     }
 
-    /// Returns the time at which the connection is cut after it was told to end; `None` as long as it waits for open streams.
+    /// Returns the time at which the connection is closed after its end was announced; `None` while it waits for open streams.
     fn is_cut(&self, told: Instant) -> Option<Instant> {
         let activity = self.activity();
         let (open, since) = (activity.streams > 0, activity.since);
@@ -140,7 +142,7 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which the connection ends if nothing happens; `None` for a proven connection with open streams.
+    /// Returns the time at which the connection ends without further activity; `None` for an authenticated connection with open streams.
     fn ends(&self, began: Instant) -> Option<Instant> {
         if self.turned_away.is_some() {
             return Some(began + FAREWELL);
@@ -204,7 +206,7 @@ where
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |request| {
-            // The stream is counted before the task of the request runs: a connection with it is not idle.
+            // Count the stream before the task of the request runs, so that the connection does not count as idle.
             let stream = Connection::stream(&connection);
             let answered = answer(serving.clone(), Arc::clone(&connection), stream, origin, request);
             async move { Ok::<_, std::convert::Infallible>(answered.await) }
@@ -212,7 +214,7 @@ where
     };
     let mut served = pin!(builder.serve_connection(TokioIo::new(io), service));
     let began = Instant::now();
-    // Time at which the client was told that the end is near.
+    // Time at which the end of the connection was announced to the client.
     let mut told: Option<Instant> = None;
     loop {
         let ends = match told {
@@ -232,7 +234,7 @@ where
                 }
                 return;
             }
-            // The client may have proven who it is since it was told to make room.
+            // The client may have authenticated since the connection was chosen to make room.
             () = connection.seat.evicted() => if connection.is_unproven() {
                 return;
             },
@@ -240,7 +242,7 @@ where
             () = due => match told {
                 Some(told) if connection.is_cut(told).is_some_and(|at| at <= Instant::now()) => return,
                 Some(_) => {}
-                // Something has begun meanwhile.
+                // The connection has become active in the meantime.
                 None if connection.ends(began).is_none_or(|at| at > Instant::now()) => {}
                 None => {
                     tracing::debug!(%origin, "a connection is ended: it did nothing for too long, or proved nothing");
@@ -250,7 +252,7 @@ where
             },
             () = closing.wait(), if told.is_none() => {
                 served.as_mut().graceful_shutdown();
-                // The daemon's end waits for its connections, and has a bound of its own.
+                // The daemon's end waits for its connections, with a time limit of its own.
                 return served_to_the_end(served).await;
             }
         }
@@ -286,7 +288,7 @@ mod tests {
     const PING: u8 = 6;
     const GO_AWAY: u8 = 7;
 
-    /// A service with calls that take longer than a connection may stay without a call after it was told to end.
+    /// A service whose calls take longer than an idle connection may stay open after the announcement of its end.
     #[derive(Clone)]
     struct Slow;
 
@@ -316,7 +318,7 @@ mod tests {
         [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
     }
 
-    /// Reads frames until one of this kind; `None` if the connection ends before.
+    /// Reads frames until one of this kind comes; returns `None` if the connection ends before that.
     async fn until(kind: u8, io: &mut DuplexStream) -> Option<Vec<u8>> {
         loop {
             let mut head = [0; 9];
@@ -329,7 +331,7 @@ mod tests {
         }
     }
 
-    /// A client may send a request before it reads that the connection is about to end.
+    /// A client may send a request before it reads the announcement that the connection ends.
     #[tokio::test]
     async fn a_call_that_was_accepted_runs_to_its_end() {
         let directory = tempfile::tempdir().unwrap();

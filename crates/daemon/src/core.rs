@@ -17,26 +17,26 @@ use crate::rpc::convert;
 
 /// Least time between two samples of a stream.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
-/// Readings that wait for a slow reader before the oldest is dropped.
+/// Number of readings that wait for a slow client before the oldest is dropped.
 pub const BACKLOG: usize = 16;
 
-/// Time that calls of the engine that are in progress have to finish when [`Core::close`] begins.
+/// Time for calls of the engine in progress to finish after [`Core::close`] begins.
 const CALLS_GRACE: Duration = Duration::from_secs(10);
-/// Time that the engine has, after the calls in progress, to remove all measurements that are not kept.
+/// Time for the engine, after the calls in progress, to remove all measurements that are not kept.
 const REMOVAL_GRACE: Duration = Duration::from_secs(20);
 
-/// Time beyond [`REMOVAL_GRACE`] after which [`Core::close`] no longer waits for the engine.
+/// Additional time after [`REMOVAL_GRACE`], after which [`Core::close`] no longer waits for the engine.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Largest number of calls of one user that make long lists at the same time.
+/// Maximum number of calls of one user that build long lists at the same time.
 const LISTS: u32 = 4;
 
 /// The program that serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The command line, whose engine serves one user.
+    /// The command line, whose embedded engine serves one user.
     CommandLine,
-    /// The daemon, which serves others.
+    /// The daemon, which serves several users.
     Daemon,
 }
 
@@ -50,7 +50,7 @@ impl Host {
     }
 }
 
-/// Handle on the state that all services share; cheap to clone.
+/// Handle to the state that all services share. Clones are cheap.
 #[derive(Clone)]
 pub struct Core {
     shared: Arc<Shared>,
@@ -65,13 +65,13 @@ struct Shared {
     /// Number of bytes of MDL definitions that the daemon keeps for all clients.
     defined: Mutex<usize>,
     closing: watch::Sender<bool>,
-    /// Lock that every call which may change a target holds shared. [`Core::close`] holds it exclusively, so that nothing is inserted
-    /// afterwards.
+    /// Lock that every call which may change a target holds shared. [`Core::close`] holds it exclusively, so that no call inserts anything
+    /// after that.
     changes: Arc<RwLock<()>>,
     calls: Arc<Calls>,
 }
 
-/// Calls of the engine that are in progress, each with the name of the function that makes it and the time when it began.
+/// Calls of the engine in progress, each with the name of the function that makes it and the time of its beginning.
 #[derive(Default)]
 struct Calls {
     next: AtomicU64,
@@ -83,7 +83,7 @@ impl Calls {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a call as open until the returned value is dropped.
+    /// Records a call as open until the returned value is dropped.
     fn note(self: &Arc<Self>, what: &'static str) -> OpenCall {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.open().insert(number, (what, Instant::now()));
@@ -109,20 +109,20 @@ fn caller_of<F>(_: &F) -> &'static str {
     name.split("::{{closure}}").next().unwrap_or(name)
 }
 
-/// Waits for the engine to begin to end.
+/// Receiver of the announcement that the engine ends.
 #[derive(Clone)]
 pub struct Closing(watch::Receiver<bool>);
 
 impl Closing {
-    /// Returns once the engine begins to end.
+    /// Returns when the engine begins to end.
     pub async fn wait(&mut self) {
-        // The sender lives as long as the core. An error means that the core is gone, so everything has ended.
+        // The sender exists as long as the core. An error means that the core is gone, so the engine has ended.
         drop(self.0.wait_for(|closing| *closing).await);
     }
 }
 
 impl Core {
-    /// Makes the shared state around an engine.
+    /// Creates the shared state for an engine.
     pub fn new(engine: Engine, host: Host) -> Self {
         let shared = Shared {
             engine,
@@ -163,23 +163,24 @@ impl Core {
         &self.shared.audit
     }
 
-    /// Returns the number of bytes of MDL definitions that the daemon keeps for all clients. The guard locks it while a client adds some.
+    /// Returns the number of bytes of MDL definitions that the daemon keeps for all clients. The guard locks it while a client adds
+    /// definitions.
     pub fn defined(&self) -> MutexGuard<'_, usize> {
         self.shared.defined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a receiver that hears when the engine begins to end.
+    /// Returns a receiver of the announcement that the engine ends.
     pub fn closing(&self) -> Closing {
         Closing(self.shared.closing.subscribe())
     }
 
-    /// Starts the task that removes what expires.
+    /// Starts the task that removes expired measurements.
     pub fn start_keeper(&self) {
         tokio::spawn(keeper::keep_house(self.clone()));
     }
 
-    /// Calls the engine on a blocking thread. If its caller is cancelled, the call goes on to its end. A panic of the engine ends only the
-    /// call.
+    /// Calls the engine on a blocking thread. If its caller is cancelled, the call still runs to its end. A panic of the engine ends only
+    /// this call.
     pub async fn engine_call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
@@ -187,8 +188,8 @@ impl Core {
         self.engine_value(call).await?.map_err(convert::failure)
     }
 
-    /// Calls the engine as [`Core::engine_call`] does, for a call that returns no error of the engine. The call waits for a turn of its
-    /// user, so the calls of one user do not take all threads.
+    /// Calls the engine as [`Core::engine_call`] does, for a call that returns no error of the engine. The call first waits for one of its
+    /// user's turns, so that the calls of one user do not occupy all threads.
     pub async fn engine_value<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
@@ -196,8 +197,8 @@ impl Core {
         self.engine_turns(1, call).await
     }
 
-    /// Calls the engine as [`Core::engine_value`] does, for a call that may need much memory, of an amount that is not known beforehand.
-    /// Few such calls of one user run at a time.
+    /// Calls the engine as [`Core::engine_value`] does, for a call that may need an unknown, large amount of memory. Only few such calls of
+    /// one user run at the same time.
     pub async fn engine_list<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
@@ -212,7 +213,7 @@ impl Core {
     ) -> Result<T, Failure> {
         let behalf = behalf();
         let turn = match &behalf {
-            // The semaphore is never closed.
+            // The semaphore is never closed, so this does not fail.
             Some(behalf) => Arc::clone(&behalf.turns).acquire_many_owned(turns).await.ok(),
             None => None,
         };
@@ -238,8 +239,8 @@ impl Core {
         })
     }
 
-    /// Ends the engine: streams end, calls in progress finish, and measurements that are not kept are removed. Later calls are refused.
-    /// Calls and removals that take too long are reported and left as they are: the journal knows of them.
+    /// Ends the engine. Streams end, calls in progress finish, and measurements that are not kept are removed. Later calls are refused.
+    /// Calls and removals that take too long are reported and abandoned; the journal has their records.
     pub async fn close(&self) -> Vec<Result<Removed, Error>> {
         self.close_within(CALLS_GRACE, REMOVAL_GRACE).await
     }
@@ -260,7 +261,7 @@ impl Core {
             let _guard = guard;
             drop(tell.send(shared.engine.shutdown(removal)));
         });
-        // The engine limits the time of its own end. This timeout is for the case that it cannot get a lock.
+        // The engine limits the time of its own end. This timeout covers the case that it cannot get a lock.
         let why = match (spawned, tokio::time::timeout(removal + GOODBYE, removed).await) {
             (Err(e), _) => format!("no thread can be started to end the engine: {e}"),
             (_, Ok(Ok(removed))) => return removed,
@@ -275,11 +276,11 @@ impl Core {
 /// The user on whose behalf a task runs.
 #[derive(Clone)]
 pub struct Behalf {
-    /// Turns of the user at the engine.
+    /// Semaphore with the user's turns at the engine.
     pub turns: Arc<Semaphore>,
     /// Holder whose quota pays for the data that is kept for the call.
     pub payer: Payer,
-    /// The call, which counts towards the user's quota as long as anything is done or kept for it, even if its client has gone.
+    /// The call. It counts towards the user's quota while any work is done or any data is kept for it, even if its client is gone.
     pub call: Arc<Mutex<Call>>,
 }
 
@@ -334,7 +335,7 @@ mod tests {
         Engine::start(config).unwrap()
     }
 
-    /// If a cancelled call did not count until its end, a user that cancels calls again and again could have any number of them running.
+    /// If a cancelled call did not count until its end, a user could have any number of calls running by cancelling them repeatedly.
     #[test]
     fn a_call_that_was_cancelled_counts_until_its_work_ends() {
         let directory = tempfile::tempdir().unwrap();

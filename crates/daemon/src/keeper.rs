@@ -1,4 +1,4 @@
-//! Removes measurements whose lease has expired: the table of [`crate::lease`] with a clock and a task.
+//! Removal of measurements whose lease has expired. It adds a clock and a task to the table of [`crate::lease`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -18,11 +18,11 @@ pub struct Keeper {
 
 impl Keeper {
     fn table(&self) -> MutexGuard<'_, Leases> {
-        // Every change of the table is one call, so a panic between two leaves it whole.
+        // Each change of the table is one call, so a panic between two calls leaves the table consistent.
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leases a measurement that was inserted, or notes that it is kept.
+    /// Leases a measurement that was inserted, or records that it is kept.
     pub fn inserted(&self, id: MeasurementId, keep: bool) {
         self.table().inserted(id, keep, Instant::now());
         self.changed.notify_one();
@@ -34,18 +34,18 @@ impl Keeper {
         OpenStream { keeper: self.clone(), id, by: EndedBy::Client }
     }
 
-    /// Renews the lease of a measurement that was read.
+    /// Renews the lease of a measurement that a client has read.
     pub fn read(&self, id: MeasurementId) {
         self.table().read(id, Instant::now());
     }
 
-    /// Notes that a measurement is to be kept, or no longer.
+    /// Records whether a measurement is kept from now on.
     pub fn keep(&self, id: MeasurementId, keep: bool) {
         self.table().keep(id, keep, Instant::now());
         self.changed.notify_one();
     }
 
-    /// Forgets a measurement that was removed.
+    /// Deletes a removed measurement from the table.
     pub fn removed(&self, id: MeasurementId) {
         self.table().removed(id);
     }
@@ -60,7 +60,7 @@ pub struct OpenStream {
 }
 
 impl OpenStream {
-    /// Notes that the stream ends because the target has ended, and not because the client went away.
+    /// Records that the stream ends because the target has ended, and not because the client is gone.
     pub fn target_ended(&mut self) {
         self.by = EndedBy::Target;
     }
@@ -96,7 +96,7 @@ pub async fn keep_house(core: Core) {
     }
 }
 
-/// Removes a measurement that nobody waits for; an error goes to the log.
+/// Removes a measurement whose lease has expired. An error is only logged.
 pub async fn remove(core: &Core, id: MeasurementId) {
     core.keeper().removed(id);
     match core.engine_call(move |engine| engine.remove(id, Caller::Engine)).await {

@@ -1,7 +1,7 @@
-//! Leases of measurements that nobody asked to keep: a plain table without clock, lock and task.
+//! Leases of measurements that are not kept: a plain table without clock, lock and task.
 //!
-//! A measurement is leased when it is inserted. It expires when no stream was opened for [`LEASE`], when its client ended the last
-//! stream and opened none for [`GRACE`], or when its target ended and nobody asked for [`LEASE`]. Reading renews the lease.
+//! A measurement is leased when it is inserted. It expires when no stream was opened for [`LEASE`], when its client ended the last stream
+//! and opened none for [`GRACE`], or when its target ended and no client read it for [`LEASE`]. A read renews the lease.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ pub const LEASE: Duration = Duration::from_secs(30);
 /// Time that a measurement waits for the next stream after its client ended the last one.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// The party that ended a stream.
+/// The cause of the end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndedBy {
-    /// The client, or its connection.
+    /// The client has ended the stream, or its connection has ended.
     Client,
-    /// The target, by ending.
+    /// The target has ended.
     Target,
 }
 
@@ -32,12 +32,12 @@ struct Lease {
 #[derive(Debug, Default)]
 pub struct Leases {
     leased: HashMap<MeasurementId, Lease>,
-    /// Number of open streams of each measurement that is kept. They count again when a measurement is no longer kept.
+    /// Number of open streams of each kept measurement. These streams hold the lease again if the measurement is no longer kept.
     kept: HashMap<MeasurementId, u32>,
 }
 
 impl Leases {
-    /// Leases a measurement that was inserted, or notes that it is kept.
+    /// Leases a measurement that was inserted, or records that it is kept.
     pub fn inserted(&mut self, id: MeasurementId, keep: bool, now: Instant) {
         if keep {
             self.kept.insert(id, 0);
@@ -46,7 +46,7 @@ impl Leases {
         }
     }
 
-    /// Counts a stream that was opened.
+    /// Counts a newly opened stream.
     pub fn opened(&mut self, id: MeasurementId) {
         match self.leased.get_mut(&id) {
             Some(lease) => lease.streams += 1,
@@ -54,7 +54,7 @@ impl Leases {
         }
     }
 
-    /// Counts a stream that ended. The time after which a leased measurement expires begins anew.
+    /// Counts the end of a stream. The time until a leased measurement expires begins anew.
     pub fn closed(&mut self, id: MeasurementId, by: EndedBy, now: Instant) {
         if let Some(lease) = self.leased.get_mut(&id) {
             lease.streams = lease.streams.saturating_sub(1);
@@ -68,14 +68,14 @@ impl Leases {
         }
     }
 
-    /// Renews the lease of a measurement that was read.
+    /// Renews the lease of a measurement that a client has read.
     pub fn read(&mut self, id: MeasurementId, now: Instant) {
         if let Some(lease) = self.leased.get_mut(&id) {
             lease.until = lease.until.max(now + LEASE);
         }
     }
 
-    /// Notes that a measurement is to be kept, or no longer.
+    /// Records whether a measurement is kept from now on.
     pub fn keep(&mut self, id: MeasurementId, keep: bool, now: Instant) {
         let streams = self.leased.remove(&id).map(|l| l.streams).or_else(|| self.kept.remove(&id)).unwrap_or(0);
         if keep {
@@ -85,13 +85,13 @@ impl Leases {
         }
     }
 
-    /// Forgets a measurement that was removed, whoever asked for that.
+    /// Deletes a removed measurement from the table, whatever the cause of its removal.
     pub fn removed(&mut self, id: MeasurementId) {
         self.leased.remove(&id);
         self.kept.remove(&id);
     }
 
-    /// Takes out the measurements that have expired, and returns them.
+    /// Deletes the expired measurements from the table, and returns them.
     pub fn expired(&mut self, now: Instant) -> Vec<MeasurementId> {
         let mut ids: Vec<_> =
             self.leased.extract_if(|_, lease| lease.streams == 0 && lease.until <= now).map(|(id, _)| id).collect();
@@ -99,7 +99,7 @@ impl Leases {
         ids
     }
 
-    /// Returns the time at which the next measurement expires if nothing happens; `None` if none can expire.
+    /// Returns the time at which the next measurement expires without further activity; `None` if none can expire.
     pub fn next(&self) -> Option<Instant> {
         self.leased.values().filter(|lease| lease.streams == 0).map(|lease| lease.until).min()
     }

@@ -1,7 +1,7 @@
-//! The gRPC services over the engine, and the daemon around them. The command line serves the same services on an in-memory
-//! channel ([`embedded()`]), so that there is one way to the engine.
+//! The gRPC services of the engine, and the daemon that serves them. The command line serves the same services on an in-memory channel
+//! ([`embedded()`]), so that both use the engine in the same way.
 //!
-//! Threads: tokio for sockets and timers; every call of the engine runs on a blocking thread, because the engine blocks.
+//! tokio's threads handle sockets and timers. Every call of the engine runs on a blocking thread, because the engine blocks.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]

@@ -1,4 +1,4 @@
-//! Addresses at which the daemon listens, as they are written, and sockets that are safe before anybody can reach them.
+//! The text form of the addresses at which the daemon listens, and sockets that have their final permissions before a client can connect.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -29,7 +29,7 @@ pub enum Address {
     Https {
         /// Name or IP address, in brackets if it is of version 6.
         host: String,
-        /// Port; 0 picks one.
+        /// Port; with 0 the kernel chooses one.
         port: u16,
     },
 }
@@ -37,16 +37,16 @@ pub enum Address {
 /// Reason why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The text begins with no scheme that is known.
+    /// The text does not begin with a known scheme.
     #[error("`{0}` is no address; write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT")]
     Scheme(String),
-    /// A Unix socket is named without an absolute path.
+    /// The path of a Unix socket is not absolute.
     #[error("`{0}` needs an absolute path, e.g. unix:/run/ingraft/ingraftd.sock")]
     RelativePath(String),
     /// The text has no host or no port.
     #[error("`{0}` needs a host and a port, e.g. http://127.0.0.1:7440")]
     HostPort(String),
-    /// Plain HTTP is asked for where others could listen in.
+    /// The address is plain HTTP outside of the loopback interface, where other machines could read the traffic.
     #[error(
         "`{0}` is not on the loopback interface; without TLS only http://127.0.0.1:PORT and http://[::1]:PORT are served"
     )]
@@ -103,13 +103,13 @@ impl fmt::Display for Address {
     }
 }
 
-/// Reason why an address cannot be listened at.
+/// Reason why the daemon cannot listen at an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another program listens at the address.
     #[error("another program listens at unix:{0}")]
     InUse(PathBuf),
-    /// The path names something that is no socket.
+    /// The path leads to a file that is no socket.
     #[error("{0} exists and is no socket; it is left alone")]
     NotASocket(PathBuf),
     /// The group does not exist.
@@ -129,8 +129,8 @@ fn io_error(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> ListenError {
     move |source| ListenError::Io { doing: doing.to_string(), source }
 }
 
-/// A Unix socket that listens. Its file is removed when this is dropped, unless another file has taken its place. The lock beside it stays:
-/// two daemons would otherwise be able to lock two files of the same name.
+/// A listening Unix socket. Its file is removed when this value is dropped, unless another file has taken its place. The lock file beside
+/// it stays: otherwise two daemons could lock two files of the same name.
 #[derive(Debug)]
 pub struct UnixSocket {
     /// The listening socket, non-blocking.
@@ -141,10 +141,10 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Listens at a path with this mode and group. A file that a dead daemon left is replaced.
+    /// Listens at a path with this mode and group. Replaces a socket file that a dead daemon left.
     ///
-    /// The socket is made in a directory that only we can enter, and moved to its place when its mode is right. So others can never connect
-    /// before. A lock beside the socket keeps two daemons from replacing each other's.
+    /// The socket is created in a directory that only the daemon's user can enter, and moved to its place once its mode is right. So no
+    /// other user can connect before that. A lock file beside the socket prevents two daemons from replacing each other's socket.
     pub fn bind(path: &Path, mode: u32, group: Option<&str>) -> Result<Self, ListenError> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         if !folder.exists() {
@@ -173,7 +173,7 @@ impl UnixSocket {
         let making = || format!("make a socket at {}", path.display());
         fs::DirBuilder::new().mode(0o700).create(&private).map_err(io_error(making()))?;
         let made = make(&private.join("s"), path, mode, group);
-        // Both are removed whether or not the socket was made: the directory is ours and empty, or holds a socket that nobody knows.
+        // Remove both in any case. The directory is empty, or has a socket that no client knows.
         let _ = fs::remove_file(private.join("s"));
         let _ = fs::remove_dir(&private);
         let (listener, inode) = made?;
@@ -214,7 +214,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 /// A listener that accepts connections.
 pub trait Accept: Send + Sync + 'static {
-    /// Type of its connections.
+    /// Type of the accepted connections.
     type Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Waits for the next connection.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Connection, Origin)>> + Send;
@@ -233,15 +233,15 @@ impl Accept for tokio::net::TcpListener {
     type Connection = tokio::net::TcpStream;
     async fn next(&self) -> io::Result<(tokio::net::TcpStream, Origin)> {
         let (stream, address) = self.accept().await?;
-        // Without this option the connection is slower, no more.
+        // If this fails, the connection is slower.
         let _ = stream.set_nodelay(true);
         let uid = stream.local_addr().ok().and_then(|ours| neighbour::uid(address, ours));
         Ok((stream, Origin::Address(address, uid)))
     }
 }
 
-/// A descriptor that is closed when no other one is free, so that a connection can be taken from the queue of the kernel. A connection that
-/// stays in the queue would wake the listener again and again, and none behind it would be served.
+/// A spare descriptor. It is closed when no other descriptor is free, so that a connection can be accepted and removed from the kernel's
+/// queue. A connection that stayed there would wake the listener repeatedly, and block those after it.
 #[derive(Debug)]
 struct Reserve(Option<File>);
 
@@ -257,7 +257,7 @@ impl Reserve {
     }
 }
 
-/// Accepts connections until the daemon ends, and gives each to `serve`. An error of accept never ends the loop, and never makes it spin.
+/// Accepts connections until the daemon ends, and passes each to `serve`. An error of accept(2) neither ends the loop nor makes it spin.
 pub async fn accept<A: Accept>(listener: A, mut closing: Closing, mut serve: impl FnMut(A::Connection, Origin)) {
     const PAUSE: Duration = Duration::from_millis(100);
     let mut reserve = Reserve::new();
@@ -292,7 +292,8 @@ pub async fn accept<A: Accept>(listener: A, mut closing: Closing, mut serve: imp
             );
         });
         if !why.is_empty() && reserve.0.take().is_some() {
-            // The first client in the queue gets the reserve: root and the daemon's user are served, others are turned away.
+            // The first client in the queue gets the reserved descriptor. Root and the daemon's user are served, and others are
+            // disconnected.
             if let Ok(Ok((connection, origin))) = tokio::time::timeout(PAUSE, listener.next()).await {
                 if matches!(origin, Origin::Socket(Some(Peer { uid, .. })) if uid == 0 || uid == nix::unistd::geteuid().as_raw())
                 {

@@ -1,4 +1,4 @@
-//! The daemon.
+//! The daemon's program.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! User of the socket at the other end of a TCP connection within this machine. The kernel tells it to anybody who asks (sock_diag(7)).
-//! That proves nothing, as a socket can be passed on, but it tells crowds apart.
+//! The user of the socket at the other end of a TCP connection within this machine. The kernel reports it to every process (sock_diag(7)).
+//! The user does not authenticate the client, because a socket can be passed on, but it separates the connections of different users.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,16 +10,16 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// `SOCK_DIAG_BY_FAMILY`, the request and the answer.
+/// `SOCK_DIAG_BY_FAMILY`, the type of the request and of the answer.
 const BY_FAMILY: u16 = 20;
-/// Length of `struct nlmsghdr`.
+/// Length of `struct nlmsghdr` in bytes.
 const HEAD: usize = 16;
-/// Length of `struct inet_diag_req_v2`.
+/// Length of `struct inet_diag_req_v2` in bytes.
 const REQUEST: usize = 56;
-/// Offset of `idiag_uid` in the answer: behind the head, four bytes, `struct inet_diag_sockid` (48), and three numbers.
+/// Offset of `idiag_uid` in the answer: after the header, four bytes, `struct inet_diag_sockid` (48 bytes), and three numbers.
 const UID: usize = HEAD + 4 + 48 + 12;
 
-/// Returns the user of the socket at the other end, if the address is of this machine's loopback interface and the kernel knows the user.
+/// Returns the user of the socket at the other end; `None` unless its address is on the loopback interface and the kernel reports the user.
 pub fn uid(theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     theirs.ip().is_loopback().then(|| ask(theirs, ours).ok().flatten())?
 }
@@ -27,7 +27,7 @@ pub fn uid(theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
 fn ask(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let kernel: OwnedFd = socket(AddressFamily::Netlink, SockType::Datagram, flags, SockProtocol::NetlinkSockDiag)?;
-    // The kernel answers at once. The timeout is there all the same: nothing may keep the listener waiting.
+    // The kernel answers at once. The timeout makes sure that the listener never waits.
     setsockopt(&kernel, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000))?;
     send(kernel.as_raw_fd(), &request(theirs, ours), MsgFlags::empty())?;
     let mut answer = [0; 1024];
@@ -35,7 +35,7 @@ fn ask(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>> {
     Ok(read(answer.get(..length).unwrap_or_default()))
 }
 
-/// Returns the question for the socket whose own address is `local`.
+/// Returns the request for the socket whose own address is `local`.
 fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let family = if local.is_ipv4() { nix::libc::AF_INET } else { nix::libc::AF_INET6 };
     let mut out = Vec::with_capacity(HEAD + REQUEST);
@@ -43,10 +43,10 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     out.extend(BY_FAMILY.to_ne_bytes());
     // NLM_F_REQUEST
     out.extend(1_u16.to_ne_bytes());
-    // Number of the question, and id of the asker.
+    // Sequence number and port id.
     out.extend([0; 8]);
     out.extend([u8::try_from(family).unwrap_or_default(), 6, 0, 0]);
-    // A socket in any state is asked for.
+    // Ask for a socket in any state.
     out.extend(u32::MAX.to_ne_bytes());
     out.extend(local.port().to_be_bytes());
     out.extend(remote.port().to_be_bytes());
@@ -59,7 +59,7 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
             IpAddr::V6(v6) => out.extend(v6.octets()),
         }
     }
-    // Any interface, no cookie.
+    // Any interface, and no cookie.
     out.extend([0; 4]);
     out.extend([0xff; 8]);
     out

@@ -1,4 +1,4 @@
-//! Reception of the connections of one listener: admission, TLS if there is any, and then HTTP/2.
+//! Reception of a listener's connections: admission, TLS if the listener uses it, and then HTTP/2.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::quota::{Admission, Seat};
 use crate::seldom::Seldom;
 use crate::tls;
 
-/// Longest time that a handshake of TLS may take.
+/// Longest duration of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Time that a client whose handshake has failed has to read the reason.
+/// Time for a client to read the reason why its handshake has failed.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// State that all connections of a listener share.
@@ -28,7 +28,7 @@ pub struct Reception {
     failed: Seldom,
 }
 
-/// A connection that is let in, or that is told why it is not.
+/// A connection that is served, or only told why it is refused.
 pub struct Admitted {
     seat: Seat,
     turned_away: Option<Failure>,
@@ -40,7 +40,7 @@ impl Reception {
         Reception { serving, tls, full: Seldom::default(), failed: Seldom::default() }
     }
 
-    /// Decides about a new connection; `None` if it is closed at once.
+    /// Decides about a new connection. Returns `None` if it is closed at once.
     pub fn admit(&self, origin: Origin) -> Option<Admitted> {
         let (admitted, failure) = match self.serving.table.admit(origin.holder()) {
             Admission::Seat(seat) => return Some(Admitted { seat, turned_away: None }),
@@ -79,7 +79,7 @@ impl Reception {
                 return connection::serve(io, connection, origin, self.serving.clone()).await;
             }
             Ok(Err((e, mut io))) => {
-                // The alert tells the client what is wrong. A close with unread bytes would overtake it.
+                // The TLS alert has the reason. If the socket were closed with unread bytes, the client could lose the alert.
                 let linger = async {
                     let mut rest = [0; 1024];
                     let _ = io.shutdown().await;

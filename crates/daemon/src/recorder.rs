@@ -1,5 +1,5 @@
-//! Records histories of the values of measurements that asked for them. A task for each measurement reads its values once in each interval
-//! of a history.
+//! Recorder of histories, for measurements whose request asked for them. For each measurement, a task reads the values once in each
+//! interval of a history.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ impl Recorder {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of histories that are kept of these measurements.
+    /// Returns the number of histories of these measurements.
     pub fn histories(&self, ids: &[MeasurementId]) -> usize {
         ids.iter().filter_map(|id| self.of(*id)).map(|recording| open(&recording).histories_kept()).sum()
     }
@@ -35,7 +35,7 @@ impl Recorder {
     }
 }
 
-/// Refuses to record more pairs than memory is meant for.
+/// Fails if a measurement with histories would have too many pairs.
 pub fn permit(pairs: usize) -> Result<(), Failure> {
     if pairs <= PAIRS_MAX {
         return Ok(());
@@ -48,7 +48,7 @@ pub fn permit(pairs: usize) -> Result<(), Failure> {
     ))
 }
 
-/// Begins to record a measurement that has just been inserted, until it is removed.
+/// Records a newly inserted measurement until it is removed.
 pub fn begin(core: &Core, id: MeasurementId, pairs: &[PairInfo], now_ns: u64) {
     let recording = Arc::new(Mutex::new(Recording::begin(courses(pairs), now_ns)));
     core.recorder().table().insert(id, recording);
@@ -68,7 +68,7 @@ async fn record(core: Core, id: MeasurementId) {
             _ = ticks.tick() => {}
             () = closing.wait() => return,
         }
-        // If the measurement cannot be read any more, it is gone. After the target's end its last values can still be read.
+        // If the measurement cannot be read any more, it was removed. After the target's end its last values can still be read.
         if look(&core, id, Caller::Engine).await.is_err() {
             core.recorder().table().remove(&id);
             return;
@@ -76,7 +76,7 @@ async fn record(core: Core, id: MeasurementId) {
     }
 }
 
-/// Reads the current values and adds them to the recording, on behalf of `caller`, which must be allowed to read them.
+/// Reads the current values and adds them to the recording. Fails if `caller` may not read them.
 pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<Mutex<Recording>>, Failure> {
     let Reading { time_ns, values, ended } = core.engine_call(move |engine| engine.read(id, false, caller)).await?;
     let recording = core.recorder().of(id).ok_or_else(|| not_recorded(id))?;
@@ -85,7 +85,7 @@ pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<
         let (_, pairs) = core.engine_call(move |engine| engine.pairs(id, Caller::Engine)).await?;
         if let Some(new) = pairs.get(known..values.len()).filter(|_| values.len() <= PAIRS_MAX) {
             let mut recording = open(&recording);
-            // somebody else may have looked meanwhile
+            // Another task may have added the new pairs in the meantime.
             if recording.pairs() == known {
                 recording.grow(&courses(new));
             }
@@ -99,7 +99,7 @@ pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<
     Ok(recording)
 }
 
-/// Locks a recording, for a moment.
+/// Locks a recording for a short time.
 pub fn open(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
     recording.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -113,7 +113,7 @@ fn not_recorded(id: MeasurementId) -> Failure {
     )
 }
 
-/// Returns the failure for a phase that does not exist or has been forgotten.
+/// Returns the failure for a phase that does not exist or whose histories were deleted.
 pub fn no_phase(number: u32) -> Failure {
     Failure::new(
         FailureKind::NotFound,

@@ -1,25 +1,25 @@
-//! Histories of the values of one measurement: one of each pair from the beginning on, and one of each pair for each phase.
+//! Histories of the values of one measurement. Each pair has one for the whole time, and one for each phase.
 
 use std::collections::VecDeque;
 
 use ingraft_model::{Course, History, Style};
 
-/// Most histories of one measurement. If its phases need more, the oldest phases are forgotten. Each history takes at most 32 KiB.
+/// Maximum number of histories of one measurement. If its phases need more, the oldest phases are deleted. A history takes at most 32 KiB.
 pub const HISTORIES_MAX: usize = 4096;
 
-/// Most pairs of a measurement with histories. Each pair needs two: that of the whole time and that of the current phase.
+/// Maximum number of pairs of a measurement with histories. Each pair needs two: for the whole time and for the current phase.
 pub const PAIRS_MAX: usize = HISTORIES_MAX / 2;
 
-/// A span of time with a name.
+/// A named span of time of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
     /// Number of the phase, from 0.
     pub number: u32,
-    /// Name for people; empty for phase 0.
+    /// Name for the user; empty for phase 0.
     pub name: String,
     /// Start of the phase, as Unix time in nanoseconds.
     pub start_ns: u64,
-    /// End of the phase, at which the next one began, as Unix time in nanoseconds; `None` for the current phase.
+    /// End of the phase and beginning of the next, as Unix time in nanoseconds; `None` for the current phase.
     pub end_ns: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct Recording {
     latest: (u64, Vec<i64>),
 }
 
-/// Returns how a history takes the values of a metric of this style.
+/// Returns the kind of history for the values of a metric of this style.
 pub fn course(style: Style) -> Course {
     match style {
         Style::EventCounter => Course::Total,
@@ -56,7 +56,7 @@ pub fn course(style: Style) -> Course {
 }
 
 impl Recording {
-    /// Begins a recording at `now_ns` (Unix time in nanoseconds), when all values were 0.
+    /// Begins a recording at `now_ns` (Unix time in nanoseconds), with the value 0 for all pairs.
     pub fn begin(courses: Vec<Course>, now_ns: u64) -> Recording {
         let latest = (now_ns, vec![0; courses.len()]);
         let whole = fresh(&courses, &latest);
@@ -70,32 +70,32 @@ impl Recording {
         }
     }
 
-    /// Returns the number of pairs that the recording knows.
+    /// Returns the number of pairs in the recording.
     pub fn pairs(&self) -> usize {
         self.courses.len()
     }
 
-    /// Returns the number of histories that the recording keeps.
+    /// Returns the number of histories in the recording.
     pub fn histories_kept(&self) -> usize {
         self.courses.len() * (self.ended.len() + 2)
     }
 
-    /// Returns how many more histories the recording keeps when one more phase begins: 0 if the oldest phase is forgotten for it.
+    /// Returns how many more histories the recording has after one more phase begins: 0 if the oldest phase is deleted for it.
     pub fn phase_needs(&self) -> usize {
         if self.ended.len() + 3 > self.room() { 0 } else { self.courses.len() }
     }
 
-    /// Forgets the histories of the oldest phase that has ended. Returns false if no phase has ended.
+    /// Deletes the histories of the oldest phase that has ended. Returns false if no phase has ended.
     pub fn forget_oldest(&mut self) -> bool {
         self.ended.pop_front().is_some()
     }
 
-    /// Returns the most histories of each pair that are kept, that of the whole time included.
+    /// Returns the maximum number of histories of each pair, including that of the whole time.
     fn room(&self) -> usize {
         (HISTORIES_MAX / self.courses.len().max(1)).max(2)
     }
 
-    /// Adds pairs whose values were 0 until now.
+    /// Adds pairs, with the value 0 until the latest reading.
     pub fn grow(&mut self, courses: &[Course]) {
         let now_ns = self.latest.0;
         self.courses.extend(courses);
@@ -110,7 +110,7 @@ impl Recording {
         self.whole.first().map_or(self.latest.0, History::start_ns)
     }
 
-    /// Adds a reading of all pairs. A reading that is not later than the latest, or that has another number of pairs, is left out.
+    /// Adds a reading of all pairs. Ignores a reading that is not later than the latest, or that has another number of pairs.
     pub fn record(&mut self, now_ns: u64, values: Vec<i64>) {
         if now_ns <= self.latest.0 || values.len() != self.courses.len() {
             return;
@@ -138,12 +138,12 @@ impl Recording {
         phase
     }
 
-    /// Returns the phases whose histories are known, the current one last.
+    /// Returns the phases with histories; the current one comes last.
     pub fn phases(&self) -> Vec<Phase> {
         self.ended.iter().chain([&self.current]).map(|chapter| chapter.phase.clone()).collect()
     }
 
-    /// Returns the histories of all pairs, in a phase or from the beginning on. `None` if the phase does not exist or is forgotten.
+    /// Returns the histories of all pairs, for a phase or for the whole time. `None` if the phase does not exist or was deleted.
     pub fn histories(&self, phase: Option<u32>) -> Option<&[History]> {
         let Some(number) = phase else { return Some(&self.whole) };
         let chapter = self.ended.iter().chain([&self.current]).find(|chapter| chapter.phase.number == number)?;
@@ -151,7 +151,7 @@ impl Recording {
     }
 }
 
-/// Returns histories that begin at a reading.
+/// Returns new histories that begin at a reading.
 fn fresh(courses: &[Course], (now_ns, values): &(u64, Vec<i64>)) -> Vec<History> {
     courses.iter().zip(values).map(|(course, value)| History::new(*course, *now_ns, *now_ns, *value)).collect()
 }

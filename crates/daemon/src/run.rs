@@ -1,4 +1,4 @@
-//! The daemon from its start to its end: log, engine, addresses, signals.
+//! The daemon from start to end: log, engine, addresses, signals.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ use crate::rpc;
 use crate::state::{StateError, StateLock};
 use crate::tls::{self, TlsError};
 
-/// Time that connections have to end after the engine has ended, and that threads have afterwards.
+/// Time for connections to end after the engine has ended, and for threads to end after that.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Reason why the daemon does not start.
@@ -57,7 +57,7 @@ enum StartError {
 }
 
 impl StartError {
-    /// Returns the exit status: 2 if the configuration is wrong, 1 if the machine refuses something.
+    /// Returns the exit status: 2 for an error in the configuration, 1 for an error of the system.
     fn status(&self) -> u8 {
         match self {
             StartError::Config(_) | StartError::Filter(..) => 2,
@@ -112,21 +112,21 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
     status
 }
 
-/// Ends the runtime, then unlocks the state directory. Until then a call of the engine may still change a target, and a successor must not
-/// take it over. A call that hangs in its thread ends with the process.
+/// Ends the runtime, and then unlocks the state directory. Until the runtime has ended, a call of the engine may still change a target, so
+/// no successor may take the target over. A call that hangs in its thread ends with the process.
 fn end_runtime(runtime: Runtime, lock: Option<StateLock>) {
     runtime.shutdown_timeout(GOODBYE);
     drop(lock);
 }
 
-/// Writes a field of a line of the log. Whatever text the field holds, the line stays one line, and a terminal gets no commands from it.
+/// Writes a field of a log line. Whatever text the field has, the line stays one line, and the text cannot control a terminal.
 fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
     let name = field.name();
     if name != "message" {
         write!(writer, "{name}=")?;
     }
     for c in format!("{value:?}").chars() {
-        // Marks that reorder text are as good as control characters at making a line say something else.
+        // Characters that reorder text can change the apparent contents of a line, as control characters can.
         match c {
             c if c.is_control() => write!(writer, "{}", c.escape_unicode())?,
             '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {
@@ -135,7 +135,7 @@ fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std
             c => writer.write_char(c)?,
         }
     }
-    // The text behind the space is another field.
+    // The space separates this field from the next.
     writer.write_char(' ')
 }
 
@@ -143,14 +143,14 @@ fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {
     settings.log.parse().map_err(|e| StartError::Filter(settings.log.clone(), e))
 }
 
-/// Serves until a signal ends the daemon. The lock of the state directory is left in `held`.
+/// Serves until a signal ends the daemon. Stores the lock of the state directory in `held`.
 async fn serve(
     flags: &Flags,
     settings: Settings,
     follow: impl Fn(&Settings),
     held: &mut Option<StateLock>,
 ) -> Result<ExitCode, StartError> {
-    // Signals come first: none must find the daemon with something in a target and no way to hear it.
+    // Install the signal handlers first, so that no signal ends the daemon while it has code in a target.
     let mut signals = Signals::new()?;
     let (engine, lock) = engine(&settings).await?;
     *held = Some(lock);
@@ -172,7 +172,7 @@ async fn serve(
         lines += &format!("listening on {address}\n");
     }
     let mut tasks = servers.tasks;
-    // Errors are ignored: nobody may be there to read the lines.
+    // Ignore errors: the reader of the lines may be gone.
     let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
     notify(sd_notify::NotifyState::Ready);
 
@@ -184,18 +184,18 @@ async fn serve(
         }
     }
     notify(sd_notify::NotifyState::Stopping);
-    // Clients that ask for the health, and those that watch it, learn of the end before any stream ends.
+    // Clients that check or watch the health learn of the end before any stream ends.
     health.ending().await;
     Ok(end(&core, &mut tasks).await)
 }
 
-/// Returns the number of files that this process may have open.
+/// Returns the number of files that this process may open.
 fn files() -> io::Result<usize> {
     let (soft, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?;
     Ok(usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
-/// Starts the engine and takes over what a dead one left. The state directory is locked as long as the returned lock exists.
+/// Starts the engine, and takes over what a dead daemon left. The state directory is locked while the returned lock exists.
 async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> {
     let config = ingraft_engine::Config {
         state_dir: settings.state_dir.clone(),
@@ -206,7 +206,7 @@ async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> 
     let started = tokio::task::spawn_blocking(move || {
         let directory = config.state_dir.clone();
         let engine = Engine::start(config)?;
-        // The lock comes before anything is taken over: what a living daemon has in its targets looks like what a dead one left.
+        // Take the lock before anything is taken over: the state of a living daemon's targets looks like that of a dead one's.
         let lock = StateLock::take(&directory)?;
         let recovered = engine.recover();
         Ok::<_, StartError>((engine, lock, recovered))
@@ -221,7 +221,7 @@ async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> 
     Ok((engine, lock))
 }
 
-/// Reads the configuration again. A mistake in it leaves everything as it was.
+/// Reads the configuration again. If it has an error, returns `None`, and nothing changes.
 fn reload(flags: &Flags, old: &Settings, token: Option<&TokenCell>) -> Option<Settings> {
     let new = match Settings::load(flags) {
         Ok(new) => new,
@@ -237,7 +237,7 @@ fn reload(flags: &Flags, old: &Settings, token: Option<&TokenCell>) -> Option<Se
         cell.replace(token.clone());
     }
     tracing::info!("the configuration was read again");
-    // Settings that need a restart stay as they were.
+    // Settings that need a restart keep their old values.
     Some(Settings { token: new.token, log: new.log, ..old.clone() })
 }
 
@@ -264,7 +264,7 @@ async fn end(core: &Core, tasks: &mut JoinSet<()>) -> ExitCode {
     status
 }
 
-/// The servers, one task for each address.
+/// The servers of the daemon, with one task for each address.
 struct Servers<'a> {
     core: &'a Core,
     settings: &'a Settings,
@@ -275,7 +275,7 @@ struct Servers<'a> {
 }
 
 impl Servers<'_> {
-    /// Listens at an address, and returns it with the port that was picked.
+    /// Listens at an address, and returns the address with the actual port.
     async fn open(&mut self, address: &Address) -> Result<Address, StartError> {
         let failed = |e| StartError::Tcp(address.clone(), e);
         match address {
@@ -329,7 +329,7 @@ fn notify(state: sd_notify::NotifyState<'_>) {
     }
 }
 
-/// Order that a signal gives to the daemon.
+/// Action that a signal requests.
 enum Event {
     Reload,
     End,

@@ -1,9 +1,9 @@
-//! Lines of the log that an attacker can cause. One is written in a while, with the number of those that were left out.
+//! Limiter for log lines that an attacker can cause. It writes one line in each period, with the number of lines that were dropped before.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Least time between two lines.
+/// Shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Decides whether a line is written.
@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    /// Writes a line, or counts it. `write` gets the number of lines that were left out since the last one.
+    /// Writes a line, or only counts it. `write` gets the number of lines that were dropped since the last one.
     pub fn log(&self, write: impl FnOnce(u64)) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -1,12 +1,13 @@
-//! One daemon per state directory: a successor takes over what it finds there, so it must not find the files of a living daemon.
+//! Lock that allows one daemon for each state directory. A successor takes over what it finds there, so it must not find the files of a
+//! living daemon.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The lock of a state directory. The kernel releases it when the daemon ends, in whatever way. The command line, which takes over nothing,
-/// works in the same directory without it.
+/// The lock of a state directory. The kernel releases it when the daemon ends, however it ends. The command line takes over nothing, so it
+/// works in the same directory without the lock.
 #[derive(Debug)]
 pub struct StateLock {
     _file: File,
@@ -36,7 +37,7 @@ pub enum StateError {
 }
 
 impl StateLock {
-    /// Locks a directory that exists.
+    /// Locks an existing directory.
     pub fn take(directory: &Path) -> Result<StateLock, StateError> {
         let failed = |source| StateError::Io { path: directory.to_owned(), source };
         let mut options = File::options();
@@ -47,7 +48,7 @@ impl StateLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // The holder of the lock may be about to write its id.
+                // The holder of the lock may not have written its id yet.
                 let _ = Read::by_ref(&mut file).take(32).read_to_string(&mut text);
                 let pid: Option<u32> = text.trim().parse().ok();
                 let by = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));

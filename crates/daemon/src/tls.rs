@@ -1,4 +1,4 @@
-//! TLS on both sides: the daemon's certificate, and clients with certificates from a signer that the daemon trusts.
+//! TLS with authentication of both sides: the daemon's certificate, and client certificates from an authority that the daemon trusts.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read the TLS file {0}: {1}")]
     File(PathBuf, io::Error),
-    /// A file is no PEM, or does not hold what it should.
+    /// A file is not valid PEM, or lacks the expected contents.
     #[error("cannot use the TLS file {0}: {1}")]
     Pem(PathBuf, pem::Error),
-    /// The signers of client certificates are unusable.
+    /// The authorities of client certificates are unusable.
     #[error("cannot use the certificates in {0}: {1}")]
     Signers(PathBuf, VerifierBuilderError),
     /// Certificate and key are unusable.
@@ -30,7 +30,8 @@ pub enum TlsError {
     Identity(#[from] rustls::Error),
 }
 
-/// Returns the acceptor of connections. It turns away clients without a certificate that `client-ca` has signed, in the handshake.
+/// Returns the acceptor of connections. In the handshake, it refuses clients without a certificate that an authority in `client-ca` has
+/// signed.
 pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let read = |path: &PathBuf| std::fs::read(path).map_err(|e| TlsError::File(path.clone(), e));
     let certificates = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -57,7 +58,7 @@ pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Returns the holder that stands for the client's certificate; `None` if the client has shown none.
+/// Returns the holder for the client's certificate; `None` if the client has sent none.
 pub fn holder(connection: &ServerConnection) -> Option<Holder> {
     let certificate = connection.peer_certificates()?.first()?;
     let digest = ring::digest::digest(&ring::digest::SHA256, certificate);

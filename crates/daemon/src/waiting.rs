@@ -1,5 +1,5 @@
-//! Messages of answers that wait until the client reads them. They are kept as they will be sent, or as readings from which values are
-//! taken. Their bytes count for the client's user as long as they wait.
+//! Messages of answers that wait until the client reads them. They are kept encoded, or as readings from which they are built. While they
+//! wait, their bytes count towards the quota of the client's user.
 
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -14,15 +14,15 @@ use tonic::Status;
 
 use crate::quota::{Held, Payer};
 
-/// Messages in their order. Each is made when the client is ready for it.
+/// Messages in their order. Each is decoded or built only when the client is ready for it.
 pub struct Waiting<T> {
     messages: Box<dyn Iterator<Item = Result<T, Status>> + Send>,
     begun: Option<oneshot::Sender<()>>,
 }
 
 impl<T: Message + Default + 'static> Waiting<T> {
-    /// Encodes messages now and decodes each when it is its turn: encoded they take a fraction of the memory. Fails if the user has too
-    /// many bytes that wait. Without a payer the messages are kept as they are.
+    /// Encodes messages now, and decodes each when its turn comes, because encoded messages take much less memory. Fails if too many bytes
+    /// of the user wait. Without a payer, the messages are kept unencoded.
     pub fn packed(payer: Option<&Payer>, messages: impl IntoIterator<Item = T>) -> Result<Waiting<T>, Failure> {
         let Some(payer) = payer else {
             let messages: Vec<T> = messages.into_iter().collect();
@@ -38,12 +38,12 @@ impl<T: Message + Default + 'static> Waiting<T> {
 }
 
 impl<T: 'static> Waiting<T> {
-    /// Returns messages that are made when it is their turn.
+    /// Returns messages that are built when their turn comes.
     pub fn lazy(messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>) -> Waiting<T> {
         Waiting { messages: Box::new(messages.into_iter().map(Ok)), begun: None }
     }
 
-    /// Adds a receiver that hears when the first message was taken, or gets an error if the client goes away before.
+    /// Adds a receiver. It gets a message when the first message of the answer is taken, or an error if the client is gone before that.
     pub fn with_receipt(mut self) -> (Waiting<T>, oneshot::Receiver<()>) {
         let (tell, hear) = oneshot::channel();
         self.begun = Some(tell);
@@ -56,7 +56,7 @@ impl<T: 'static> Iterator for Waiting<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(begun) = self.begun.take() {
-            // An error means that nobody is waiting for it.
+            // An error means that the receiver was dropped.
             let _ = begun.send(());
         }
         self.messages.next()
@@ -79,24 +79,24 @@ impl<T: Message + Default> Packed<T> {
     }
 }
 
-/// Part of what a task tells the client: one message, or many at once.
+/// Part of an answer that a task sends: one message, or several.
 pub enum Part<T> {
     /// One small message.
     Message(T),
-    /// Several messages, which are sent before anything that the task tells later.
+    /// Several messages, which go out before any later part.
     Many(Waiting<T>),
 }
 
-/// The end of a channel at which a task tells its parts.
+/// The end of a channel into which a task sends its parts.
 pub type Teller<T> = mpsc::Sender<Result<Part<T>, Status>>;
 
-/// The messages of an answer, from the parts that a task tells.
+/// The messages of an answer, from the parts that a task sends.
 pub struct Told<T> {
     parts: mpsc::Receiver<Result<Part<T>, Status>>,
     many: Option<Waiting<T>>,
 }
 
-/// Returns a channel for `parts` parts.
+/// Returns a channel that holds up to `parts` parts.
 pub fn channel<T>(parts: usize) -> (Teller<T>, Told<T>) {
     let (tell, hear) = mpsc::channel(parts);
     (tell, Told { parts: hear, many: None })
@@ -121,7 +121,7 @@ impl<T: 'static> Stream for Told<T> {
     }
 }
 
-/// Bytes of an answer that are on their way to the client. They count until the socket has taken them.
+/// Bytes of an answer on their way to the client. They count until the socket has accepted them.
 #[derive(Debug)]
 pub struct Unread {
     bytes: Bytes,
@@ -129,7 +129,7 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// Counts the bytes for `payer`; without one they are not counted.
+    /// Counts the bytes to `payer`; without a payer they are not counted.
     pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, Failure> {
         let held = payer.map(|payer| payer.hold(bytes.len())).transpose()?;
         Ok(Unread { bytes, _held: held })

@@ -1,4 +1,5 @@
-//! Measurements that come and go by the hundred in a loaded server leave the others' values, the server and its memory alone.
+//! Many measurements are inserted into a loaded server and removed again. The values of other measurements, the server and its memory must
+//! stay right.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -13,7 +14,7 @@ use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
 use ingraft_testing::{Mutatee, Until, open_directory, scaled, skip, wait_until};
 
-/// Most measurements at a time.
+/// Maximum number of measurements at a time.
 const MOST: usize = 500;
 const METRICS: [&str; 5] = ["calls", "returns", "argument0", "wall_time", "latency"];
 
@@ -51,7 +52,7 @@ impl Churn {
     /// Inserts a measurement. `None` if the engine answers `NotFound`, e.g. because the function's entry and exits need the same bytes, or
     /// if it answers `too_many_counters`.
     fn enable(&self, metric: &str, function: &str) -> Option<MeasurementId> {
-        // the cost of a loaded server's busiest functions is not the question here
+        // The limit is high, because this test does not check the cost in a loaded server's busiest functions.
         self.enable_within(metric, function, 10_000.0, false)
     }
 
@@ -93,7 +94,7 @@ impl Churn {
         self.engine.read(id, false, Caller::Engine).unwrap().values[0].value
     }
 
-    /// Returns functions of the program whose entries and exits can all be woven, by names that stand for one function each.
+    /// Returns functions of the program whose entries and exits can all be woven. Each name stands for one function only.
     fn functions(&self) -> Vec<String> {
         let all = self
             .engine
@@ -145,7 +146,7 @@ fn five_hundred_come_and_go() {
         let mut living: Vec<(MeasurementId, &str, i64)> = Vec::new();
         let (mut last, mut changes) = ((0, 0), 0u32);
         while begin.elapsed() < long {
-            // the table of measurements fills up to the limit and empties again
+            // In turns, the number of measurements rises to the limit and falls again.
             let filling = (begin.elapsed().as_secs() / scaled(1, 60)).is_multiple_of(2);
             let add = living.is_empty() || living.len() < MOST && random.below(4) < if filling { 3 } else { 1 };
             if add {
@@ -155,7 +156,7 @@ fn five_hundred_come_and_go() {
             } else {
                 let (id, metric, seen) = living.swap_remove(random.below(living.len()));
                 let value = churn.remove(id);
-                // arguments are mostly addresses: the sum of 65,536 of them goes round
+                // Arguments are mostly addresses, and the sum of 65,536 of them wraps around.
                 assert!(value >= seen || metric == "argument0", "{metric}: {value} after {seen}");
             }
             changes += 1;
@@ -200,7 +201,7 @@ fn histograms_fill_a_shard_to_its_end() {
     let churn = Churn::new(redis.pid(), "redis-server");
     let before = Text::of(redis.pid());
     let functions = churn.functions();
-    // counts move the last histogram towards the end
+    // With more counts before it, the last histogram lies closer to the end of the shard.
     for counts in [0, 400, 800, 1200] {
         let kinds = ["calls", "argument0"].into_iter();
         let counts: Vec<_> = kinds.flat_map(|kind| functions.iter().map(move |f| (kind, &**f))).take(counts).collect();
@@ -275,7 +276,7 @@ fn one_of_several_goes_in_one_stop() {
     let before = Text::of(target.pid());
     let churn = Churn::new(target.pid(), "steps");
     let first = churn.enable("calls", "leaf").unwrap();
-    // a busy machine may need more stops for an insertion or a removal
+    // On a busy machine, an insertion or a removal may need more stops.
     let stops = (0..scaled(5, 50)).map(|_| {
         let begin = sleeps(churn.pid);
         let second = churn.enable("wall_time", "middle").unwrap();
@@ -298,7 +299,7 @@ fn what_goes_piece_by_piece_goes_from_a_child_as_well() {
     let second = churn.enable("calls", "child_work").unwrap();
     let child: i32 = target.ask("keep").after("child").parse().unwrap();
     churn.remove(first);
-    // the measurement that is inserted now is not the one whose code the child has there
+    // The child has the code of the second measurement. Another one is inserted in the target only.
     let third = churn.enable("wall_time", "parent_work").unwrap();
     churn.remove(second);
     target.ask("poke 1000").assert_right();
@@ -335,7 +336,7 @@ fn what_costs_too_much_is_taken_out_of_children_as_well() {
         drop(until);
         busy.join().unwrap();
     });
-    // the code of the other measurement, which counts calls, is still in both processes
+    // Both processes still have the code of the other measurement, which counts calls.
     assert_eq!(before.differences(&Text::of(child)), before.differences(&Text::of(target.pid())));
     before.assert_not_in(child);
     churn.remove(time);

@@ -1,4 +1,4 @@
-//! The engine inside the command line, reached through the same services.
+//! The embedded engine of the command line, used through the same services.
 
 use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD, embedded};
 use ingraft_wire::v1;

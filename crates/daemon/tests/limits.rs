@@ -1,4 +1,4 @@
-//! Quotas of a user, and errors that all say why: over the wire, from a daemon of its own.
+//! Quotas of a user, and the reasons of errors, tested over a socket with a separate daemon.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -83,7 +83,7 @@ async fn every_error_says_why() {
         let unknown = ask(path, message).await;
         assert_eq!((unknown.kind, unknown.reason.as_str()), (FailureKind::Version, "unimplemented"), "{path}");
     }
-    // The body is another message than the call takes.
+    // The body is a message of another type than the call expects.
     let malformed = ask("/ingraft.v1.Daemon/Version", message).await;
     assert_eq!((malformed.kind, malformed.reason.as_str()), (FailureKind::Usage, "malformed_message"), "{malformed}");
 
@@ -116,7 +116,7 @@ async fn whoever_watches_its_health_hears_of_the_end() {
     assert!(daemon.terminate().success());
 }
 
-/// A daemon that may open no more files says so, does not spin, serves root by its reserve, and recovers.
+/// A daemon without free descriptors reports that, does not spin, serves root with its reserved descriptor, and recovers.
 #[tokio::test]
 async fn a_lack_of_descriptors_is_called_by_its_name() {
     if !have("prlimit") {
@@ -152,7 +152,7 @@ async fn a_lack_of_descriptors_is_called_by_its_name() {
     assert!(daemon.terminate().success());
 }
 
-/// Inserts a measurement. Returns what the daemon calls it, or why it is refused.
+/// Inserts a measurement. Returns the daemon's answer, or the failure.
 async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) -> Result<v1::Enabled, Failure> {
     let functions = functions.iter().map(|f| (*f).to_owned()).collect();
     let measure = v1::Measure { functions, history, ..v1::Measure::default() };
@@ -167,7 +167,7 @@ async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) 
     }
 }
 
-/// The daemon knows how many pairs a pattern stands for before it touches the target.
+/// The daemon finds the number of pairs of a pattern before it changes the target.
 #[tokio::test]
 async fn patterns_beyond_a_quota_touch_nothing() {
     let directory = open_directory();
@@ -175,7 +175,7 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     let channel = connect(&daemon).await;
     let mutatee = Mutatee::start("threads", &["1"]);
     let threads = target::threads(mutatee.pid());
-    // A thread that is stopped goes off the processor, which the kernel counts.
+    // When a thread is stopped, it leaves its processor, and the kernel counts that.
     let switches = || {
         let status = |tid: &i32| std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", mutatee.pid())).unwrap();
         let counts = |text: String| text.lines().filter(|l| l.contains("ctxt_switches")).map(str::to_owned).collect();
@@ -197,7 +197,7 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     assert!(daemon.terminate().success());
 }
 
-/// Each phase has histories of its own. The oldest phase makes room for the next one; without a phase that has ended, the next one is
+/// Each phase has histories of its own. The oldest ended phase is deleted to make room for a new one. If no phase has ended, the new one is
 /// refused.
 #[tokio::test]
 async fn phases_stay_within_the_quota_of_histories() {
@@ -234,12 +234,12 @@ async fn phases_stay_within_the_quota_of_histories() {
     assert!(daemon.terminate().success());
 }
 
-/// Answers that are not read are bounded by the memory that they take, and a client that reads goes on.
+/// The memory of unread answers is limited, and a client that reads its answers is not affected.
 #[tokio::test]
 async fn answers_that_nobody_reads_are_bounded() {
     let directory = open_directory();
     let daemon = start(directory.path(), &[]);
-    // A name that makes the answer long.
+    // The long name of the metric makes the answer long.
     let rest = "units calls; aggregateOperator sum; style EventCounter; unitsType unnormalized; base is counter { }";
     let text = format!("metric long {{ name \"{}\"; {rest} }}", "x".repeat(300_000));
     let definitions = vec![v1::Source { name: "long.mdl".into(), text }];

@@ -1,4 +1,4 @@
-//! Measurements over the services: what streams say, and that nothing outlives its lease.
+//! Measurements over the services: the contents of streams, and the removal of measurements whose lease has expired.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -74,7 +74,7 @@ impl Served {
         self.metrics.stream(request).await.unwrap().into_inner()
     }
 
-    /// Waits until this engine has nothing inserted anywhere.
+    /// Waits until this engine has no measurement left in any target.
     async fn until_nothing_is_left(&mut self) {
         let start = Instant::now();
         loop {
@@ -146,7 +146,7 @@ async fn values_are_streamed_read_and_removed() {
     };
     assert_eq!(last.values.iter().map(|v| v.value).collect::<Vec<_>>(), expected);
 
-    // The stream of a measurement that is gone ends with an error that says so.
+    // The stream of a measurement that is gone ends with an error and its reason.
     let ended = loop {
         match stream.message().await {
             Ok(Some(_)) => {}
@@ -188,7 +188,7 @@ async fn a_kept_measurement_needs_no_client_and_can_be_given_up() {
         panic!("no head")
     };
     assert_eq!((head.pid, head.pair_count), (target.pid(), 1));
-    // The measurement is given up while it is streamed: the stream's end removes it.
+    // Stop keeping the measurement during its stream. The end of the stream then removes it.
     let mut stream = served.stream(measurement).await;
     next(&mut stream).await;
     served.instrumentation.keep(v1::KeepRequest { measurement, keep: false }).await.unwrap();

@@ -1,4 +1,4 @@
-//! docs/protocol.md lists every reason that an error can have, and no other.
+//! Checks that docs/protocol.md lists exactly the reasons that errors can have.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -21,14 +21,14 @@ fn sources(dir: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// Returns the word in quotes at the beginning of a text, and the text behind it.
+/// Returns the quoted word at the beginning of a text, and the text after it.
 fn word(text: &str) -> Option<(&str, &str)> {
     let (word, rest) = text.trim_start().strip_prefix('"')?.split_once('"')?;
     let good = !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     good.then_some((word, rest))
 }
 
-/// Returns the reasons that a source gives: a word after a kind of error, or the first of a pair of reason and hint.
+/// Returns the reasons in a source file: the word after a kind of error, or the first word of a pair of reason and hint.
 fn reasons(source: &str) -> impl Iterator<Item = String> {
     let after_kind = source.split("Kind::").skip(1).filter_map(|rest| {
         let rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
@@ -39,7 +39,7 @@ fn reasons(source: &str) -> impl Iterator<Item = String> {
         let hint = rest.strip_prefix(',')?.trim_start();
         hint.starts_with('"').then(|| reason.to_owned())
     });
-    // Reasons that the engine gives by way of a helper are named in the list that sorts them.
+    // The reasons that helper functions of the engine return are in the list that assigns their kinds.
     let sorted = source.split("const LASTING:").skip(1).flat_map(|rest| {
         let list = rest.split("];").next().unwrap_or_default();
         list.split(',').filter_map(|word_| Some(word(word_.rsplit('[').next()?)?.0.to_owned())).collect::<Vec<_>>()

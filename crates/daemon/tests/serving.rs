@@ -1,4 +1,4 @@
-//! The daemon as its clients meet it: addresses, callers, versions, signals. What it does to targets is tested end to end.
+//! The daemon from the view of its clients: addresses, callers, versions, signals. End-to-end tests check its work on targets.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -20,7 +20,7 @@ use tonic::{Request, Status};
 const SECRET: &str = "0123456789abcdef-first";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A running daemon; ended when dropped.
+/// A running daemon, which is ended when this value is dropped.
 struct Daemon {
     child: Child,
     addresses: Vec<String>,
@@ -169,7 +169,7 @@ async fn loopback_needs_the_token_which_can_be_changed() {
     }
     assert!(client.version(bearing(ask(), "another-secret-of-mine")).await.is_ok());
 
-    // A mistake in the configuration leaves everything as it was.
+    // If the configuration has an error, nothing changes.
     secret(dir.path(), "short");
     daemon.signal(Signal::SIGHUP);
     assert!(client.version(bearing(ask(), "another-secret-of-mine")).await.is_ok());
@@ -275,7 +275,7 @@ async fn a_state_directory_has_one_daemon() {
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(said.contains("state directory") && said.contains(&format!("(process {})", first.child.id())), "{said}");
-    // The engine inside the command line works beside the daemon.
+    // The embedded engine of the command line works at the same time as the daemon.
     let config = ingraft_daemon::Config {
         state_dir: dir.path().join("state"),
         program: "ingraft".into(),
@@ -288,7 +288,7 @@ async fn a_state_directory_has_one_daemon() {
     Daemon::start(dir.path(), &[&listen("b.sock")]);
 }
 
-/// Authority that signs certificates for `localhost`.
+/// Certificate authority that signs certificates for `localhost`.
 struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
 
 impl Authority {
@@ -358,7 +358,7 @@ fn a_state_directory_that_cannot_be_written_stops_the_start() {
     assert!(!socket.exists());
 }
 
-/// Refused requests end a connection that has proven nothing, not one on which the token was shown.
+/// Refused requests end a connection that has not authenticated, but not one on which the token was sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn refusals_end_only_connections_that_have_proven_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -369,7 +369,7 @@ async fn refusals_end_only_connections_that_have_proven_nothing() {
         let refused = client.version(bearing(v1::VersionRequest::default(), "another-secret-16")).await.unwrap_err();
         Failure::from_status(&refused).reason
     };
-    // The channel may connect once: another connection would prove itself anew.
+    // The channel may connect only once, because another connection would authenticate anew.
     let once = async || {
         let address: std::net::SocketAddr = daemon.addresses[0].strip_prefix("http://").unwrap().parse().unwrap();
         let mut stream = Some(tokio::net::TcpStream::connect(address).await.unwrap());

@@ -1,4 +1,4 @@
-//! Bytes of answers that wait until clients read them.
+//! Counted bytes of answers that clients have not read yet.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ingraft_wire::{Failure, FailureKind};
 
 use super::{Holder, SOON, Table, locked};
 
-/// The holder for which bytes are counted until a client reads them.
+/// The holder whose quota pays for bytes until a client has read them.
 #[derive(Clone, Debug)]
 pub struct Payer {
     table: Arc<Table>,
@@ -19,7 +19,7 @@ impl Payer {
         Payer { table: Arc::clone(table), holder }
     }
 
-    /// Counts bytes of an answer that waits to be read, as long as the returned value exists.
+    /// Counts bytes of an answer that waits to be read, while the returned value exists.
     pub fn hold(&self, bytes: usize) -> Result<Held, Failure> {
         let mut held = Held { payer: self.clone(), bytes: 0 };
         held.grow(bytes)?;
@@ -27,7 +27,7 @@ impl Payer {
     }
 }
 
-/// Counted bytes of an answer that waits to be read. They are given back when this is dropped.
+/// Counted bytes of an answer that waits to be read. Dropping this value gives them back.
 #[derive(Debug)]
 pub struct Held {
     payer: Payer,
@@ -48,7 +48,7 @@ impl Held {
         Ok(())
     }
 
-    /// Counts `bytes` instead of the number counted so far. On an error the number stays as before.
+    /// Replaces the number of counted bytes by `bytes`. If this fails, the number does not change.
     pub fn resize(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes);
@@ -69,7 +69,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 impl Payer {
-    /// Returns the number of bytes that wait for all calls of the same user.
+    /// Returns the number of bytes that wait for all calls of the same holder.
     pub fn held(&self) -> usize {
         locked(&self.table.answers).of(self.holder)
     }

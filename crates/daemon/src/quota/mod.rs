@@ -1,4 +1,4 @@
-//! Quotas of users, and the table of what each user has at a time: connections, calls, bytes of requests, measurements, definitions.
+//! Quotas of users, and the table of the resources that each user has: connections, calls, bytes of requests, measurements, definitions.
 //!
 //! Every quota has a holder: the user at the other end of a Unix socket, the clients with the token, or the clients with one certificate. A
 //! client on TCP that has not authenticated yet is a stranger; strangers are counted by the network address that they come from. Some
@@ -20,22 +20,22 @@ mod pool;
 pub use answers::{Held, Payer};
 use pool::{Pool, Sizes, Standing};
 
-/// The quotas, as they are configured.
+/// The configured quotas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Connections in all, at most a quarter of the descriptors that the daemon may open.
+    /// Maximum number of all connections, but at most a quarter of the descriptors that the daemon may open.
     pub connections: usize,
-    /// Connections of one user.
+    /// Maximum number of connections of one user.
     pub user_connections: usize,
-    /// Calls in progress of one user, streams included.
+    /// Maximum number of calls of one user in progress, including streams.
     pub user_calls: usize,
-    /// Measurements of one user.
+    /// Maximum number of measurements of one user.
     pub user_measurements: usize,
-    /// Metric-focus pairs of one user's measurements.
+    /// Maximum number of metric-focus pairs in one user's measurements.
     pub user_pairs: usize,
-    /// Histories of one user's measurements: one of each pair, and one of each pair in each phase.
+    /// Maximum number of histories of one user's measurements. Each pair has one, and another one in each phase.
     pub user_histories: usize,
-    /// Bytes of MDL that the daemon keeps by `Metrics.Define`.
+    /// Maximum number of bytes of MDL that the daemon keeps by `Metrics.Define`.
     pub definitions: usize,
 }
 
@@ -53,26 +53,28 @@ impl Default for Quotas {
     }
 }
 
-/// Reciprocal of the share of all connections that only trusted holders and strangers may take.
+/// Reciprocal of the share of all connections that users other than trusted holders and strangers may not take.
 const RESERVED: usize = 8;
-/// Reciprocal of the largest share of all connections that strangers may have together. One more makes the daemon end another one of
-/// theirs.
+/// Reciprocal of the largest share of all connections that strangers may have together. If one more stranger connects, the daemon ends the
+/// connection of another one.
 const STRANGERS: usize = 4;
-/// Largest numbers of refused connections whose requests are answered with the error: of one holder, and in all. More are closed at once.
+/// Maximum number of refused connections whose requests are answered with the error: of one holder, and in all. Further ones are closed at
+/// once.
 const TURNED_AWAY: (usize, usize) = (4, 16);
-/// Largest number of calls in progress of one stranger, which may only ask for the list of services and their health.
+/// Maximum number of calls in progress of one stranger. Such calls can only read the list of services and their health.
 const STRANGERS_CALLS: usize = 100;
-/// Most calls of the engine that run at a time on behalf of one holder; the next one waits. The runtime has 512 threads for such calls.
+/// Maximum number of simultaneous calls of the engine for one holder. Further calls wait. The runtime has 512 threads for such calls.
 pub const TURNS: u32 = 32;
-/// Most bytes of requests that one holder may have in the daemon at a time.
+/// Maximum number of bytes of one holder's requests in the daemon at a time.
 pub const REQUEST_BYTES: usize = 16 << 20;
-/// Pool of the bytes of requests in progress. The share of strangers is small, because they may ask for names of services only.
+/// Pool of the bytes of requests in progress. The share of strangers is small, because their requests contain only names of services.
 const REQUESTS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: REQUEST_BYTES, each_stranger: 256 << 10 };
-/// Pool of the bytes of answers that wait to be read. The share of strangers is small, because they get names of services only.
+/// Pool of the bytes of answers that wait to be read. The share of strangers is small, because their answers contain only names of
+/// services.
 const ANSWERS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: 64 << 20, each_stranger: 1 << 20 };
-/// Time after which a refused client should try again, because another connection or call may have ended by then.
+/// Delay that a refused client is told before it tries again. By then, another connection or call may have ended.
 const SOON: Duration = Duration::from_secs(1);
 
 /// The party whose connections, calls and bytes are counted together.
@@ -80,18 +82,18 @@ const SOON: Duration = Duration::from_secs(1);
 pub enum Holder {
     /// The user at the other end of a Unix socket.
     User(u32),
-    /// All clients that have shown the token.
+    /// All clients that have sent the token.
     Token,
-    /// All clients with this certificate: the SHA-256 of its encoding.
+    /// All clients with this certificate, identified by the SHA-256 of its encoding.
     Certificate([u8; 32]),
     /// A client on TCP that has not authenticated: its network address, as [`place`] returns it, and its user if it is on this machine.
     Stranger(IpAddr, Option<u32>),
-    /// The other end of a Unix socket when the kernel does not name its user.
+    /// The peer of a Unix socket whose user the kernel does not report.
     Nobody,
 }
 
-/// Returns the address under which connections from an address are counted. One client can have all addresses of the loopback, or all of an
-/// IPv6 network with a prefix of 64 bits, so all addresses of such a network are counted as one.
+/// Returns the address under which connections from an address are counted. One client can have all addresses of the loopback interface, or
+/// all of an IPv6 network with a prefix of 64 bits. So all addresses of such a network count as one.
 pub fn place(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -116,7 +118,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Numbers of a holder's connections, calls and insertions, and its measurements, each with its number of pairs.
+/// A holder's numbers of connections, calls and insertions, and its measurements, each with its number of pairs.
 #[derive(Debug, Default)]
 struct Account {
     connections: usize,
@@ -139,7 +141,7 @@ struct State {
     connections: usize,
     turned_away: usize,
     accounts: HashMap<Holder, Account>,
-    /// Connections of strangers, the oldest first, without those that were told to make room.
+    /// Connections of strangers, the oldest first, except those that were told to make room.
     strangers: VecDeque<(Holder, Arc<Notify>)>,
     /// Number of strangers' connections that were told to make room and have not ended yet.
     leaving: usize,
@@ -168,7 +170,7 @@ impl State {
         true
     }
 
-    /// Changes an account, and removes it from the table if it is empty afterwards.
+    /// Changes an account, and removes it from the table if it is then empty.
     fn settle<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Account) -> T) -> T {
         let account = self.account(holder);
         let out = change(account);
@@ -179,7 +181,7 @@ impl State {
     }
 }
 
-/// The table of all holders.
+/// The table of the resources that all holders use.
 #[derive(Debug)]
 pub struct Table {
     quotas: Quotas,
@@ -194,14 +196,14 @@ pub struct Table {
 pub enum Admission {
     /// The connection is served.
     Seat(Seat),
-    /// The connection is served for a moment, with this error as the answer to every request.
+    /// The connection is served for a short time, and every request gets this error.
     TurnedAway(Seat, Failure),
     /// The connection is closed at once.
     Closed(Failure),
 }
 
 impl Table {
-    /// Returns an empty table for a daemon that may open `files` files; connections take a quarter of them at most.
+    /// Returns an empty table for a daemon that may open `files` files. Connections take at most a quarter of them.
     pub fn new(quotas: Quotas, files: usize) -> Arc<Table> {
         let connections = quotas.connections.min(files / 4).max(RESERVED);
         let own = nix::unistd::geteuid().as_raw();
@@ -220,7 +222,7 @@ impl Table {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is one call of a method, so a panic leaves no change half made.
+        // Every change is one call of a method, so a panic leaves the table consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -260,10 +262,10 @@ impl Table {
         Admission::Closed(failure)
     }
 
-    /// Refuses a connection if no room is left for it.
+    /// Refuses a connection if there is no room for it.
     ///
-    /// Every client on TCP begins as a stranger, even one that is about to show the token. So strangers may use the reserved connections,
-    /// but only for a while: the oldest makes room for another stranger, or for a trusted holder.
+    /// Every client on TCP begins as a stranger, even one that will send the token. So strangers may use the reserved connections too, but
+    /// not permanently: the oldest makes room for another stranger, or for a trusted holder.
     fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
         let all = self.quotas.connections;
         let unreserved = all - all / RESERVED;
@@ -275,7 +277,8 @@ impl Table {
                 if state.connections < all && state.strangers.len() < most {
                     return Ok(());
                 }
-                // A connection that was told to make room counts until it has ended. So new strangers come no faster than old ones end.
+                // A connection that was told to make room counts until it has ended. So new strangers are admitted no faster than old ones
+                // leave.
                 let is_late = state.leaving >= 2 * most || state.leaving >= most && state.crowd() == Some(holder);
                 if is_late || !state.make_room() { Err(daemon_full(state.connections, all)) } else { Ok(()) }
             }
@@ -289,7 +292,7 @@ impl Table {
         }
     }
 
-    /// Counts a call of a holder. Fails if the holder has too many in progress.
+    /// Counts a call of a holder. Fails if the holder has too many calls in progress.
     pub fn call(self: &Arc<Self>, holder: Holder) -> Result<Call, Failure> {
         let mut state = self.state();
         let calls = state.account(holder).calls;
@@ -308,7 +311,7 @@ impl Table {
     }
 
     /// Counts a measurement that is about to be inserted with at least `pairs` pairs. `alive` returns the current number of pairs of a
-    /// measurement, or `None` if the measurement has gone.
+    /// measurement, or `None` if the measurement is gone.
     pub fn begin(
         self: &Arc<Self>,
         holder: Holder,
@@ -332,7 +335,7 @@ impl Table {
         Ok(Begun { table: Arc::clone(self), holder, done: false })
     }
 
-    /// Refuses pairs beyond the quota.
+    /// Fails if the holder has no room for `more` pairs.
     pub fn refuse_pairs(&self, holder: Holder, more: usize) -> Result<(), Failure> {
         self.refuse_more_pairs(holder, self.pairs(holder), more)
     }
@@ -342,7 +345,7 @@ impl Table {
         self.state().accounts.get(&holder).map_or(0, |account| account.measurements.values().sum())
     }
 
-    /// Returns how many pairs a holder may add, and how many histories if it has `histories` of them already.
+    /// Returns how many more pairs a holder may have, and how many more histories if it has `histories` already.
     pub fn room(&self, holder: Holder, histories: usize) -> (usize, usize) {
         let Quotas { user_pairs, user_histories, .. } = self.quotas;
         (user_pairs.saturating_sub(self.pairs(holder)), user_histories.saturating_sub(histories))
@@ -359,7 +362,7 @@ impl Table {
     /// Updates the pair counts of a holder's measurements from the engine: `alive` returns the current number of pairs, or `None` if the
     /// measurement is gone.
     pub fn refresh(&self, holder: Holder, alive: impl Fn(MeasurementId) -> Option<usize>) {
-        // `alive` asks the engine, so it is not called under the lock.
+        // `alive` calls the engine, so do not hold the lock here.
         let ids: Vec<_> = self.state().account(holder).measurements.keys().copied().collect();
         let known: Vec<_> = ids.into_iter().map(|id| (id, alive(id))).collect();
         self.state().settle(holder, |account| {
@@ -377,7 +380,7 @@ impl Table {
         self.state().accounts.get(&holder).map_or_else(Vec::new, |a| a.measurements.keys().copied().collect())
     }
 
-    /// Refuses `more` histories if the holder, which has `have` of them, would exceed its quota.
+    /// Fails if the holder has `have` histories and no room for `more`.
     pub fn refuse_histories(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
         let all = self.quotas.user_histories;
         if have.saturating_add(more) > all {
@@ -386,7 +389,7 @@ impl Table {
         Ok(())
     }
 
-    /// Refuses `more` bytes of definitions if the daemon, which keeps `have` bytes, would exceed the quota.
+    /// Fails if the daemon keeps `have` bytes of definitions and has no room for `more`.
     pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), Failure> {
         let all = self.quotas.definitions;
         if have.saturating_add(more) > all {
@@ -397,7 +400,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns what a holder uses of each quota, as (key of the configuration, quota, used).
+    /// Returns the quotas of a holder and its use of them, as (key of the configuration, quota, used).
     pub fn used(&self, holder: Holder) -> Vec<(&'static str, usize, usize)> {
         let state = self.state();
         let none = Account::default();
@@ -450,17 +453,17 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Returns the holder for which the connection is counted now.
+    /// Returns the holder to which the connection counts at present.
     pub fn holder(&self) -> Holder {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Returns when the connection has to make room.
+    /// Returns when the connection is told to make room.
     pub async fn evicted(&self) {
         self.evicted.notified().await;
     }
 
-    /// Counts the connection for `holder` from now on, because its client has authenticated. Until now it may have counted for a stranger.
+    /// Counts the connection to `holder` from now on, because its client has authenticated. Until then it may have counted to a stranger.
     pub fn proven(&self, holder: Holder) {
         let mut mine = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
         if mine.0 == holder || mine.1 == SeatKind::TurnedAway {
@@ -511,18 +514,18 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns the semaphore that limits how many calls of the engine run at a time for the call's holder.
+    /// Returns the semaphore that limits the simultaneous calls of the engine for this call's holder.
     pub fn turns(&self) -> Arc<Semaphore> {
         let turns = self.table.state().account(self.holder).turns.clone();
         turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS as usize)))
     }
 
-    /// Returns the payer, for whose holder the data that is kept for the call is counted.
+    /// Returns the payer for the data that is kept for this call.
     pub fn payer(&self) -> Payer {
         Payer::new(&self.table, self.holder)
     }
 
-    /// Counts bytes of the call's request. Fails if the holder's share or the pool has too few bytes left.
+    /// Counts bytes of the call's request. Fails if the holder's share or the pool has no room for them.
     pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
         let Call { table, holder, .. } = self;
         let mut pool = locked(&table.requests);
@@ -560,7 +563,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Counts the measurement as inserted, with `pairs` pairs. Fails if these are too many.
+    /// Counts the measurement as inserted with `pairs` pairs. Fails if the holder has no room for that many.
     pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), Failure> {
         let table = Arc::clone(&self.table);
         let mut state = table.state();

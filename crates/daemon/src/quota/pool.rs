@@ -1,21 +1,21 @@
-//! A fixed number of bytes that the daemon shares out to its clients, and how much of it each holder may have.
+//! A fixed number of bytes that the daemon divides among its clients, and the limits for each holder.
 //!
-//! A holder that is not trusted may have as many bytes as it leaves free for others: alone half of the bytes that are not reserved, beside
-//! another such holder a third, and so on. So nobody has to know how many holders there are, the pool is never exceeded, and a holder that
-//! comes late still finds room.
+//! An untrusted holder may have as many bytes as it leaves free for others. Alone, it may have half of the unreserved bytes; beside another
+//! such holder with as many bytes, a third, and so on. So the number of holders need not be known, the pool is never exceeded, and a later
+//! holder still finds room.
 
 use std::collections::HashMap;
 
 use super::Holder;
 
-/// Degree to which the daemon trusts a holder.
+/// Trust of the daemon in a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Root, the daemon's own user, or a client with the token or a certificate. Each of them acts with the daemon's rights.
+    /// Root, the daemon's own user, or a client with the token or a certificate. These holders may use the reserved part.
     Trusted,
-    /// A user that the kernel names, other than root and the daemon's own.
+    /// A user that the kernel reports, other than root and the daemon's own.
     User,
-    /// A client that has proven nothing yet.
+    /// A client that has not authenticated.
     Stranger,
 }
 
@@ -24,17 +24,17 @@ pub enum Standing {
 pub struct Sizes {
     /// Size of the whole pool.
     pub all: usize,
-    /// The part that only trusted holders may use.
+    /// Size of the part that only trusted holders may use.
     pub reserved: usize,
-    /// The part that strangers may use together.
+    /// Size of the part that all strangers together may use.
     pub strangers: usize,
-    /// The most that one trusted holder or one user may have.
+    /// Maximum for one trusted holder or one user.
     pub each: usize,
-    /// The most that one stranger may have.
+    /// Maximum for one stranger.
     pub each_stranger: usize,
 }
 
-/// The bytes of a pool that each holder has.
+/// A pool, with the number of bytes that each holder has.
 #[derive(Debug)]
 pub struct Pool {
     sizes: Sizes,
@@ -44,7 +44,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Returns a pool of which nothing is used.
+    /// Returns an unused pool.
     pub fn new(sizes: Sizes) -> Pool {
         Pool { sizes, used: 0, used_by_strangers: 0, holders: HashMap::new() }
     }
@@ -54,7 +54,7 @@ impl Pool {
         self.holders.get(&holder).copied().unwrap_or(0)
     }
 
-    /// Gives bytes to a holder. Returns false and changes nothing if the holder's share or the pool has too few left.
+    /// Gives bytes to a holder. If the holder's share or the pool has no room for them, returns false and changes nothing.
     pub fn take(&mut self, holder: Holder, standing: Standing, bytes: usize) -> bool {
         let Sizes { all, reserved, strangers, each, each_stranger } = self.sizes;
         let has = self.of(holder).saturating_add(bytes);
@@ -76,7 +76,7 @@ impl Pool {
         fits
     }
 
-    /// Takes back bytes that a holder was given with the same standing.
+    /// Takes back bytes that a holder got with the same standing.
     pub fn give_back(&mut self, holder: Holder, standing: Standing, bytes: usize) {
         self.used -= bytes;
         self.used_by_strangers -= if standing == Standing::Stranger { bytes } else { 0 };
@@ -88,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// Returns whether nobody has any bytes.
+    /// Returns whether no holder has any bytes.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         (self.used, self.used_by_strangers, self.holders.len()) == (0, 0, 0)
@@ -105,7 +105,7 @@ mod tests {
 
     const SIZES: Sizes = Sizes { all: 1000, reserved: 200, strangers: 100, each: 600, each_stranger: 30 };
 
-    /// Takes bytes one by one until none are left, and returns their number.
+    /// Takes bytes one by one until the pool refuses, and returns their number.
     fn fill(pool: &mut Pool, holder: Holder, standing: Standing) -> usize {
         (0..2000).take_while(|_| pool.take(holder, standing, 1)).count()
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     proptest! {
-        /// The pool is not exceeded, whatever is taken and given back in whatever order, and it is empty at the end.
+        /// The pool is not exceeded, whatever the order of takes and returns, and it is empty at the end.
         #[test]
         fn the_pool_is_never_exceeded(takes in proptest::collection::vec((0_u32..4, 0_usize..500, any::<bool>()), 0..100)) {
             let mut pool = Pool::new(SIZES);

@@ -10,7 +10,7 @@ use crate::core::{Core, payer, spawn};
 use crate::rpc::{Answers, Progress, convert};
 use crate::waiting::{self, Part, Waiting};
 
-/// The service that reads code.
+/// The service that lists functions.
 pub struct Service(pub Core);
 
 fn response(event: Event) -> v1::FunctionsResponse {
@@ -45,7 +45,7 @@ impl v1::code_server::Code for Service {
                 Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
             });
             let found = found.await.and_then(|found| found).map_err(Failure::into_status);
-            // If the client has gone, nobody needs to know.
+            // If the client is gone, no answer is needed.
             drop(send.send(found.map(Part::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))

@@ -1,4 +1,4 @@
-//! The engine's values as messages, and requests as the engine's values.
+//! Conversions of the engine's values to messages, and of requests to the engine's values.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -13,7 +13,7 @@ use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
-/// The metric of `functions` when a request names none.
+/// The metric of `functions` if a request names none.
 const FUNCTION_METRIC: &str = "calls";
 
 /// Converts an error of the engine to a failure.
@@ -31,9 +31,9 @@ pub fn failure(error: Error) -> Failure {
     failure
 }
 
-/// Converts a diagnostic of MDL.
+/// Converts a diagnostic about MDL text.
 pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
-    // MDL orders severities like this; the wire has words of its own.
+    // MDL and the protocol have separate types for the severity.
     let severity = match diagnostic.severity {
         ingraft_engine::Severity::Error => v1::Severity::Error,
         ingraft_engine::Severity::Warning => v1::Severity::Warning,
@@ -53,7 +53,7 @@ pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
     }
 }
 
-/// Reads a target from the wire.
+/// Converts a target from its message.
 pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
     let target = required(target, "target")?;
     match required(target.which, "target.which")? {
@@ -63,18 +63,18 @@ pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
     }
 }
 
-/// Reads sources from the wire.
+/// Converts sources from their messages.
 pub fn sources(sources: Vec<v1::Source>) -> Vec<(String, String)> {
     sources.into_iter().map(|s| (s.name, s.text)).collect()
 }
 
-/// Reads a request to insert from the wire.
+/// Converts a request for an insertion from its message.
 pub fn enable(request: v1::EnableRequest) -> Result<EnableRequest, FieldError> {
     let target = target(request.target)?;
     measure(request.measure, target)
 }
 
-/// Reads a request to start a program from the wire.
+/// Converts a request to start a program from its message.
 pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<LaunchRequest, FieldError> {
     if request.command.first().is_none_or(Vec::is_empty) {
         return Err(FieldError::missing("command[0]"));
@@ -84,7 +84,7 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
     }
     Ok(LaunchRequest {
         command: request.command.into_iter().map(OsString::from_vec).collect(),
-        // The target of a started program is that program. The engine ignores this one.
+        // For a started program, the engine ignores this target.
         enable: measure(request.measure, TargetSpec::Name(String::new()))?,
         inherit_streams,
     })
@@ -123,7 +123,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     })
 }
 
-/// Reads the flavors of a program from the wire.
+/// Converts the flavors of a program from their names.
 fn flavors(names: &[String]) -> Result<Vec<Flavor>, FieldError> {
     if names.len() > FLAVORS_MAX {
         return Err(FieldError::new("flavors", format!("has more than {FLAVORS_MAX} entries")));
@@ -198,7 +198,7 @@ fn function_ref(function: &FunctionRef) -> v1::FunctionRef {
     v1::FunctionRef { module: function.module.clone(), function: function.function.clone(), offset: function.offset.0 }
 }
 
-/// Converts a pair: metric, focus, function, number of points.
+/// Converts the description of a pair.
 pub fn pair(pair: &PairInfo) -> v1::Pair {
     v1::Pair {
         pair: Some(to_wire(&pair.pair)),
@@ -209,7 +209,7 @@ pub fn pair(pair: &PairInfo) -> v1::Pair {
     }
 }
 
-/// Converts a function that is not measured; `pair` is the index of its pair, or `None` if it belongs to no pair.
+/// Converts a function that is not measured. `pair` is the index of its pair; `None` if it belongs to no pair.
 pub fn refused(refused: &RefusedFunction, pair: Option<usize>) -> v1::RefusedFunction {
     v1::RefusedFunction {
         function: Some(function_ref(&refused.function)),
@@ -273,7 +273,7 @@ fn pair_cost(cost: PairCost) -> v1::PairCost {
     }
 }
 
-/// Reads a request to lower metrics from the wire.
+/// Converts a request to lower metrics from its message.
 pub fn lower(request: v1::LowerRequest) -> Result<LowerRequest, FieldError> {
     let focus = request.focus.map(|focus| convert::focus(&focus, "focus")).transpose()?;
     let target = request.target.map(|of| target(Some(of))).transpose()?;
@@ -313,12 +313,12 @@ fn piece(piece: LoweredPiece) -> v1::LoweredPiece {
     }
 }
 
-/// Converts a number of things. A number that does not fit becomes the largest one that does.
+/// Converts a count to 32 bits. A larger count becomes the largest number of 32 bits.
 pub fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Converts a duration to nanoseconds, up to 584 years.
+/// Converts a duration to nanoseconds. The result is at most the largest number of 64 bits, 584 years.
 pub fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -9,7 +9,7 @@ use crate::core::{BACKLOG, Core, INTERVAL_MIN};
 use crate::lease::{GRACE, LEASE};
 use crate::rpc::convert::{count, nanoseconds};
 
-/// The service that answers about the program itself.
+/// The service that describes the program itself and its limits.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
@@ -42,7 +42,7 @@ impl v1::daemon_server::Daemon for Service {
     }
 }
 
-/// Returns the quotas of the client that asks, and what it uses of them.
+/// Returns the quotas of a client, and its use of them.
 async fn quotas(core: &Core, Client { holder, table, .. }: Client) -> Result<Vec<v1::Quota>, Failure> {
     let shared = core.clone();
     let found = core.engine_value(move |engine| {

@@ -1,4 +1,4 @@
-//! Insertions: they report progress while they run, then say in parts what they did.
+//! Insertions. They report their progress, and then their result in parts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,47 +27,47 @@ use v1::enable_response::Event;
 /// Treatment of a measurement after its insertion.
 #[derive(Clone, Copy, Debug)]
 pub struct Afterwards {
-    /// Whether the measurement stays when its client goes away.
+    /// Whether the measurement stays in the target when its client is gone.
     pub keep: bool,
     /// Whether histories of its values are recorded.
     pub history: bool,
 }
 
-/// Times between two tries of a deferred insertion: the first, and the longest.
+/// Pause between two attempts of a deferred insertion: the first one, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Longest time for which a client may have an insertion tried again.
+/// Longest time for which an insertion is attempted again.
 const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
-/// Returns the time in which an insertion may be tried again.
+/// Returns the time for which an insertion is attempted again after a failure.
 fn wait(measure: Option<&v1::Measure>) -> Duration {
     Duration::from_nanos(measure.map_or(0, |m| m.wait_ns)).min(WAIT_MAX)
 }
 
 impl Afterwards {
-    /// Reads from a request what it asks for.
+    /// Reads the treatment from a request.
     pub fn of(measure: Option<&v1::Measure>) -> Self {
         Afterwards { keep: measure.is_some_and(|m| m.keep), history: measure.is_some_and(|m| m.history) }
     }
 }
 
-/// An insertion that a client or the program itself asks for. `client` and `asked` are `None` only if the program itself asks.
+/// An insertion to be made for a client or for the program itself. `client` and `asked` are `None` only for the program itself.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// Treatment of the measurement after its insertion.
     pub afterwards: Afterwards,
-    /// Time in which the insertion may be tried again.
+    /// Time for which the insertion is attempted again after a failure.
     pub wait: Duration,
-    /// Client that asks for the insertion.
+    /// Client that requests the insertion.
     pub client: Option<Client>,
-    /// Request as the audit log describes it.
+    /// Description of the request for the audit log.
     pub asked: Option<Asked>,
-    /// Least number of pairs that will be measured.
+    /// Lower bound of the number of pairs.
     pub pairs: usize,
 }
 
 impl Order {
-    /// Reads from a request what it asks for.
+    /// Reads the order from a request.
     pub fn of(client: Option<Client>, target: &str, measure: Option<&v1::Measure>) -> Order {
         Order {
             afterwards: Afterwards::of(measure),
@@ -78,7 +78,7 @@ impl Order {
         }
     }
 
-    /// Turns a failure into the status that refuses the insertion, and writes the refusal to the log.
+    /// Converts a failure to the status that refuses the insertion, and writes the refusal to the audit log.
     pub fn refuse(&self, failure: impl Into<Failure>) -> Status {
         let failure = failure.into();
         if let Some(asked) = &self.asked {
@@ -87,14 +87,14 @@ impl Order {
         failure.into_status()
     }
 
-    /// Counts the measurement for the client that asks. Called on a blocking thread.
+    /// Counts the measurement to the client. Called on a blocking thread.
     fn begin(&self, engine: &Engine) -> Result<Option<Begun>, Failure> {
         let Some(Client { holder, table, .. }) = &self.client else { return Ok(None) };
         let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
         table.begin(*holder, self.pairs, alive).map(Some)
     }
 
-    /// Returns the most pairs that the quotas on pairs and histories leave room for; `None` if any number fits.
+    /// Returns the number of pairs for which the quotas on pairs and histories have room; `None` if they are not limited.
     fn room(&self, core: &Core) -> Option<usize> {
         let recorded = self.afterwards.history.then_some(PAIRS_MAX);
         let quotas = self.client.as_ref().map(|Client { holder, table, .. }| {
@@ -105,7 +105,7 @@ impl Order {
         recorded.into_iter().chain(quotas).min()
     }
 
-    /// Refuses more pairs than the quotas on pairs and histories leave room for.
+    /// Fails if the quotas on pairs and histories have no room for this many pairs.
     fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
         if let Some(Client { holder, table, .. }) = &self.client {
             table.refuse_pairs(*holder, pairs)?;
@@ -113,7 +113,7 @@ impl Order {
         self.refuse_histories(core, pairs)
     }
 
-    /// Refuses the histories of `pairs` pairs if histories are asked for and there is no room for them.
+    /// If the order requests histories, fails if there is no room for those of `pairs` pairs.
     fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
         if !self.afterwards.history {
             return Ok(());
@@ -125,9 +125,9 @@ impl Order {
     }
 }
 
-/// Runs an insertion. `call` makes it, with at most the given number of pairs (`None`: any number). It is tried again while the reason of
-/// its failure may pass and `order.wait` is not over. The measurement is leased as soon as it is inserted, and removed at once if the
-/// client has gone meanwhile.
+/// Makes an insertion. `call` calls the engine, with a maximum number of pairs (`None` if there is none). If it fails for a reason that may
+/// pass, it is attempted again until `order.wait` is over. The measurement is leased as soon as it is inserted, and removed at once if the
+/// client is gone by then.
 pub fn insert(
     core: &Core,
     order: Order,
@@ -147,7 +147,7 @@ pub fn insert(
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
                     drop(send.try_send(Ok(Part::Message(response(Event::Deferred(deferred))))));
                 }
-                // If the client has gone, nobody needs to know.
+                // If the client is gone, no answer is needed.
                 Err(failure) => return drop(send.send(Err(order.refuse(failure))).await),
             }
             tokio::select! {
@@ -161,7 +161,7 @@ pub fn insert(
 
 type Messages = Teller<v1::EnableResponse>;
 
-/// Tries an insertion once. Leases the measurement if it is inserted, and returns it with the time (Unix time in nanoseconds).
+/// Attempts an insertion once. On success, leases the measurement, and returns it with the present Unix time in nanoseconds.
 async fn insert_once(
     core: &Core,
     order: &Order,
@@ -173,7 +173,7 @@ async fn insert_once(
     let inserted = core.engine_value(move |engine| {
         let begun = order.begin(engine)?;
         order.refuse_pairs(&shared, order.pairs)?;
-        // The engine knows how many pairs the patterns stand for when it has resolved them, before it touches the target.
+        // The engine knows the number of pairs once it has resolved the patterns, before it changes the target.
         let enabled = call(engine, order.room(&shared), &progress).map_err(|error| {
             let too_many = error.pairs.and_then(|pairs| order.refuse_pairs(&shared, pairs).err());
             too_many.unwrap_or_else(|| convert::failure(error))
@@ -181,7 +181,7 @@ async fn insert_once(
         if let Some(begun) = begun
             && let Err(failure) = begun.inserted(enabled.id, enabled.pairs.len())
         {
-            // Another request took the room meanwhile, or libraries brought more pairs. Nothing stays of a measurement that is too large.
+            // Another request has used the room in the meantime, or libraries have added pairs. Remove a measurement that is too large.
             engine.remove(enabled.id, Caller::Engine).map_err(convert::failure)?;
             return Err(failure);
         }
@@ -194,7 +194,7 @@ async fn insert_once(
     inserted.await?
 }
 
-/// Begins to record histories if they are asked for, and tells the client what was inserted.
+/// Begins to record histories if the order requests them, and sends the result of the insertion to the client.
 async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
     let (id, afterwards) = (enabled.id, order.afterwards);
     if afterwards.history {
@@ -208,13 +208,13 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
     let answer = match Waiting::packed(payer().as_ref(), events(enabled).map(response)) {
         Ok(answer) => answer,
         Err(failure) => {
-            // Nobody would know what is measured.
+            // Without an answer, the client does not know the measurement, so remove it.
             keeper::remove(core, id).await;
             return drop(send.send(Err(order.refuse(failure))).await);
         }
     };
     let (answer, begun) = answer.with_receipt();
-    // A client that has the number of the measurement is responsible for it, also if it reads no further.
+    // Once a client has the number of the measurement, it is responsible for the measurement, even if it reads no further.
     let is_told = send.send(Ok(Part::Many(answer))).await.is_ok() && begun.await.is_ok();
     if !is_told && !afterwards.keep {
         keeper::remove(core, id).await;
@@ -225,7 +225,7 @@ fn response(event: Event) -> v1::EnableResponse {
     v1::EnableResponse { event: Some(event) }
 }
 
-/// Returns the messages of an insertion: one Enabled, then the pairs and the refused functions.
+/// Returns the messages about an insertion: one Enabled, then the pairs and the refused functions.
 fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
     let head = v1::Enabled {
         measurement: enabled.id.0,
@@ -253,7 +253,7 @@ fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
     all.chain(refused_chunks(pairs, refused).map(Event::Refused))
 }
 
-/// Returns the messages of a description: those of an insertion, as far as their contents are still known.
+/// Returns the messages of a description: those of the insertion, with the fields that are still known.
 pub fn description(
     id: u64,
     pid: Pid,
@@ -300,7 +300,7 @@ fn refused_count(pairs: &[PairInfo], others: &[RefusedFunction]) -> u32 {
     count(pairs.iter().map(|pair| pair.refused.len()).sum::<usize>() + others.len())
 }
 
-/// Returns the metrics of the pairs, each once, by name.
+/// Returns the metrics of the pairs, each once, sorted by name.
 fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
     let by_name: BTreeMap<_, _> = pairs.iter().map(|pair| (&pair.metric.name, &pair.metric)).collect();
     by_name.into_values().map(|metric| v1::Metric::from(metric.as_ref())).collect()

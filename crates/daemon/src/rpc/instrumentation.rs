@@ -52,7 +52,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
             core.audit().ended(id, &removed_by(by.as_deref()), (&removed).into());
             Ok(removed)
         });
-        // The removal is told even if too much waits: it cannot be asked for again.
+        // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
         Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
     }
 

@@ -17,13 +17,13 @@ use crate::recorder;
 use crate::rpc::{Answers, answers, convert, list};
 use crate::waiting::{self, Part, Teller, Waiting};
 
-/// Time between two samples when a request names none.
+/// Time between two samples if a request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 
-/// Longest name of a phase, in bytes.
+/// Maximum length of a phase's name in bytes.
 const PHASE_NAME_MAX: usize = 256;
 
-/// The service that knows metrics and reads values.
+/// The service that lists metrics and reads values.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
@@ -60,7 +60,7 @@ impl v1::metrics_server::Metrics for Service {
 
     async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
         auth::own_user_only(auth::caller(&request)?, || {
-            // Definitions count for everybody. Another user could change what a name means to its owner.
+            // Definitions are valid for all clients, so another user could change the meaning of a metric for its owner.
             Failure::new(
                 FailureKind::Denied,
                 "define_other_user",
@@ -109,7 +109,7 @@ impl v1::metrics_server::Metrics for Service {
             ns => Duration::from_nanos(ns).max(INTERVAL_MIN),
         };
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
-        // The first reading comes before the answer: a measurement that does not exist is an error of the call.
+        // Read once before the answer, so that a measurement that does not exist is an error of the call.
         let first = reader.read(0).await?;
         let ended = reader.end().await?;
         let open = self.0.keeper().open(reader.id);
@@ -129,7 +129,7 @@ impl v1::metrics_server::Metrics for Service {
         self.0.keeper().read(reader.id);
         let ended = reading.reading().ended.map(convert::ended).map(Event::Ended);
         let events = Changes::whole(reading).map(Event::Sample).chain(ended);
-        // The reading counts until the last of it is sent.
+        // The bytes of the reading count until its last part is sent.
         Ok(list(Waiting::lazy(events.map(|event| v1::ReadResponse { event: Some(event) }))))
     }
 
@@ -166,7 +166,7 @@ impl v1::metrics_server::Metrics for Service {
             let have = self.0.recorder().histories(&table.measurements(holder));
             let needs = recorder::open(&recording).phase_needs();
             let refused = table.refuse_histories(holder, have, needs);
-            // the oldest phase makes room for the new one
+            // Delete the oldest phase to make room for the new one.
             if refused.is_err() && !recorder::open(&recording).forget_oldest() {
                 refused?;
             }
@@ -176,7 +176,7 @@ impl v1::metrics_server::Metrics for Service {
     }
 }
 
-/// Reads one measurement again and again.
+/// Repeated reader of one measurement.
 struct Reader {
     core: Core,
     id: MeasurementId,
@@ -185,7 +185,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the values. `expected` bytes are counted before the reading exists.
+    /// Reads the values. `expected` bytes are counted before the read.
     async fn read(&self, expected: usize) -> Result<Kept, Failure> {
         let Reader { id, threads, caller, .. } = *self;
         let payer = payer();
@@ -196,7 +196,7 @@ impl Reader {
         reading.await?
     }
 
-    /// Asks the engine to tell when the target ends, and returns the notice.
+    /// Requests from the engine a notice of the target's end, and returns it.
     async fn end(&self) -> Result<EndNotice, Failure> {
         let Reader { id, caller, .. } = *self;
         let notify = Arc::new(Notify::new());
@@ -210,19 +210,19 @@ impl Reader {
     }
 }
 
-/// Notice of the end of a target. The engine gives it only as long as this is kept.
+/// Notice of the end of a target. The engine gives it only while this value exists.
 struct EndNotice {
     notify: Arc<Notify>,
     _tell: Arc<AtEnd>,
 }
 
-/// Way in which a stream ends once everything that waits was sent.
+/// End of a stream, after everything that waits was sent.
 enum End {
     Target(v1::Ended),
     Failure(Failure),
 }
 
-/// Feeds one stream until the target or the engine ends, or the client goes away.
+/// Sends samples to one stream until the target, the engine or the stream ends.
 async fn stream(
     reader: Reader,
     first: Kept,
@@ -239,7 +239,7 @@ async fn stream(
     backlog.push(first);
     let mut closing = reader.core.closing();
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
-    // A reading that comes late must not be followed by a burst.
+    // After a late reading, the next one comes a whole interval later and not at once.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
     loop {
@@ -252,7 +252,7 @@ async fn stream(
                 }
                 End::Failure(failure) => Err(failure.clone().into_status()),
             };
-            // If the client has gone, nobody needs to know.
+            // If the client is gone, no answer is needed.
             drop(send.send(last).await);
             return;
         }
@@ -273,7 +273,7 @@ async fn stream(
                     end = reading.reading().ended.map(convert::ended).map(End::Target);
                     backlog.push(reading);
                 }
-                // A client that is slow loses resolution in time first, then the stream.
+                // A slow client first loses older readings. When none is left, its stream ends.
                 Err(failure) if failure.kind == FailureKind::Exhausted && backlog.drop_oldest() => ticks.reset_immediately(),
                 Err(failure) => end = Some(End::Failure(failure)),
             },
@@ -281,7 +281,7 @@ async fn stream(
     }
 }
 
-/// Returns when it is time for a reading: at the next tick, or when the target has ended.
+/// Returns when the next reading is due: at the next tick, or when the target has ended.
 async fn due(ticks: &mut tokio::time::Interval, ended: &EndNotice) {
     tokio::select! {
         _ = ticks.tick() => (),

@@ -1,4 +1,4 @@
-//! The services. Each checks parameters, calls the engine, and converts; each has one file.
+//! The services, with one file for each. A service checks parameters, calls the engine, and converts values.
 
 use std::pin::Pin;
 
@@ -25,20 +25,20 @@ mod processes;
 /// The messages of an answer.
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Returns an answer whose messages are known. Fails if too many bytes wait for the user already.
+/// Returns an answer with these messages. Fails if too many bytes of the user wait already.
 fn answers<T: Message + Default + 'static>(
     messages: impl IntoIterator<Item = T>,
 ) -> Result<Response<Answers<T>>, Status> {
     Ok(list(Waiting::packed(payer().as_ref(), messages)?))
 }
 
-/// Returns an answer whose messages wait.
+/// Returns an answer with waiting messages.
 fn list<T: 'static>(messages: Waiting<T>) -> Response<Answers<T>> {
     Response::new(Box::pin(tokio_stream::iter(messages)))
 }
 
-/// Lines of text about a long call, as messages of its answer. They are worth less than the call: if they come faster than the client
-/// reads, some are left out.
+/// Progress of a long call, as messages of its answer. The call does not wait for them: if the client reads too slowly, some lines are
+/// dropped.
 pub struct Progress<T> {
     send: Teller<T>,
     message: fn(String) -> T,
@@ -49,14 +49,14 @@ impl<T> Progress<T> {
         Progress { send, message }
     }
 
-    /// Sends a line.
+    /// Sends a line of text, unless the channel is full.
     fn say(&self, text: &str) {
         drop(self.send.try_send(Ok(Part::Message((self.message)(text.to_owned())))));
     }
 }
 
-/// Registers all services. Reflection and health are open to any client that reaches the address. They publish only what this project
-/// publishes anyway, and that the daemon runs. Neither generic clients nor probes know how to send a token.
+/// Registers all services. Reflection and health are open to every client that can connect, because generic clients and probes cannot send
+/// a token. They show only the public protocol, and that the daemon runs.
 pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::server::Error> {
     use tonic_reflection::server::Builder;
     use v1::code_server::CodeServer;
@@ -87,7 +87,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
             InstrumentationServer::new(instrumentation::Service(core.clone())),
             gate(),
         ))
-        // This service answers clients of any version: that is how a client learns ours.
+        // This service answers clients of any version, because a client learns the daemon's version from it.
         .add_service(InterceptedService::new(
             DaemonServer::new(daemon::Service(core.clone())),
             Gate { any_version: true, ..gate() },
@@ -98,12 +98,12 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     Ok((routes.routes().prepare(), Health(health)))
 }
 
-/// The health service, as the daemon sets it.
+/// The health service, for the daemon to set.
 #[derive(Clone)]
 pub struct Health(tonic_health::server::HealthReporter);
 
 impl Health {
-    /// Makes the health service say from now on that nothing is served.
+    /// Sets all services to "not serving".
     pub async fn ending(&self) {
         use tonic_health::ServingStatus::NotServing;
         use v1::{code_server, daemon_server, instrumentation_server, metrics_server, processes_server};

@@ -51,10 +51,10 @@ impl v1::processes_server::Processes for Service {
         let request = request.into_inner();
         let program = request.command.first().map(|word| String::from_utf8_lossy(word).into_owned());
         let mut order = enable::Order::of(client, &program.unwrap_or_default(), request.measure.as_ref());
-        // The program is started once: an insertion into it is not tried again.
+        // The program is started only once, so a failed insertion is not attempted again.
         order.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
-            // The program runs as the daemon's user. Any other user could become it this way.
+            // The program runs as the daemon's user, so another user could act as that user.
             Failure::new(
                 FailureKind::Denied,
                 "launch_other_user",

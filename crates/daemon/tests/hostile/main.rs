@@ -1,4 +1,4 @@
-//! The daemon under attack by clients without any right: it lives, its memory is bounded, others are served.
+//! Attacks on the daemon by clients without any rights. The daemon must survive, limit its memory and serve other clients.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -18,7 +18,7 @@ use raw::*;
 use tonic::transport::Endpoint;
 
 const SECRET: &str = "0123456789abcdef-hostile";
-/// Most memory that the daemon may take, in MiB.
+/// Maximum memory of the daemon, in MiB.
 const MEMORY_MIB: u64 = 200;
 /// Longest time that another client may wait for an answer.
 const SERVED_WITHIN: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ const HEALTH: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 const OURS: &str = "/ingraft.v1.Metrics/Check";
 
-/// Starts a daemon on a socket and on the loopback.
+/// Starts a daemon that listens on a Unix socket and on the loopback interface.
 fn start(directory: &Path, arguments: &[&str]) -> Daemon {
     use std::os::unix::fs::PermissionsExt;
     let token = directory.join("token");
@@ -51,11 +51,11 @@ fn memory(daemon: &Daemon, line: &str) -> u64 {
 struct Bystander {
     calls: u32,
     worst: Duration,
-    /// Most by which a mere sleep was late meanwhile: the machine's part in the time that was waited.
+    /// Longest delay of a sleep in the same time, which shows how much of the wait is due to the machine.
     stall: Duration,
 }
 
-/// Asks the daemon again and again over new connections, until told to end.
+/// Queries the daemon repeatedly over new connections, until `over` is set.
 fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
     const PAUSE: Duration = Duration::from_millis(20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -67,7 +67,7 @@ fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
             let channel = loop {
                 match endpoint.connect().await.map_err(|e| format!("{e:?}")) {
                     Ok(channel) => break channel,
-                    // A socket whose queue is full says so to clients that do not want to block. The wait counts.
+                    // If the queue of a socket is full, connect fails for a client that does not block. The time until it succeeds counts.
                     Err(e) if e.contains("WouldBlock") => tokio::time::sleep(Duration::from_millis(5)).await,
                     Err(e) => return Err(e),
                 }
@@ -88,7 +88,7 @@ fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
     seen
 }
 
-/// Attacks an address for a time as another user, from several threads, while other clients make calls that they may make. Then judges the
+/// Attacks an address for some time as another user, from several threads. Meanwhile other clients make permitted calls. Then checks the
 /// daemon's memory, and how long the other clients waited.
 fn attack(name: &str, daemon: &Daemon, address: &str, program: &Path) {
     let over = AtomicBool::new(false);
@@ -111,15 +111,15 @@ fn attack(name: &str, daemon: &Daemon, address: &str, program: &Path) {
     let (now, most) = (memory(daemon, "VmRSS"), memory(daemon, "VmHWM"));
     println!("{name} at {address}: {now} MiB, at most {most} MiB; {seen:?}");
     assert!(most < MEMORY_MIB, "{name}: the daemon took {most} MiB");
-    // If connections come faster than anybody can accept them, the kernel drops the beginnings of some, whosever they are. They are sent
-    // again after one second and after two more.
+    // If connections come faster than they can be accepted, the kernel drops the first packets of some, of any client. The clients send
+    // them again after one second and after two more.
     let again = Duration::from_secs(if name == "idle" { 3 } else { 0 });
     for bystander in seen {
         assert!(bystander.worst < SERVED_WITHIN + again + 2 * bystander.stall, "{name}: {bystander:?}");
     }
 }
 
-/// No test, but the program that [`attack`] runs as another user.
+/// This is not a test, but the program that [`attack`] runs as another user.
 #[test]
 fn attacker() {
     let Ok(name) = std::env::var("INGRAFT_ATTACK") else { return };
@@ -150,7 +150,8 @@ const ATTACKS: [(&str, Attack); 9] = [
     ("idle", idle),
 ];
 
-/// Makes an attack by the loopback, without a token, and by the socket. In the long form it takes ten minutes and more for each address.
+/// Makes an attack over the loopback interface, without a token, and over the Unix socket. In the long form it takes at least ten minutes
+/// for each address.
 fn attacked(name: &str) {
     let directory = open_directory();
     let program = exposed(&std::env::current_exe().unwrap(), directory.path());
@@ -177,7 +178,7 @@ fn define_a_long_metric(daemon: &Daemon) {
     });
 }
 
-/// Opens streams that never end, with as much data as the daemon takes.
+/// Opens streams that never end, and sends as much data on each as the daemon accepts.
 fn unfinished_streams(address: &str) {
     let mut open = Vec::new();
     for path in [REFLECTION, HEALTH, WATCH, OURS, "/no/such"] {
@@ -186,7 +187,7 @@ fn unfinished_streams(address: &str) {
         for stream in (1..2000_u32).step_by(2) {
             let mut head = head.clone();
             head[5..9].copy_from_slice(&stream.to_be_bytes());
-            // A message of 4 MiB is announced; all of it but its end is sent.
+            // The frames announce a message of 4 MiB and contain all but its end.
             let begin = [&[0, 0, 0x3f, 0xff, 0xff][..], &[0; 11 << 10]].concat();
             if raw.send(&[head, frame(DATA, 0, stream, &begin)].concat()).is_err() {
                 break;
@@ -200,7 +201,7 @@ fn unfinished_streams(address: &str) {
 }
 
 fn unfinished_heads(address: &str) {
-    // Heads are as large as they may be, on connections that stay open.
+    // The heads have the maximum size, and the connections stay open.
     let filler = (0..20).flat_map(|n| header(0, &format!("x-{n}"), &[b'y'; 110]));
     let head: Vec<u8> = request(REFLECTION).into_iter().chain(filler).collect();
     let mut open = Vec::new();
@@ -244,7 +245,7 @@ fn continuations(address: &str) {
 }
 
 fn windows(address: &str) {
-    // The window is shut at first, then the largest for all streams at once. Nobody reads the answers.
+    // The window is closed at first, and then opened as far as possible for all streams at once. The client does not read the answers.
     let Ok(mut raw) = Raw::begin(address, &[0, 4, 0, 0, 0, 0]) else { return };
     let list = [&[0, 0, 0, 0, 2][..], &[0x3a, 0]].concat();
     for stream in (1..600).step_by(2) {
@@ -264,8 +265,7 @@ fn windows(address: &str) {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Asks for large answers and reads none: they are kept for a window that stays shut, and are on their way through one that is open by a
-/// byte.
+/// Requests large answers and reads none. With a closed window the daemon keeps them; with a window of one byte they are on their way.
 fn unread_answers(address: &str) {
     let mut open = Vec::new();
     for window in [0, 1] {
@@ -311,7 +311,7 @@ fn settings_and_pings(address: &str) {
     }
 }
 
-/// Opens connections that say nothing, or one byte at a time.
+/// Opens connections that send nothing, or one byte at a time.
 fn idle(address: &str) {
     let mut open: Vec<Raw> = Vec::new();
     for n in 0..500 {
@@ -368,7 +368,7 @@ fn connections_that_idle() {
     attacked("idle");
 }
 
-/// Connections that say nothing, or not enough, do not stay for ever.
+/// A connection that sends nothing or too little is closed after some time.
 #[test]
 fn slow_clients_are_not_waited_for() {
     let directory = open_directory();
@@ -389,7 +389,7 @@ fn slow_clients_are_not_waited_for() {
                 let half = [frame(HEADERS, END_HEADERS, 1, &request(HEALTH)), frame(DATA, 0, 1, &[0, 0, 0, 0, 9, 1])];
                 slow.send(&half.concat()).unwrap();
                 let start = Instant::now();
-                // The answer comes with the status in its headers.
+                // The status of the answer is in its headers.
                 while slow.headers_of(1).is_none() {
                     assert!(start.elapsed() < bound, "{address}: a request that does not end");
                 }

@@ -1,4 +1,4 @@
-//! A hostile HTTP/2 client: plain bytes, no library that would keep it from breaking the rules.
+//! A hostile HTTP/2 client. It writes plain bytes, because a library would prevent violations of the protocol.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -45,7 +45,7 @@ fn text(text: &[u8]) -> Vec<u8> {
     [integer(0, 7, text.len()), text.to_vec()].concat()
 }
 
-/// Encodes a header that goes into the dynamic table (`0x40`) or does not (`0`).
+/// Encodes a header that enters the dynamic table (`0x40`) or does not (`0`).
 pub fn header(indexing: u8, name: &str, value: &[u8]) -> Vec<u8> {
     [vec![indexing], text(name.as_bytes()), text(value)].concat()
 }
@@ -81,13 +81,13 @@ impl Socket for UnixStream {
     }
 }
 
-/// A connection. Its reads and writes give up after a moment, so that an attack goes on whatever the daemon does.
+/// A connection. Its reads and writes time out after a moment, so that an attack continues whatever the daemon does.
 pub struct Raw(Box<dyn Socket>);
 
 const MOMENT: Duration = Duration::from_millis(20);
 
 impl Raw {
-    /// Connects to an address as the daemon prints it.
+    /// Connects to an address in the form that the daemon prints.
     pub fn connect(address: &str) -> io::Result<Raw> {
         let socket: Box<dyn Socket> = match address.strip_prefix("unix:") {
             Some(path) => Box::new(UnixStream::connect(Path::new(path))?),
@@ -109,7 +109,7 @@ impl Raw {
         self.0.write_all(bytes)
     }
 
-    /// Reads what has come, for at most a moment. Returns whether the connection is still open.
+    /// Reads available bytes, for at most a moment. Returns whether the connection is still open.
     pub fn drain(&mut self) -> bool {
         let mut buffer = [0; 64 << 10];
         match self.0.read(&mut buffer) {
@@ -130,7 +130,7 @@ impl Raw {
         false
     }
 
-    /// Reads a frame. Returns the block of headers if it is one of this stream.
+    /// Reads a frame. If it is a HEADERS frame of this stream, returns its header block.
     pub fn headers_of(&mut self, stream: u32) -> Option<Vec<u8>> {
         self.0.patience(Duration::from_secs(60)).unwrap();
         let mut head = [0; 9];
