@@ -1,5 +1,5 @@
-//! Compiles `proto/` without protoc: protox makes the descriptor set, tonic-prost-build the code. The descriptor set keeps the
-//! comments, for reflection.
+//! Compiles `proto/` without protoc: protox compiles the descriptor set, and tonic-prost-build generates the code. The descriptor set keeps
+//! the comments, for reflection.
 
 use std::error::Error;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Conversions between messages and the model. What comes from the wire is checked, and an error says which field is wrong.
+//! Conversions between messages and the model. Received messages are checked, and an error names the wrong field.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use ingraft_model::{
 use crate::failure::{Failure, FailureKind};
 use crate::v1;
 
-/// A field of a message that says nothing that can be understood.
+/// Error about a field of a message: it is missing, or its value is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct FieldError {
-    /// The field, from the request down, e.g. `measure.pairs[3].focus`.
+    /// Path of the field from the request down, e.g. `measure.pairs[3].focus`.
     pub path: String,
-    /// One line: what is wrong with it.
+    /// Description of the error in one line.
     pub why: String,
 }
 
@@ -27,12 +27,12 @@ impl FieldError {
         FieldError { path: path.into(), why: why.to_string() }
     }
 
-    /// An error of a field that must be set and is not.
+    /// An error about a required field that is not set.
     pub fn missing(path: impl Into<String>) -> Self {
         FieldError::new(path, "is missing")
     }
 
-    /// Returns the error as seen from the message that holds this one in its field `outer`.
+    /// Returns the error with the path from an outer message, whose field `outer` holds the message of this error.
     #[must_use]
     pub fn inside(mut self, outer: impl fmt::Display) -> Self {
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
@@ -48,22 +48,22 @@ impl From<FieldError> for Failure {
     }
 }
 
-/// A value that must be there.
+/// Returns the value of a required field; an error if it is not set.
 pub fn required<T>(value: Option<T>, path: &str) -> Result<T, FieldError> {
     value.ok_or_else(|| FieldError::missing(path))
 }
 
-/// A process id from the wire.
+/// Checks a process id from a message.
 pub fn pid(value: i32, path: &str) -> Result<Pid, FieldError> {
     if value > 0 { Ok(Pid(value)) } else { Err(FieldError::new(path, format_args!("{value} is no process id"))) }
 }
 
-/// A focus from the wire.
+/// Parses a focus from a message.
 pub fn focus(text: &str, path: &str) -> Result<Focus, FieldError> {
     Focus::parse(text).map_err(|e| FieldError::new(path, e))
 }
 
-/// A thread id for the wire; `None` when events could not be told apart.
+/// A thread id for a message; `None` for events whose thread is not known.
 pub fn tid(value: Option<Tid>) -> Option<i32> {
     value.map(|t| t.0)
 }
@@ -90,17 +90,17 @@ macro_rules! enums {
 }
 
 enums! {
-    /// Method by which points are reached, from the wire.
+    /// Checks a method of weaving from a message.
     how: How { InPlace, Relocated, Partly, Refused }
-    /// An aggregate operator from the wire.
+    /// Checks an aggregate operator from a message.
     aggregate: Aggregate { Sum, Min, Max, Avg }
-    /// A style from the wire.
+    /// Checks a style from a message.
     style: Style { EventCounter, SampledFunction }
-    /// Labels of values, from the wire.
+    /// Checks a units type from a message.
     units_type: UnitsType { Normalized, Unnormalized, Sampled }
 }
 
-/// On the wire, both sides of a call are one kind.
+/// The protocol has one kind for both sides of a call.
 impl From<PointKind> for v1::PointKind {
     fn from(kind: PointKind) -> Self {
         match kind {
@@ -217,7 +217,7 @@ impl From<(u32, &History)> for v1::PairHistory {
     }
 }
 
-/// The history of a pair from the wire.
+/// Checks the history of a pair from a message.
 pub fn history(history: v1::PairHistory, course: Course, path: &str) -> Result<History, FieldError> {
     let bin = |v1::Bin { intervals, sum, min, max }: v1::Bin| Bin { intervals, sum, min, max };
     let bins = history.bins.into_iter().map(bin).collect();

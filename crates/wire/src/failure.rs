@@ -1,6 +1,6 @@
-//! Errors on the wire: a gRPC status code, the message as what went wrong, and details: a `google.rpc.ErrorInfo` with a stable reason
-//! and a hint, and diagnostics as far as they fit. Details travel in headers, for which HTTP/2 implementations allow 16 KiB in all:
-//! hence every part is bounded here.
+//! Errors in the protocol. An error has a gRPC status code, a message that describes it, and details. The details are a
+//! `google.rpc.ErrorInfo` with a stable reason and a hint, and as many diagnostics as fit. Details are sent in headers, for which HTTP/2
+//! implementations allow 16 KiB in all. So this file limits the size of every part.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,45 +14,45 @@ use tonic_types::pb;
 use crate::parts::in_list;
 use crate::v1;
 
-/// The `domain` of every ErrorInfo of ours.
+/// The `domain` of every ErrorInfo that ingraft sends.
 pub const DOMAIN: &str = "ingraft";
-/// The class of an error; each has its own status code, so that it survives the wire.
+/// The class of an error. Most classes have a status code of their own; the reason tells the two classes with the same code apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureKind {
     /// The request itself is wrong (INVALID_ARGUMENT).
     Usage,
-    /// No such target, function, metric, measurement; an ambiguous name; all refused (NOT_FOUND).
+    /// A target, function, metric or measurement does not exist, a name is ambiguous, or everything was refused (NOT_FOUND).
     NotFound,
-    /// Not permitted, traced or held by another (PERMISSION_DENIED).
+    /// The caller has no permission, or another process traces or holds the target (PERMISSION_DENIED).
     Denied,
-    /// The caller has not proven who it is (UNAUTHENTICATED).
+    /// The caller has not authenticated (UNAUTHENTICATED).
     Unauthenticated,
     /// The target ended before the measurement could start (ABORTED).
     Gone,
-    /// The two sides do not speak the same version (FAILED_PRECONDITION).
+    /// The two sides have different protocol versions (FAILED_PRECONDITION).
     Version,
-    /// Nobody answers, the engine is ending, or the target is in a state that passes (UNAVAILABLE).
+    /// The daemon does not answer, the engine is ending, or the target is in a temporary state (UNAVAILABLE).
     Unavailable,
-    /// The target or the machine is in a state that does not pass by waiting (FAILED_PRECONDITION).
+    /// The target or the machine is in a state that waiting does not change (FAILED_PRECONDITION).
     Precondition,
     /// A quota is used up (RESOURCE_EXHAUSTED).
     Exhausted,
     /// The request took longer than its time (DEADLINE_EXCEEDED).
     Late,
-    /// Anything that failed while running (INTERNAL).
+    /// Any other failure at run time (INTERNAL).
     Failed,
 }
 
-/// Reasons for which an insertion that fails now may be possible later.
+/// Reasons for which a failed insertion may succeed later.
 const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "unstoppable_thread"];
 
-/// Whether what failed for this reason may work when it is tried again.
+/// Whether an insertion that failed for this reason may succeed later.
 pub fn may_pass(reason: &str) -> bool {
     PASSING.contains(&reason)
 }
 
-/// Reasons that pass by waiting, with the time after which another try makes sense. `already_traced` and `held` end when another
-/// program lets go of the target; when that is cannot be told, and the status code of both is that of a denial.
+/// Reasons that waiting removes, with the time after which another attempt makes sense. `already_traced` and `held` are not among them.
+/// They end when another program releases the target, at an unknown time, and their status code is that of a denial.
 const RETRIES: [(&str, Duration); 7] = [
     ("busy", Duration::from_millis(100)),
     ("no_carrier", Duration::from_secs(1)),
@@ -63,7 +63,7 @@ const RETRIES: [(&str, Duration); 7] = [
     ("shutting_down", Duration::from_secs(5)),
 ];
 
-/// Reasons of an engine's failure that waiting does not remove: the target, its limits or the machine would have to change.
+/// Reasons of an engine's failure that waiting does not remove: the target, its limits or the machine must change.
 const LASTING: [&str; 19] = [
     "bad_image",
     "event_not_at_points",
@@ -86,7 +86,7 @@ const LASTING: [&str; 19] = [
     "unreadable_image",
 ];
 
-/// The class of what the engine could not do for a reason.
+/// The class of an operation that the engine could not do for this reason.
 pub fn class_of_failed(reason: &str) -> FailureKind {
     if retry_after(reason).is_some() {
         FailureKind::Unavailable
@@ -105,28 +105,28 @@ fn retry_after(reason: &str) -> Option<Duration> {
     RETRIES.iter().find(|(known, _)| *known == reason).map(|(_, delay)| *delay)
 }
 
-/// An error as both sides of the wire see it.
+/// An error in the form that both sides use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// Class of the failure.
     pub kind: FailureKind,
-    /// A stable word, listed in docs/protocol.md.
+    /// A stable word for the reason; docs/protocol.md lists all.
     pub reason: String,
-    /// One line what.
+    /// Description of the error in one line.
     pub what: String,
-    /// One line what to do; may be empty.
+    /// Advice in one line; may be empty.
     pub hint: String,
-    /// The target, if there is one.
+    /// Process id of the target, if the error is about one.
     pub pid: Option<Pid>,
-    /// Diagnostics of MDL, as many as fitted.
+    /// Diagnostics about MDL text, as many as fit.
     pub diagnostics: Vec<v1::Diagnostic>,
     /// Number of diagnostics that did not fit.
     pub omitted: u32,
-    /// Milliseconds after which another try makes sense; `None` if waiting does not help.
+    /// Time in milliseconds after which another attempt makes sense; `None` if waiting does not help.
     pub retry_ms: Option<u32>,
 }
 
-/// Bounds of the encoded parts in bytes; together, with base64, percent encoding and the other headers, below 16 KiB.
+/// Maximum sizes of the encoded parts in bytes. Together, with base64, percent encoding and the other headers, they are below 16 KiB.
 const WHAT_BYTES: usize = 1024;
 const HINT_BYTES: usize = 512;
 const DIAGNOSTICS_BYTES: usize = 4096;
@@ -151,14 +151,14 @@ impl Failure {
         }
     }
 
-    /// Returns the failure with the time after which another try makes sense.
+    /// Returns the failure with the time after which another attempt makes sense.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_ms = Some(millis(delay));
         self
     }
 
-    /// As it is sent.
+    /// Encodes the failure as a status.
     pub fn into_status(self) -> Status {
         let what = shortened(self.what, WHAT_BYTES);
         let mut metadata = HashMap::from([("hint".to_owned(), shortened(self.hint, HINT_BYTES))]);
@@ -181,17 +181,17 @@ impl Failure {
         Status::with_details(code, what, status.encode_to_vec().into())
     }
 
-    /// As it was received, also from a side that is not ours: then the reason is that of the status code.
+    /// Decodes a received status. If it does not come from ingraft, the reason is derived from the status code.
     pub fn from_status(status: &Status) -> Self {
         let kind = FailureKind::of(status.code());
         let (reason, hint) = unexplained(status.code());
         let mut failure = Failure::new(kind, reason, with_causes(status), hint);
         failure.retry_ms = None;
         let breaks = ["transport error", "connection closed"];
-        // A failure that the other side explains is no matter of the connection, whatever words are in it.
+        // If the other side explains the failure, it is not one of the connection, whatever words its message contains.
         if status.details().is_empty() && breaks.iter().any(|words| failure.what.contains(words)) {
-            // The connection was refused or has broken. In a handshake of TLS 1.3 the client hears that its certificate is not
-            // accepted only after it has sent its first request, if at all.
+            // The connection was refused or has broken. In TLS 1.3, a client learns that its certificate is refused only after it has sent
+            // its first request, if at all.
             failure.kind = FailureKind::Unavailable;
             failure.reason = "unavailable".into();
             failure.hint =
@@ -266,7 +266,7 @@ impl FailureKind {
     }
 }
 
-/// Reason and hint of a status that comes without an ErrorInfo, from either side's gRPC library or from a side that is not ours.
+/// Reason and hint for a status without an ErrorInfo. Such a status comes from the gRPC library of either side, or from another program.
 fn unexplained(code: Code) -> (&'static str, &'static str) {
     match code {
         Code::Unimplemented => {
@@ -282,27 +282,28 @@ fn unexplained(code: Code) -> (&'static str, &'static str) {
     }
 }
 
-/// Adds an ErrorInfo to a status that has no details, so that every error that leaves the server has one. `None` if it has details already.
+/// Adds an ErrorInfo to a status without details, so that every error of the server has one. Returns `None` if the status has details
+/// already.
 pub fn explained(status: &Status) -> Option<Status> {
     if !status.details().is_empty() || status.code() == Code::Ok {
         return None;
     }
     let failure = Failure::from_status(status);
     let says = |word: &&str| status.message().contains(*word);
-    // A message that cannot be decoded is the fault of the request, whatever code the library gives it.
+    // A message that cannot be decoded is an error of the request, whatever code the library gives it.
     if status.code() == Code::Internal && ["decode", "protocol error", "request message"].iter().any(says) {
         let (reason, hint) =
             ("malformed_message", "send the messages that proto/ingraft/v1 describes, framed as gRPC says");
         return Some(Failure::new(FailureKind::Usage, reason, failure.what, hint).into_status());
     }
     let explained = failure.into_status();
-    // The code is kept: it says more than the class of the failure.
+    // Keep the code, which is more specific than the class of the failure.
     let details = pb::Status::decode(explained.details()).unwrap_or_default();
     let details = pb::Status { code: status.code().into(), ..details }.encode_to_vec();
     Some(Status::with_details(status.code(), explained.message().to_owned(), details.into()))
 }
 
-/// The message of a status with those of its causes, which say why a connection broke.
+/// Returns the message of a status with the messages of its causes, which say why a connection broke.
 fn with_causes(status: &Status) -> String {
     let mut text = status.message().to_owned();
     if text.is_empty() {
@@ -337,7 +338,8 @@ fn detail(type_url: &str, message: &impl Message) -> prost_types::Any {
     prost_types::Any { type_url: type_url.to_owned(), value: message.encode_to_vec() }
 }
 
-/// The diagnostics that fit into `limit` bytes, errors first, and how many do not. Those that fit keep their order.
+/// Returns the diagnostics that fit into `limit` bytes, and the number of the others. If not all fit, errors come first. Otherwise the
+/// order is kept.
 pub fn fitting(mut diagnostics: Vec<v1::Diagnostic>, limit: usize) -> (Vec<v1::Diagnostic>, u32) {
     let all = diagnostics.len();
     if diagnostics.iter().map(in_list).sum::<usize>() > limit {
@@ -352,7 +354,7 @@ pub fn fitting(mut diagnostics: Vec<v1::Diagnostic>, limit: usize) -> (Vec<v1::D
     (diagnostics, omitted)
 }
 
-/// At most `limit` bytes, cut at a character, with an ellipsis when something was cut off.
+/// Shortens a text to at most `limit` bytes, at the end of a character. If anything was cut off, an ellipsis ends the text.
 fn shortened(mut text: String, limit: usize) -> String {
     if text.len() > limit {
         text.truncate(text.floor_char_boundary(limit.saturating_sub('…'.len_utf8())));
@@ -396,7 +398,7 @@ mod tests {
             retry in proptest::option::of(0..100_000_u32),
             messages in proptest::collection::vec(".{0,20}", 0..5),
         ) {
-            // This class is told from the one with the same code by its reasons.
+            // FailureKind::Version shares its code with another class, and is recognised by its reasons.
             let reason = if kind == FailureKind::Version { "version_mismatch".to_owned() } else { reason };
             let mut failure = Failure::new(kind, reason, what, hint);
             failure.retry_ms = retry;
@@ -410,7 +412,7 @@ mod tests {
             let mut failure = Failure::new(FailureKind::Usage, "mdl", what, hint);
             failure.diagnostics = (0..n).map(|i| diagnostic(format!("number {i}"))).collect();
             let status = failure.into_status();
-            // Percent encoding triples the message, base64 adds a third to the details.
+            // Percent encoding can triple the message, and base64 adds a third to the details.
             prop_assert!(status.message().len() * 3 + status.details().len() * 4 / 3 < 15 * 1024);
             let back = Failure::from_status(&status);
             prop_assert_eq!(back.diagnostics.len() + back.omitted as usize, n);

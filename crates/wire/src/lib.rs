@@ -1,5 +1,5 @@
-//! The gRPC messages of `proto/ingraft/v1` and what both sides of the wire need to speak them: conversions from and to the model
-//! with the path of the wrong field in errors, versions, errors as gRPC statuses, large answers in parts. No socket is known here.
+//! The gRPC messages of `proto/ingraft/v1`, and the code that both sides need for them: conversions from and to the model whose errors have
+//! the path of the wrong field, versions, errors as gRPC statuses, and large answers in parts. This crate opens no socket.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -11,7 +11,7 @@ pub mod refusal;
 pub mod sample;
 pub mod version;
 
-/// The generated messages, clients and servers. Their documentation is that of the proto files.
+/// The generated messages, clients and servers. Their documentation comes from the proto files.
 #[allow(
     missing_docs,
     unused_qualifications,
@@ -36,8 +36,8 @@ pub use version::{PROTOCOL, PROTOCOL_HEADER};
 /// The descriptors of all proto files with their comments, as an encoded `google.protobuf.FileDescriptorSet`, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ingraft.v1.bin"));
 
-/// Bound of a message in bytes: gRPC implementations refuse larger ones unless told otherwise.
+/// Maximum size of a message in bytes. By default, gRPC implementations refuse larger ones.
 pub const MESSAGE_BYTES: usize = 4 << 20;
 
-/// Size in bytes up to which answers fill a message: leaves room for framing and for implementations that count differently.
+/// Size in bytes up to which an answer fills a message. It leaves room for framing, and for implementations that count differently.
 pub const PART_BYTES: usize = 1 << 20;

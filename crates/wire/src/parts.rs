@@ -1,22 +1,22 @@
-//! Large answers in parts: what is collected until a message is full.
+//! Division of large answers into parts.
 
 use prost::Message;
 
 use crate::PART_BYTES;
 
-/// Splits a sequence of messages into lists whose encoding stays below [`PART_BYTES`]; a single larger message gets a list of its own.
+/// Splits a sequence of messages into lists whose encoding is at most [`PART_BYTES`]. A larger message gets a list of its own.
 pub struct Parts<I: Iterator> {
     items: std::iter::Peekable<I>,
     limit: usize,
 }
 
 impl<T: Message, I: Iterator<Item = T>> Parts<I> {
-    /// Splits `items`.
+    /// Splits `items` by the default limit.
     pub fn new(items: impl IntoIterator<Item = T, IntoIter = I>) -> Self {
         Parts::with_limit(items, PART_BYTES)
     }
 
-    /// Splits the items by another limit in bytes.
+    /// Splits `items` by another limit in bytes.
     pub(crate) fn with_limit(items: impl IntoIterator<Item = T, IntoIter = I>, limit: usize) -> Self {
         Parts { items: items.into_iter().peekable(), limit }
     }

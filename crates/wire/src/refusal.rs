@@ -1,10 +1,10 @@
-//! The stable words for reasons not to weave.
+//! The stable words for the reasons why a point is not woven.
 
 use ingraft_model::Refusal;
 
 use crate::v1;
 
-/// All words that [`reason`] answers, in the order of docs/protocol.md.
+/// All results of [`reason`], in the order of docs/protocol.md.
 pub const REASONS: [&str; 24] = [
     "too_short",
     "branch_into_springboard",
@@ -32,7 +32,7 @@ pub const REASONS: [&str; 24] = [
     "not_yet",
 ];
 
-/// The word of a refusal.
+/// Returns the word for a refusal.
 pub fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::TooShort { .. } => "too_short",

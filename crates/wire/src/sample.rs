@@ -1,4 +1,4 @@
-//! Samples: split for the wire by the one side, put together again by the other.
+//! Samples. The server splits them into messages, and the client joins these again.
 
 use ingraft_model::{Activations, Distribution};
 
@@ -6,14 +6,14 @@ use crate::convert::FieldError;
 use crate::v1::{self, PairValue, Sample};
 use crate::{PART_BYTES, Parts, parts};
 
-/// Maximum size in bytes of the fields of a [`Sample`] beside its values.
+/// Maximum size in bytes of a [`Sample`] without its values.
 const HEAD_BYTES: usize = 64;
 
 /// Maximum size in bytes of a pair's length.
 const LENGTH_BYTES: usize = 10;
 
-/// Splits a sample into messages below [`PART_BYTES`]; at least one. A pair with very many threads may be split too: its distribution is
-/// in the first part.
+/// Splits a sample into messages of at most [`PART_BYTES`]; there is at least one. A pair with many threads may be split too; its first
+/// part has the distribution and all other fields except threads.
 pub fn split(sample: Sample) -> Vec<Sample> {
     split_at(sample, PART_BYTES)
 }
@@ -50,37 +50,38 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     std::iter::once(first).chain(others).collect()
 }
 
-/// The value of one pair as a client keeps it.
+/// The value of one pair, as a client stores it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Value {
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub value: i64,
-    /// The values of a histogram, in the metric's unit.
+    /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
-    /// The values by key of a vector over keys.
+    /// Values of a vector by key or index.
     pub keys: Option<v1::Keys>,
-    /// State of the object that the focus names; `None` if nothing is known of it.
+    /// State of the object that the focus names; `None` if it is unknown.
     pub object: Option<v1::SyncObject>,
-    /// Calls whose values are missing.
+    /// Numbers of calls whose values are missing.
     pub activations: Activations,
-    /// Values by thread, if asked for.
+    /// Values by thread, if they were requested.
     pub threads: Vec<ThreadValue>,
-    /// The value is what it was then: its code was taken out.
+    /// Set if the engine has removed the code of the pair; the value has not changed since.
     pub taken_out: Option<v1::TakenOut>,
-    /// The event was counted in a part of the time only.
+    /// Set if the event was counted for only a part of the time.
     pub counted: Option<v1::Counted>,
-    /// Time in nanoseconds that the machine has slept while a clock was read that does not know of it.
+    /// Time in nanoseconds that the machine has slept while the value was timed by a clock that does not count sleep correctly.
     pub slept_ns: u64,
 }
 
 impl Value {
-    /// The share of the time in which the event was counted; `None`: all of it.
+    /// Share of the time in which the event was counted; `None` if it was counted all the time.
     pub fn counted_share(&self) -> Option<f64> {
         let v1::Counted { enabled_ns, running_ns } = self.counted?;
         Some(if enabled_ns == 0 { 0.0 } else { running_ns as f64 / enabled_ns as f64 })
     }
 
-    /// Turns what was counted in a part of the time into an estimate for all of it. What was never counted stays 0.
+    /// Converts a value that was counted for a part of the time to an estimate for the whole time. An event that was never counted keeps
+    /// its value.
     pub fn scale(&mut self) {
         let Some(v1::Counted { enabled_ns, running_ns }) = self.counted.filter(|c| c.running_ns > 0) else { return };
         let all = |value: i64| {
@@ -92,18 +93,18 @@ impl Value {
     }
 }
 
-/// The value of one pair in one thread as a client keeps it.
+/// The value of one pair in one thread, as a client stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadValue {
-    /// Thread id; `None`: could not be told apart.
+    /// Thread id; `None` for threads that could not be told apart.
     pub tid: Option<i32>,
-    /// Process of the thread if that is a fork child of the target; `None`: the target, or it is not known.
+    /// Process of the thread if it is a fork child of the target; `None` for the target, or if the process is unknown.
     pub pid: Option<i32>,
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; for a histogram, the number of its values.
     pub value: i64,
-    /// The values of a histogram, in the metric's unit.
+    /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
-    /// Calls whose values are missing.
+    /// Numbers of calls whose values are missing.
     pub activations: Activations,
 }
 
@@ -127,40 +128,40 @@ fn distribution(message: Option<v1::Distribution>) -> Result<Option<Box<Distribu
     Ok(checked.map(Box::new))
 }
 
-/// All values of a measurement, kept up to date from the samples of one stream or one reading.
+/// All values of a measurement, updated from the samples of one stream or one reading.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Number of the last reading in its stream.
+    /// Number of the latest reading in its stream.
     pub sequence: u64,
-    /// When it was read: Unix time in nanoseconds.
+    /// Time of the latest reading, as Unix time in nanoseconds.
     pub time_ns: u64,
-    /// Readings dropped since the beginning of the stream.
+    /// Number of readings dropped since the beginning of the stream.
     pub dropped: u64,
     /// One value for each pair.
     pub values: Vec<Value>,
-    /// The next message goes on with the same sample.
+    /// Whether the next message continues the same sample.
     open: bool,
-    /// The last pair of the sample so far: a split one goes on with the same pair.
+    /// Last pair of the sample so far. The next message may continue this pair.
     last_pair: Option<u32>,
 }
 
 impl Snapshot {
-    /// For a measurement of so many pairs.
+    /// A snapshot for a measurement with this number of pairs.
     pub fn new(pairs: usize) -> Self {
         Snapshot { values: vec![Value::default(); pairs], ..Snapshot::default() }
     }
 
-    /// The measurement has so many pairs by now; those that are new begin with nothing. Never makes it smaller.
+    /// Enlarges the snapshot to this number of pairs; new pairs begin with the value 0. Never shrinks the snapshot.
     pub fn grow(&mut self, pairs: usize) {
         self.values.resize(pairs.max(self.values.len()), Value::default());
     }
 
-    /// Whether a message has the value of a pair that is not known yet: the measurement has grown, and Describe tells by what.
+    /// Whether a message has the value of a pair that the snapshot lacks. The measurement has grown then, and Describe lists its new pairs.
     pub fn is_outgrown_by(&self, sample: &Sample) -> bool {
         sample.values.iter().any(|value| usize::try_from(value.pair).is_ok_and(|pair| pair >= self.values.len()))
     }
 
-    /// Takes in one message. Answers whether the sample is complete, so that the values belong to one time.
+    /// Applies one message. Returns whether the sample is complete, so that all values belong to the same time.
     pub fn apply(&mut self, sample: Sample) -> Result<bool, FieldError> {
         let goes_on = self.open && sample.sequence == self.sequence;
         if self.open && !goes_on {
@@ -262,7 +263,7 @@ mod tests {
         proptest::collection::vec(pair, 0..20)
     }
 
-    /// Values and a limit that none of their parts exceeds.
+    /// Generates values, and a limit that none of their parts exceeds.
     fn values_and_limit() -> impl Strategy<Value = (Vec<Value>, usize)> {
         prop_oneof![(values(|| counter().boxed()), 128_usize..1000), (values(|| histogram().boxed()), 600_usize..3000),]
     }

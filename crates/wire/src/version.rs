@@ -1,14 +1,14 @@
-//! The version of the protocol and how the two sides compare it.
+//! The version of the protocol, and its comparison by the two sides.
 
 use crate::failure::{Failure, FailureKind};
 
-/// The version that this build speaks. Raised only when a change would mislead an older reader.
+/// Version of the protocol in this build. It is raised only for a change that an older reader would misinterpret.
 pub const PROTOCOL: u32 = 1;
 
-/// The metadata key under which a client sends its version, as a decimal number.
+/// Metadata key with which a client sends its version as a decimal number.
 pub const PROTOCOL_HEADER: &str = "ingraft-protocol";
 
-/// Compares what the other side says with what this one speaks. `None` is a generic client, which is welcome.
+/// Compares the version of the other side with this one. `None` means a generic client, which is accepted.
 pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
     let Some(text) = theirs else { return Ok(()) };
     match text.parse::<u32>() {
@@ -23,7 +23,7 @@ pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-/// The failure when the two sides speak `theirs` and [`PROTOCOL`].
+/// Returns the failure for sides with the versions `theirs` and [`PROTOCOL`].
 pub fn mismatch(theirs: u32) -> Failure {
     let older = if theirs < PROTOCOL { "the other side" } else { "this side" };
     Failure::new(

@@ -1,4 +1,4 @@
-//! The protocol as a listing, so that every change of it is seen, and its comments, so that nobody meets a field without one.
+//! Checks of the protocol: a listing that makes every change visible, and a test that every item has a comment.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -68,7 +68,7 @@ fn the_protocol_is_the_one_that_was_agreed_on() {
     expect_file!["../../../tests/golden/descriptor.txt"].assert_eq(&out);
 }
 
-/// Paths of a descriptor, as in google/protobuf/descriptor.proto: field numbers and indices.
+/// Returns the path (field numbers and indices) and the name of each item of a file, as in google/protobuf/descriptor.proto.
 fn paths(file: &FileDescriptorProto) -> Vec<(Vec<i32>, String)> {
     fn index(i: usize) -> i32 {
         i32::try_from(i).unwrap()
