@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{Block, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
@@ -35,6 +35,8 @@ pub struct Image {
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.
     pub(crate) exits: Memo<Exits>,
+    /// The basic blocks of each function for which somebody has asked.
+    pub(crate) blocks: Memo<Arc<[Block]>>,
     /// Whether control comes back from a function, for each about which somebody has asked.
     pub(crate) returns: Memo<bool>,
 }

@@ -85,6 +85,7 @@ impl Image {
             leaping: OnceLock::new(),
             entries: Memo::default(),
             exits: Memo::default(),
+            blocks: Memo::default(),
             returns: Memo::default(),
         }
     }

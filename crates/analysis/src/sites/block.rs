@@ -15,6 +15,10 @@ use crate::text::transfer::Transfer;
 /// certain where control can arrive in the function: a block that begins at an unknown place would be missing.
 pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
     entry::check_kind(function)?;
+    if image.elf().is_go() {
+        // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
+        return Err(Refusal::NotYet { kind: "Go block" });
+    }
     let body = Body::new(image, function);
     let cfg = flow::cfg(&body, Graph::new(&body));
     cfg.ways_in_proven?;
@@ -51,6 +55,11 @@ impl Sites<'_> {
             let i = &self.body.code[index];
             if i.next_ip() > at + SITE_MAX {
                 break;
+            }
+            if i.ip() < at + SPRINGBOARD && Transfer::of(i) == Transfer::System {
+                // The C library tells by the program counter whether a thread that is cancelled waits in a system call.
+                let offset = function.offset_of(i.ip());
+                return Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" });
             }
             until = i.next_ip();
             ended = !matches!(Transfer::of(i), Transfer::Next | Transfer::Branch(_));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
+use ingraft_model::{Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
 
 use crate::flow::body::Body;
 use crate::flow::points::{self, FunctionCode};
@@ -70,6 +70,11 @@ impl Image {
     pub fn cfg(&self, function: &Function) -> Cfg {
         let body = Body::new(self, function);
         flow::cfg(&body, Graph::new(&body))
+    }
+
+    /// The basic blocks of a function, in order of address.
+    pub fn blocks(&self, function: &Function) -> Arc<[Block]> {
+        self.blocks.get(function.start, || self.cfg(function).blocks.into())
     }
 
     /// The control flow of a function, and its points.

@@ -489,8 +489,8 @@ impl Modules {
     /// The names of a function's basic blocks in a focus, in order of address.
     pub fn block_names(&self, function: FunctionRef) -> Vec<String> {
         let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
-        let blocks = module.image.cfg(f).blocks.into_iter();
-        blocks.map(|block| block_name(Offset::between(f.start().0, block.range.start.0))).collect()
+        let blocks = module.image.blocks(f);
+        blocks.iter().map(|block| block_name(Offset::between(f.start().0, block.range.start.0))).collect()
     }
 
     /// The existing name, in the form that is shown, that is closest to a name that does not exist.
@@ -759,12 +759,12 @@ impl Program for Modules {
 
     fn block(&self, function: FunctionRef, offset: Offset) -> Result<(), Unresolved> {
         let Some((_, module, f)) = self.resolve(function) else { return Ok(()) };
-        let cfg = module.image.cfg(f);
+        let blocks = module.image.blocks(f);
         let at = f.start().0.wrapping_add_signed(offset.0);
-        if cfg.block_at(Svma(at)).is_some() {
+        if blocks.binary_search_by_key(&at, |block| block.range.start.0).is_ok() {
             return Ok(());
         }
-        let mut near: Vec<u64> = cfg.blocks.iter().map(|block| block.range.start.0).collect();
+        let mut near: Vec<u64> = blocks.iter().map(|block| block.range.start.0).collect();
         near.sort_by_key(|start| start.abs_diff(at));
         near.truncate(5);
         near.sort_unstable();

@@ -76,7 +76,7 @@ impl Pair {
     /// Returns the warning that this pair cannot be measured although other pairs are; `None` if the pair is measured.
     pub(super) fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
         // If the focus names one function, that function is reported as refused instead.
-        let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
+        let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() >= 2) && self.minis.is_empty();
         if !self.unmeasured || by_name {
             return None;
         }

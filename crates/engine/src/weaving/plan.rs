@@ -461,8 +461,8 @@ impl Woven {
             woven.attempt(subject, found, &hosts, &mut change, mapped)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
-                its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
-                    .flat_map(|(_, sites)| sites.iter().flatten())
+                let is_its = |w: &Wanted<'_>, found: &Found| w.minis.iter().any(|m| m.pair == *pair && found.is_for(m));
+                its.flat_map(|(w, sites)| sites.iter().flatten().filter(move |found| is_its(w, found)))
                     .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.is_within_entry())))
                     .sum::<usize>()
                     > 1
