@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip};
 
@@ -188,6 +189,31 @@ fn blocks_that_come_and_go_while_threads_run_them() {
         target::assert_clean(target.pid(), &before);
     }
     assert!(target.end().success());
+}
+
+#[test]
+fn every_block_of_redis_under_load() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let before = Text::of(redis.pid());
+    // An answer lacks its own request, and the next answer includes it.
+    let earlier = redis.command_calls();
+    let session = tool().count(redis.pid(), &["redis-server:*#*"]);
+    let commands = scaled(50_000, 1_000_000);
+    redis.load(&["-n", &commands.to_string(), "-c", "25", "-P", "16", "-q", "-t", "set,lpush,zadd"]);
+    let served = redis.command_calls() - earlier;
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(served >= 3 * commands, "{served}");
+    assert_eq!(count_of(&outcome, "processCommand#0x0"), served);
+    assert_eq!(count_of(&outcome, "setCommand#0x0"), commands);
+    let points = outcome.one("attached")["points"].as_u64().expect("a number");
+    let refused = outcome.all("refused").len() as u64;
+    println!("{points} blocks are woven, {refused} are refused");
+    assert!(points > 10 * refused, "{points} blocks are woven, {refused} are refused");
+    target::assert_clean(redis.pid(), &before);
+    assert_eq!(redis.ask(&["SET a b", "GET a"]), ["+OK", "b"]);
 }
 
 #[test]

@@ -41,6 +41,8 @@ fn before_every_touch_of_attach_insertion_and_removal() {
         let arguments = [command, "-p", &pid, "threads:work_*", "noise", "--for", "50ms"];
         before_every_touch_of(&arguments, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
     }
+    let blocks = ["count", "-p", &pid, "work_*#*", "noise#*", "call_many#*", "--for", "50ms"];
+    before_every_touch_of(&blocks, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
 }
 
 #[test]

@@ -380,20 +380,25 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
     for r in &refused {
         of.entry(place(r)).or_default().extend(r.pair.map(|pair| pair as usize));
     }
-    // A pair about another function does not concern this one.
-    let is_elsewhere = |pair: &PairInfo, at: &Option<(String, u64)>| {
-        pair.function.as_ref().is_some_and(|f| at.as_ref() != Some(&(f.module.clone(), f.offset)))
-    };
+    // The pairs that may concern a function: those about it, and those about no single function.
+    let mut about: HashMap<Option<(&str, u64)>, usize> = HashMap::new();
+    for pair in pairs {
+        let function = pair.function.as_ref().map(|f| (f.module.as_str(), f.offset));
+        *about.entry(function).or_default() += 1;
+    }
+    let about = |function: Option<(&str, u64)>| about.get(&function).copied().unwrap_or_default();
     let mut seen = HashSet::new();
     let mut out = Vec::new();
     for r in refused {
         let at = place(&r);
         let its = of.get(&at);
-        let others =
-            |(n, pair): (usize, &PairInfo)| !is_elsewhere(pair, &at) && its.is_some_and(|its| !its.contains(&n));
-        let partly = its.is_some_and(|its| !its.is_empty()) && pairs.iter().enumerate().any(others);
+        let at_function = at.as_ref().map(|(module, offset)| (module.as_str(), *offset));
+        let concerned = about(None) + at_function.map_or(0, |function| about(Some(function)));
+        let partly = its.is_some_and(|its| !its.is_empty() && concerned > its.len());
         let alone = its.is_some_and(|its| its.len() == 1);
-        let is_its_own = |pair: &PairInfo| pair.function.is_some() && !is_elsewhere(pair, &at);
+        let is_its_own = |pair: &PairInfo| {
+            pair.function.as_ref().is_some_and(|f| at_function == Some((f.module.as_str(), f.offset)))
+        };
         let pair = r
             .pair
             .and_then(|n| pairs.get(n as usize))
