@@ -317,7 +317,7 @@ pub(crate) struct FunctionsArgs {
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program are counted.
 FUNCTION#0xOFFSET counts how often control arrives at the basic block at this offset in the function;
-FUNCTION#* does so for each of its blocks.
+FUNCTION#* does so for each of its blocks, FILE.c:LINE for each block with code of this source line.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct CountArgs {

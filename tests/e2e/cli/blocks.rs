@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip, source_directory};
 
 use crate::tool;
 
@@ -233,5 +233,34 @@ fn a_place_where_no_block_begins_is_an_error_that_names_blocks() {
     let target = Mutatee::start("blocks", &[]);
     let arguments = ["count", "-p", &target.pid_text(), "leaf#0x12"];
     let _ = tool().run(arguments).assert_error(3, &["no block begins at #0x12", "blocks begin at #0x0, #0x11, #0x1b"]);
+    assert!(target.end().success());
+}
+
+/// Number of the first line of a source file that contains some text.
+fn line_with(source: &str, text: &str) -> usize {
+    let lines = std::fs::read_to_string(source_directory().join("tests/mutatees").join(source)).expect("the source");
+    1 + lines.lines().position(|line| line.contains(text)).expect("a line with this text")
+}
+
+#[test]
+fn the_blocks_of_a_source_line() {
+    let path = program("determ").expect("gcc");
+    let path = path.to_str().expect("a path");
+    let tool = tool();
+    // `fib(18)` makes 8361 calls, of which every second one makes two more; `even` and `odd` take turns from 2000 on.
+    for (text, least) in [("long fib(long n)", 4000), ("int odd(int n)", 1000), ("while (*text) hash", 2000)] {
+        let line = format!("determ.c:{}", line_with("determ.c", text));
+        let outcome = tool.run(["count", "--until-exit", &line, "--", path, "2000"]).assert_code(0);
+        let counts: Vec<u64> = outcome.all("count").iter().filter_map(|record| record["calls"].as_u64()).collect();
+        assert!(counts.iter().any(|count| *count >= least), "{line}: {counts:?}");
+        assert!(outcome.all("count").iter().all(|record| record["block"].is_string()), "{outcome:?}");
+    }
+    let comment = format!("determ.c:{}", line_with("determ.c", "A deterministic run"));
+    let missing = tool.run(["count", "--until-exit", &comment, "--", path, "10"]);
+    let _ = missing.assert_error(3, &["no code of `determ.c:1` in any module", "a line without code of its own"]);
+    let target = Mutatee::start("blocks", &[]);
+    let _ = tool
+        .run(["count", "-p", &target.pid_text(), "blocks.c:100000"])
+        .assert_error(3, &["no code of `blocks.c:100000`"]);
     assert!(target.end().success());
 }

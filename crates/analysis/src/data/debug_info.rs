@@ -33,8 +33,8 @@ pub(crate) struct Place {
 /// The descriptions of types in a file's debugging information.
 #[derive(Debug)]
 pub struct DebugInfo<'a> {
-    dwarf: gimli::Dwarf<Bytes<'a>>,
-    units: Vec<Unit<'a>>,
+    pub(super) dwarf: gimli::Dwarf<Bytes<'a>>,
+    pub(super) units: Vec<Unit<'a>>,
     budget: Cell<usize>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> DebugInfo<'a> {
         Ok(DebugInfo { dwarf, units, budget: Cell::new(budget) })
     }
 
-    fn spend(&self) -> Option<()> {
+    pub(super) fn spend(&self) -> Option<()> {
         self.budget.set(self.budget.get().checked_sub(1)?);
         Some(())
     }

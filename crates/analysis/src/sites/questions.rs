@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site};
+use ingraft_model::{Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site, SvmaRange};
 
 use crate::flow::body::Body;
 use crate::flow::points::{self, FunctionCode};
@@ -75,6 +75,13 @@ impl Image {
     /// The basic blocks of a function, in order of address.
     pub fn blocks(&self, function: &Function) -> Arc<[Block]> {
         self.blocks.get(function.start, || self.cfg(function).blocks.into())
+    }
+
+    /// The basic blocks that hold code of a range, with their function; `None` if no function is there.
+    pub fn blocks_in(&self, range: &SvmaRange) -> Option<(&Function, Vec<Block>)> {
+        let function = self.function_around(range.start.0)?;
+        let overlaps = |block: &&Block| block.range.start < range.end && range.start < block.range.end;
+        Some((function, self.blocks(function).iter().filter(overlaps).cloned().collect()))
     }
 
     /// The control flow of a function, and its points.

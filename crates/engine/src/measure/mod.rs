@@ -7,3 +7,4 @@ pub(crate) mod internal;
 pub(crate) mod lower;
 pub(crate) mod request;
 pub(crate) mod resolution;
+mod source_lines;

@@ -14,11 +14,12 @@ use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
 use crate::measure::foci;
+use crate::measure::source_lines;
 use crate::names::some_of;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
-use crate::program::pattern::{ALL_BLOCKS, Pattern};
+use crate::program::pattern::{ALL_BLOCKS, Pattern, SourceLine};
 
 /// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -52,7 +53,7 @@ pub enum Missing {
 pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionRef>, Error> {
     let mut seen = FxHashSet::default();
     let mut out = Vec::new();
-    for text in patterns {
+    for text in patterns.iter().filter(|text| SourceLine::parse(text).is_none()) {
         let pattern = Pattern::parse(text);
         let mut found = modules.matching(&pattern);
         // A glob matches functions that can be called; resolvers and stubs only if it matches nothing else.
@@ -138,7 +139,8 @@ impl Awaited {
 
 /// The parts of a request that nothing matches yet, as far as they name a module.
 pub fn awaited(modules: &Modules, request: &EnableRequest) -> Vec<Awaited> {
-    let functions = request.functions.iter().map(|text| (text.clone(), Pattern::parse(text)));
+    let functions = request.functions.iter().filter(|text| SourceLine::parse(text).is_none());
+    let functions = functions.map(|text| (text.clone(), Pattern::parse(text)));
     let foci = request.pairs.iter().filter_map(|pair| {
         let (part, module) = (pair.focus.part("Code")?, Pattern::of_module(&pair.focus)?);
         let pattern = match (part.names.get(1), module) {
@@ -208,16 +210,15 @@ pub fn evaluate(
     (errors, wanted)
 }
 
-/// Evaluates every pair of a request. Collects all errors of all pairs.
-fn evaluate_request(
-    library: &Library,
-    modules: &Modules,
-    request: &EnableRequest,
-    missing: Missing,
-) -> Result<Vec<Wanted>, Error> {
-    let helpers: Arc<str> = library.helpers().into();
+/// A pair, and the function that it is about if a pattern named the function.
+type Chosen = (Arc<MetricFocus>, Option<FunctionRef>);
+
+/// The pairs of the functions, blocks and source lines that a request names, each with its function.
+fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Chosen>, Error> {
+    let (lines, functions): (Vec<&String>, Vec<&String>) =
+        request.functions.iter().partition(|text| SourceLine::parse(text).is_some());
     let (blocks, whole): (Vec<String>, Vec<String>) =
-        request.functions.iter().cloned().partition(|text| Pattern::split_block(text).1.is_some());
+        functions.into_iter().cloned().partition(|text| Pattern::split_block(text).1.is_some());
     let named = |f: FunctionRef, block: Option<&str>| {
         let (module, name) = modules.focus_name(f)?;
         let path = [module, name].into_iter().chain(block.map(str::to_owned));
@@ -242,6 +243,22 @@ fn evaluate_request(
             }
         }
     }
+    for text in lines {
+        let of_line = source_lines::blocks(modules, text, missing)?;
+        chosen.extend(of_line.iter().filter_map(|(function, block)| named(*function, Some(block))));
+    }
+    Ok(chosen)
+}
+
+/// Evaluates every pair of a request. Collects all errors of all pairs.
+fn evaluate_request(
+    library: &Library,
+    modules: &Modules,
+    request: &EnableRequest,
+    missing: Missing,
+) -> Result<Vec<Wanted>, Error> {
+    let helpers: Arc<str> = library.helpers().into();
+    let chosen = chosen(modules, request, missing)?;
     let mut pairs = Vec::with_capacity(request.pairs.len());
     for pair in &request.pairs {
         pairs.extend(foci::expand(modules, Arc::clone(pair), missing)?);
@@ -291,6 +308,12 @@ fn evaluate_request(
         error.reason = if unknown_metric { "no_such_metric" } else { "no_such_resource" };
     }
     Err(error)
+}
+
+/// Refuses source lines that no loaded module has code of.
+pub fn refuse_absent_lines(modules: &Modules, request: &EnableRequest) -> Result<(), Error> {
+    let mut lines = request.functions.iter().filter(|text| SourceLine::parse(text).is_some());
+    lines.try_for_each(|text| source_lines::blocks(modules, text, Missing::Fails).map(drop))
 }
 
 /// Whether the names of a focus that nothing matches may come with a module that is loaded later.
@@ -369,6 +392,10 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
 
 /// The modules that the foci of a request can be about, as patterns over the modules to analyse. Empty for all modules.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
+    if request.functions.iter().any(|text| SourceLine::parse(text).is_some()) {
+        // Any module may have code of the file.
+        return Vec::new();
+    }
     let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match Pattern::of_module(&pair.focus) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, AvmaRange, Bias, FunctionRef, ModuleRef, Offset, Pid, Svma, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Bias, Block, FunctionRef, ModuleRef, Offset, Pid, Svma, ThreadIdentity};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
@@ -491,6 +491,19 @@ impl Modules {
         let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
         let blocks = module.image.blocks(f);
         blocks.iter().map(|block| block_name(Offset::between(f.start().0, block.range.start.0))).collect()
+    }
+
+    /// The name of a function's basic block in a focus.
+    pub fn name_of_block(function: &Function, block: &Block) -> String {
+        block_name(Offset::between(function.start().0, block.range.start.0))
+    }
+
+    /// The number of a function of a loaded module.
+    pub fn number_of(&self, module: ModuleRef, function: &Function) -> Option<FunctionRef> {
+        let (_, loaded) = self.module(module)?;
+        let functions = loaded.image.functions();
+        let number = functions.binary_search_by_key(&function.start(), Function::start).ok()?;
+        Some(FunctionRef { module, function: u32::try_from(number).ok()? })
     }
 
     /// The existing name, in the form that is shown, that is closest to a name that does not exist.

@@ -2,6 +2,8 @@
 //! separates module and function. `#0xOFFSET` at the end selects the basic block that begins at this offset in each of the functions, `#*` all
 //! blocks.
 
+use std::num::NonZero;
+
 use ingraft_model::{Focus, Svma};
 
 /// A parsed FUNCTION argument.
@@ -25,6 +27,28 @@ pub enum Pattern {
 
 /// Name that stands for all blocks of a function.
 pub const ALL_BLOCKS: &str = "#*";
+
+/// A line of a source file, `FILE.c:LINE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceLine {
+    /// Last part of the path of the file.
+    pub file: String,
+    /// Number of the line, from 1.
+    pub line: NonZero<u64>,
+}
+
+impl SourceLine {
+    /// The source line that a text names: a file whose name has a dot, and a number. No function has a number for a name.
+    pub fn parse(text: &str) -> Option<SourceLine> {
+        let (file, line) = text.rsplit_once(':')?;
+        let has_suffix = file.rsplit('/').next()?.contains('.') && !has_wildcard(file);
+        let digits = line.bytes().all(|b| b.is_ascii_digit());
+        if !has_suffix || !digits {
+            return None;
+        }
+        Some(SourceLine { file: file.to_owned(), line: line.parse().ok()? })
+    }
+}
 
 impl Pattern {
     /// Splits a text into the text that selects functions, and the name of a block in them: `#` and an offset in
@@ -181,6 +205,24 @@ mod tests {
             ("a", "a", true),
         ] {
             assert_eq!(glob_match(glob, text), expected, "{glob} {text}");
+        }
+    }
+
+    #[test]
+    fn blocks_and_source_lines_are_told_from_functions() {
+        assert_eq!(Pattern::split_block("f#0x1a"), ("f", Some("#0x1a")));
+        assert_eq!(Pattern::split_block("m:f#-0x8"), ("m:f", Some("#-0x8")));
+        assert_eq!(Pattern::split_block("m:*#*"), ("m:*", Some("#*")));
+        for text in ["f", "f#", "f#1a", "f#0x", "f#0xg", "{closure#0}", "#0x1a"] {
+            assert_eq!(Pattern::split_block(text), (text, None), "{text}");
+        }
+        assert_eq!(Pattern::parse("m:f#0x1a"), Pattern::parse("m:f"));
+        let line = |text| SourceLine::parse(text).map(|found| (found.file, found.line.get()));
+        assert_eq!(line("server.c:120"), Some(("server.c".to_owned(), 120)));
+        assert_eq!(line("src/a.b/server.rs:7"), Some(("src/a.b/server.rs".to_owned(), 7)));
+        for text in ["server.c", "server.c:", "server.c:0", "server.c:x", "libc:120", "*.c:7", "a.b/server:7", "ns::f"]
+        {
+            assert_eq!(line(text), None, "{text}");
         }
     }
 

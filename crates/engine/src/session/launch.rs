@@ -8,7 +8,7 @@ use ingraft_process::{Rights, Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
-use crate::measure::request::{Missing, refuse_absent, resolve_patterns};
+use crate::measure::request::{Missing, refuse_absent, refuse_absent_lines, resolve_patterns};
 use crate::session::{Context, NewMeasurement, Session};
 
 /// Starts a program and measures it. The modules that it maps until it is loaded are woven before any of their code runs. A name that
@@ -123,6 +123,7 @@ impl Launch<'_> {
             let enable = &self.request.enable;
             session.check_names(|modules| {
                 resolve_patterns(modules, &enable.functions, Missing::ModulesMayCome)?;
+                refuse_absent_lines(modules, enable)?;
                 refuse_absent(modules, enable)
             })?;
             session.await_modules(self.id)?;
