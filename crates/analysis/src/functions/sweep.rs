@@ -264,7 +264,7 @@ impl Sweep<'_> {
         (at < end).then_some(start)
     }
 
-    /// Notes addresses of code that an instruction makes, and uses of the gs base.
+    /// Records the address of code that an instruction computes or has as an immediate, and whether the instruction sets the gs base.
     fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, out: &mut Swept) {
         match i.code() {
             Code::Lea_r64_m => constant_address(i).into_iter().for_each(|at| self.address_taken(at)),

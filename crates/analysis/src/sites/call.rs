@@ -121,7 +121,7 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
     } else if uses_stack_pointer(i) {
         stretches.choose(&stretches.starts(index, false), &[point])?
     } else {
-        // the ranges that leave the call in place come first: the processor then pairs the call with its return
+        // Prefer a range that ends before the call. The call then stays in place, so the processor predicts its return.
         stretches.choose(&stretches.starts(index, false), &[point, end])?
     };
     let (point, own) = ((point - at) as u8, (end - at) as u8);

@@ -55,7 +55,7 @@ impl Clearings {
         Clearings(runs)
     }
 
-    /// The ranges whose islands a jump of two bytes at `at` can reach, nearest first.
+    /// Returns the ranges in which an island is within reach of a two-byte jump at `at`, nearest first, at most [`OFFERED`].
     pub fn near(&self, image: &Image, at: u64) -> Vec<Clearing> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
         let mut found: Vec<Clearing> = Vec::new();

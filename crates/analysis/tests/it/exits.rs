@@ -317,7 +317,7 @@ fn functions_whose_exits_are_not_known_are_refused() {
     let chosen =
         TestElf::new().function("f", &[0xc3]).raw(&[0xcc; 15]).raw(&[0xc3]).symbol("chosen", TEXT + 16, 1, IFUNC);
     assert_eq!(exits(&chosen, "chosen"), Err(Refusal::IfuncResolver));
-    // Control never reaches bytes after a return, and a call at the end does not return.
+    // Bytes after a return that no branch reaches are not decoded. A call that is the last instruction of a function does not return.
     let data = TestElf::new().function("f", &[0x31, 0xc0, 0xc3, 0x06, 0x06]).function("g", &[0xc3]);
     assert_eq!(exits(&data, "f").unwrap().len(), 1);
     let aborts = TestElf::new().assemble("f", begin).raw(&[0xcc; 0xf7]).function("g", &[0xc3]);

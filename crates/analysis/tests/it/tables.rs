@@ -18,9 +18,9 @@ fn distances(targets: &[u64], base: u64) -> Vec<u8> {
     targets.iter().flat_map(|target| (target.wrapping_sub(base) as u32).to_le_bytes()).collect()
 }
 
-/// The three cases, and then addresses of another function, so that the content does not say where the table ends.
+/// Entries of the jump table: the three cases, then an address in another function. The content alone does not show where the table ends.
 const TARGETS: [u64; 4] = [CASES, CASES + 6, CASES + 12, OTHER];
-/// A function that is not meant.
+/// Address of the function `g`, which is not a target of the jump.
 const OTHER: u64 = CASES + 0x20;
 
 /// The graph of a function that begins with some code, which may branch to the default case, and ends with the cases.
