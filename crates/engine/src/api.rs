@@ -88,7 +88,7 @@ pub struct ProcessFilter {
     pub glob: Option<String>,
     /// The command name, or the base name of the first argument or of the executable.
     pub name: Option<String>,
-    /// A control group; processes of the groups below it match too.
+    /// Path of a control group; processes of the groups below it match too.
     pub cgroup: Option<String>,
 }
 
@@ -169,7 +169,7 @@ pub struct MetricFocus {
 pub struct EnableRequest {
     /// Process to measure.
     pub target: TargetSpec,
-    /// Metric-focus pairs.
+    /// Metric-focus pairs to measure, in addition to those that `functions` adds.
     pub pairs: Vec<Arc<MetricFocus>>,
     /// Functions by name, glob, `MODULE:GLOB` or `MODULE+0xOFFSET`; each match becomes a pair of `function_metric` and its own focus.
     pub functions: Vec<String>,

@@ -11,7 +11,7 @@ use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::modules::Modules;
 use crate::program::pattern::{glob_match, has_wildcard};
 
-/// A pair, and the function that its focus names if it came from a pattern.
+/// A pair. If the pair came from a pattern of functions, also the function that its focus names.
 pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);
 
 /// The pairs that a pair stands for: itself, unless its focus has a pattern. A text that is the name of a module or function is no pattern.

@@ -28,7 +28,7 @@ const NAMED: usize = 12;
 pub struct Wanted {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
-    /// The function that the focus names, if it came from a pattern.
+    /// Function that the focus names, if the pair came from the request's `functions` or from a pattern in a focus; otherwise `None`.
     pub function: Option<FunctionRef>,
     /// Code that must be woven for the pair.
     pub instrumentation: Instrumentation,

@@ -21,7 +21,8 @@ const PROCESSORS: std::ops::Range<u32> = 0..4096;
 /// Distance from the number of the processor to the pointer to the critical section (linux/rseq.h, struct rseq).
 const POINTER: i32 = 4;
 
-/// Offsets that the code uses; `None` if it uses several different ones.
+/// Offsets from the thread pointer at which the code of a libc keeps the thread's id and rseq area. A field is `None` if the code has no
+/// such offset, or several different ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadArea {
     /// Offset of the thread's id from fs, if it is an offset that known libcs use.

@@ -106,7 +106,7 @@ impl Session {
         self.look_at_modules(&mut self.control()).map(drop)
     }
 
-    /// Calls `ask` with the modules of the target.
+    /// Checks names of a request against the modules of the target: calls `ask` with them, and returns its result.
     pub fn check_names(&self, ask: impl FnOnce(&Modules) -> Result<(), Error>) -> Result<(), Error> {
         ask(&self.control().modules)
     }

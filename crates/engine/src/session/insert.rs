@@ -441,7 +441,8 @@ impl Session {
         self.all_refused(modules, bound, &reasons).map_or(Ok(()), Err)
     }
 
-    /// The error for a request in which no pair has code for all of its definitions; `None` if one has.
+    /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
+    /// pair can be measured.
     fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
         let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {

@@ -59,9 +59,9 @@ pub(super) struct Derived {
     pub pair: usize,
     /// Position among the snippets of its point.
     pub role: Role,
-    /// The code.
+    /// Code that is woven at each of the points.
     pub snippet: Snippet,
-    /// The exits that the snippet is for.
+    /// Exits of the function at which the snippet is woven, if the points are exits.
     pub exits: Exits,
 }
 
