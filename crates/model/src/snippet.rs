@@ -419,8 +419,8 @@ pub enum Stmt {
     /// At an exit or after a call: if the record of this call is open, do the statements and close it. If not, count that. Records that
     /// were opened later are closed first.
     Close(Record, Vec<Stmt>),
-    /// At a tail jump to a function whose exits close the record: leave it open, so that the call lasts until its frame is gone. If there
-    /// is no such record and the call is the function's own, count that, and do the statements if they need no record.
+    /// At a tail jump to a function whose exits close the record: mark the record of this frame as handed over, and leave it open. If the
+    /// frame has no record and the owner is [`Whose::Own`], count the call as unseen, and do the statements if they need no record.
     HandOver(Record, Whose, Vec<Stmt>),
     /// At a tail jump that the engine cannot follow: discard the record, restore its variable, and count the call as left by a tail jump.
     /// If there is no such record, this acts as [`Stmt::HandOver`].
