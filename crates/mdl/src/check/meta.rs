@@ -237,7 +237,7 @@ impl<'a, 'd> Context<'a, 'd> {
         Type::Unknown
     }
 
-    /// Returns the type of `name[index]`. The caller has checked the index.
+    /// Returns the type of `name[index]`. The caller has checked the type of the index.
     pub(super) fn indexed(&mut self, name: &Ident, index: &Expr) -> Type {
         if name.name == "$constraint" {
             let Some(chain) = &self.chain else {

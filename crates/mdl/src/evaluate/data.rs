@@ -15,7 +15,7 @@ use crate::program::{Access, Global, Location, Parameter, Unresolved};
 
 /// Largest number of elements that `DYNINSTCountElmsInArray` adds up; each element takes a system call.
 const ELEMENTS_MAX: i64 = 16;
-/// Largest number of functions in one request of whose arguments or results code takes members; each takes a search of all debugging
+/// Largest number of times that one request looks up a member of a function's argument or result. Each look-up searches all debugging
 /// information.
 const LOOKS_MAX: u32 = 64;
 /// Size in bytes of an `int`, the element of Paradyn's arrays.
