@@ -31,7 +31,7 @@ pub enum Denial {
         /// Real user id of its owner.
         uid: u32,
     },
-    /// The process belongs to the caller, but has more rights than its user: it runs a setuid program.
+    /// The process belongs to the caller, but has more rights than its user: its program is setuid, or has capabilities.
     #[error("process {pid} has more rights than its user (its program is setuid, or has capabilities)")]
     Privileged {
         /// The process.
