@@ -17,7 +17,7 @@ pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output)
     rows::run(asked, Calls, context, out).await
 }
 
-/// Presents counts of measurements that were inserted earlier.
+/// Returns the view that shows the counts of measurements which an earlier command inserted.
 pub(super) fn view() -> Box<dyn View + Send> {
     rows::view(Calls)
 }
