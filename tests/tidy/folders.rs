@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// For each folder of a crate the folders that it uses, each with the files that name it.
+/// Maps each folder of a crate to the folders that it uses, and each used folder to the files that use it.
 type Uses = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Returns a cycle between the folders below the `src` directory of a crate: one line for each use, with the files that make it. `None` if
-/// the
-/// folders form no cycle. Paths that begin with `super` are not read.
+/// the folders form no cycle. Paths that begin with `super` are not read.
 pub fn cycle(src: &Path) -> Option<String> {
     let mut files = Vec::new();
     for (path, text) in crate::files::sources(src) {

@@ -173,7 +173,8 @@ fn goroutines() {
     }
 }
 
-/// Processor times are right, too. Woven code reads them without a system call where the libc has such a clock.
+/// The processor time of calls agrees with the program's own measurement. If the libc registers an rseq area, woven code reads this
+/// time without a system call.
 #[test]
 fn processor_times_are_those_of_the_programs_own_clock() {
     let times = scaled(20, 200);
