@@ -65,6 +65,7 @@ fn recipe(name: &str) -> Recipe {
         "sharer" => ("gcc", C, &["sharer.c"], false),
         "attacks" => ("gcc", C, &["attacks.c"], false),
         "blocks" => ("gcc", C, &["blocks.c"], false),
+        "detached-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["detached.c"], false),
         "births" => ("gcc", C, &["births.c"], false),
         "family" => ("gcc", C, &["family.c"], false),
         "family-gs" => ("gcc", &["-O2", "-g", "-pthread", "-DOWN_GS"] as &[_], &["family.c"], false),

@@ -1,6 +1,6 @@
 //! Basic blocks and edges from reachability.
 
-use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::body::Body;
 use crate::flow::graph::Graph;
@@ -13,10 +13,10 @@ use crate::text::transfer::Transfer;
 const NONE: u32 = u32::MAX;
 
 /// The control-flow graph of a function.
-pub(crate) fn cfg(body: &Body<'_>, graph: Graph) -> Cfg {
+pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
     let mut builder = Builder {
         body,
-        graph: &graph,
+        graph,
         block_of: vec![NONE; body.code.len()],
         last: Vec::new(),
         blocks: Vec::new(),
@@ -40,8 +40,8 @@ pub(crate) fn cfg(body: &Body<'_>, graph: Graph) -> Cfg {
     let unresolved = [&graph.found, &graph.others].into_iter().flat_map(|found| &found.unresolved);
     let unresolved = unresolved.map(|index| Svma(body.code[*index].ip())).collect();
     let entry = blocks.binary_search_by_key(&body.function.start(), |b| b.range.start).ok();
-    let proven = |doubt: Option<_>| doubt.map_or(Ok(()), Err);
-    let (ways_in_proven, ways_out_proven) = (proven(graph.doubts.ways_in), proven(graph.doubts.ways_out));
+    let proven = |doubt: &Option<Refusal>| doubt.clone().map_or(Ok(()), Err);
+    let (ways_in_proven, ways_out_proven) = (proven(&graph.doubts.ways_in), proven(&graph.doubts.ways_out));
     Cfg { blocks, edges, entry, ways_in, unresolved, ways_in_proven, ways_out_proven }
 }
 

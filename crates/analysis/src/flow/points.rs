@@ -49,5 +49,5 @@ pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
     points.extend(exits.map(|exit| point(PointKind::Exit, body.code[*exit].ip())));
     points.sort_by_key(|p| (p.at, p.kind));
     points.dedup_by_key(|p| (p.at, p.kind));
-    FunctionCode { cfg: blocks::cfg(&body, graph), points }
+    FunctionCode { cfg: blocks::cfg(&body, &graph), points }
 }

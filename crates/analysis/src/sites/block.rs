@@ -1,6 +1,6 @@
 //! The beginnings of a function's basic blocks as sites for springboards.
 
-use ingraft_model::{Block, BlockPoint, Free, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Block, BlockPoint, Free, Refusal, Site, SiteKind, Svma, WayInReason};
 
 use crate::flow::body::Body;
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
@@ -20,10 +20,26 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
         return Err(Refusal::NotYet { kind: "Go block" });
     }
     let body = Body::new(image, function);
-    let cfg = flow::cfg(&body, Graph::new(&body));
-    cfg.ways_in_proven?;
-    let sites = Sites { graph: &Graph::new(&body), body: &body };
-    Ok(cfg.blocks.into_iter().map(|block| sites.point(block)).collect())
+    let graph = Graph::new(&body);
+    let cfg = flow::cfg(&body, &graph);
+    cfg.ways_in_proven.clone()?;
+    let sites = Sites { body: &body, graph: &graph };
+    let point = |block: &Block| {
+        let start = block.range.start;
+        let site = match cfg.reasons_at(start).any(|reason| reason == WayInReason::SyscallReturn) {
+            // A thread that has just unmapped its stack, as musl's do at their end, has nowhere to push to.
+            true => {
+                let offset = function.offset_of(start.0);
+                Err(Refusal::NotDisplaceable {
+                    offset,
+                    why: "it is behind a system call, after which the stack may be gone",
+                })
+            }
+            false => sites.site(start.0),
+        };
+        BlockPoint { block: block.clone(), site }
+    };
+    Ok(cfg.blocks.iter().map(point).collect())
 }
 
 struct Sites<'a> {
@@ -32,10 +48,6 @@ struct Sites<'a> {
 }
 
 impl Sites<'_> {
-    fn point(&self, block: Block) -> BlockPoint {
-        BlockPoint { site: self.site(block.range.start.0), block }
-    }
-
     /// The site at the first byte of a block.
     fn site(&self, start: u64) -> Result<Site, Refusal> {
         let (image, function) = (self.body.image, self.body.function);

@@ -69,7 +69,7 @@ impl Image {
     /// The control-flow graph of a function.
     pub fn cfg(&self, function: &Function) -> Cfg {
         let body = Body::new(self, function);
-        flow::cfg(&body, Graph::new(&body))
+        flow::cfg(&body, &Graph::new(&body))
     }
 
     /// The basic blocks of a function, in order of address.

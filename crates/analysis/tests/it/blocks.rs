@@ -73,6 +73,8 @@ fn a_system_call_stays_in_its_place() {
     let why = "a system call stays in its place";
     assert_eq!(points[1].site, Err(Refusal::NotDisplaceable { offset: Offset(5), why }));
     assert!(points[0].site.is_ok());
+    let why = "it is behind a system call, after which the stack may be gone";
+    assert_eq!(points[2].site, Err(Refusal::NotDisplaceable { offset: Offset(7), why }));
 }
 
 #[test]
