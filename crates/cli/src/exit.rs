@@ -10,7 +10,7 @@ pub(crate) enum Kind {
     Failed = 1,
     /// The usage or the MDL is wrong.
     Usage = 2,
-    /// There is no such target or function, a name is ambiguous, or nothing can be measured.
+    /// The target or function does not exist, a name is ambiguous, or nothing can be measured.
     NotFound = 3,
     /// The target may not be traced, or another program traces or holds it.
     Denied = 4,

@@ -9,7 +9,7 @@ use ingraft_process::{ApplyError, Denial};
 pub enum ErrorKind {
     /// The request itself is wrong (exit 2).
     Usage,
-    /// There is no such target, function or metric, a name is ambiguous, or all functions are refused (exit 3).
+    /// The target, function or metric does not exist, a name is ambiguous, or all functions are refused (exit 3).
     NotFound,
     /// The target may not be traced, or another program traces or holds it (exit 4).
     Denied,

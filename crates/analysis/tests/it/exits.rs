@@ -97,7 +97,7 @@ fn nothing_may_land_in_a_stretch() {
 
 #[test]
 fn the_entry_keeps_what_it_displaces() {
-    // There is room after the entry's springboard, so the return has a springboard of its own.
+    // Bytes are left after the entry's springboard, so the return has a springboard of its own.
     let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
     assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
     // The entry displaces the return, so the return goes with it.

@@ -87,7 +87,7 @@ pub enum Flaw {
     /// Control can land inside a springboard.
     #[error("control can land inside a springboard")]
     LandingInside,
-    /// There is no valid instruction, or the plan has not written it.
+    /// The bytes are no valid instruction, or the plan has not written them.
     #[error("no instruction")]
     NoInstruction,
     /// Generated code must not contain the instruction.

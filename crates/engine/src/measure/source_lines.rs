@@ -1,24 +1,31 @@
 //! The basic blocks of a source line, by the debugging information of the modules.
 
-use ingraft_analysis::DebugInfo;
+use std::sync::PoisonError;
+
+use ingraft_analysis::{DebugInfo, TypeError};
 use ingraft_mdl::Program;
-use ingraft_model::{FunctionRef, SvmaRange};
+use ingraft_model::FunctionRef;
 
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Missing;
-use crate::program::modules::{ModuleFile, Modules};
+use crate::program::modules::{LineRanges, Module, ModuleFile, Modules};
 use crate::program::pattern::SourceLine;
 
 /// The blocks that hold code of the source line that a text names, inlined copies included, each by its function and its name in a focus.
 pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionRef, String)>, Error> {
     let Some(wanted) = SourceLine::parse(text) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    let mut described = false;
+    let (mut described, mut compressed) = (false, None);
     for (number, file, module) in modules.loaded() {
-        let elf = module.image.elf();
-        let Some(ranges) = ranges(modules, file, elf, &wanted) else { continue };
+        let ranges = match ranges(modules, file, module, &wanted) {
+            Ok(ranges) => ranges,
+            Err(why) => {
+                compressed = compressed.or((why == TypeError::Compressed).then_some(&file.name));
+                continue;
+            }
+        };
         described = true;
-        for range in &ranges {
+        for range in ranges.iter() {
             let Some((function, blocks)) = module.image.blocks_in(range) else { continue };
             let names = blocks.iter().map(|block| Modules::name_of_block(function, block));
             let Some(number) = modules.number_of(number, function) else { continue };
@@ -30,26 +37,30 @@ pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(Fu
     if !found.is_empty() || matches!(missing, Missing::MayCome) {
         return Ok(found);
     }
-    let hint = match described {
-        true => {
-            "a line without code of its own, such as a declaration, a comment or code that was optimised away, has no block"
+    let hint = match (compressed, described) {
+        (Some(module), _) => format!("the debugging information of {module} is compressed, and is not read"),
+        (None, true) => {
+            "lines of declarations, of comments and of code that was optimised away have no block".to_owned()
         }
-        false => "no module has debugging information: compile with -g, or install the package with the symbols",
+        (None, false) => {
+            "no module has debugging information: compile with -g, or install the package with the symbols".to_owned()
+        }
     };
-    Err(Error::new(ErrorKind::NotFound, "no_such_line", format!("no code of `{text}` in any module"), hint.to_owned()))
+    Err(Error::new(ErrorKind::NotFound, "no_such_line", format!("no code of `{text}` in any module"), hint))
 }
 
-/// The ranges of code of a line in a module; `None` if the module has no debugging information.
-fn ranges(
-    modules: &Modules,
-    file: &ModuleFile,
-    elf: &ingraft_analysis::Elf,
-    wanted: &SourceLine,
-) -> Option<Vec<SvmaRange>> {
-    let own = DebugInfo::of(elf).ok();
-    let info = match own {
-        Some(info) => info,
-        None => DebugInfo::of(file.debug(modules.pid(), elf)?).ok()?,
+/// The ranges of code of a line in a module, by its own debugging information or by that of its separate file.
+fn ranges(modules: &Modules, file: &ModuleFile, module: &Module, wanted: &SourceLine) -> LineRanges {
+    let mut known = module.lines.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = known.get(wanted) {
+        return known.clone();
+    }
+    let elf = module.image.elf();
+    let ask = |elf| DebugInfo::of(elf).map(|info| info.ranges_of_line(&wanted.file, wanted.line).into());
+    let found = match (ask(elf), file.debug(modules.pid(), elf)) {
+        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
+        (own, _) => own,
     };
-    Some(info.ranges_of_line(&wanted.file, wanted.line))
+    known.insert(wanted.clone(), found.clone());
+    found
 }

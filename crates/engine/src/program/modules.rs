@@ -3,11 +3,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
+use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment, TypeError};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, AvmaRange, Bias, Block, FunctionRef, ModuleRef, Offset, Pid, Svma, ThreadIdentity};
+use ingraft_model::{
+    Avma, AvmaRange, Bias, Block, FunctionRef, ModuleRef, Offset, Pid, Svma, SvmaRange, ThreadIdentity,
+};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
@@ -17,7 +19,7 @@ use crate::program::gs_search::sets_gs;
 use crate::program::images::{ImageStore, bytes_of, debug_elf};
 use crate::program::libc_search::ThreadArea;
 use crate::program::packages;
-use crate::program::pattern::{Pattern, glob_match, has_wildcard};
+use crate::program::pattern::{Pattern, SourceLine, glob_match, has_wildcard};
 use crate::program::variables;
 
 const PAGE: u64 = 4096;
@@ -69,7 +71,12 @@ pub struct Module {
     /// Whether the image was read from memory, because its file could not be opened.
     pub from_memory: bool,
     index: OnceLock<FxHashMap<Box<str>, Vec<u32>>>,
+    /// The answers about source lines: each library that comes asks again.
+    pub lines: Mutex<FxHashMap<SourceLine, LineRanges>>,
 }
+
+/// The ranges of code of a source line, or the reason why they are not known.
+pub type LineRanges = Result<Arc<[SvmaRange]>, TypeError>;
 
 /// All modules of a target.
 #[derive(Debug)]
@@ -490,12 +497,12 @@ impl Modules {
     pub fn block_names(&self, function: FunctionRef) -> Vec<String> {
         let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
         let blocks = module.image.blocks(f);
-        blocks.iter().map(|block| block_name(Offset::between(f.start().0, block.range.start.0))).collect()
+        blocks.iter().map(|block| Modules::name_of_block(f, block)).collect()
     }
 
     /// The name of a function's basic block in a focus.
     pub fn name_of_block(function: &Function, block: &Block) -> String {
-        block_name(Offset::between(function.start().0, block.range.start.0))
+        Offset::between(function.start().0, block.range.start.0).block_name()
     }
 
     /// The number of a function of a loaded module.
@@ -576,6 +583,7 @@ impl ModuleFile {
                     bias,
                     from_memory: loaded.from_memory,
                     index: OnceLock::new(),
+                    lines: Mutex::default(),
                 }),
                 Ok(()),
             ),
@@ -708,12 +716,6 @@ fn base_name(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
-/// The name of a block in a focus: its offset in the function.
-fn block_name(offset: Offset) -> String {
-    let sign = if offset.0 < 0 { "-" } else { "" };
-    format!("#{sign}{:#x}", offset.0.unsigned_abs())
-}
-
 impl Program for Modules {
     fn machine(&self) -> &str {
         &self.machine
@@ -782,9 +784,9 @@ impl Program for Modules {
         near.truncate(5);
         near.sort_unstable();
         let names: Vec<String> =
-            near.into_iter().map(|start| block_name(Offset::between(f.start().0, start))).collect();
+            near.into_iter().map(|start| Offset::between(f.start().0, start).block_name()).collect();
         Err(Unresolved::NotFound {
-            what: format!("no block begins at {}", block_name(offset)),
+            what: format!("no block begins at {}", offset.block_name()),
             help: Some(format!("blocks begin at {}", names.join(", "))),
         })
     }

@@ -4,7 +4,7 @@
 
 use std::num::NonZero;
 
-use ingraft_model::{Focus, Svma};
+use ingraft_model::{Focus, Offset, Svma};
 
 /// A parsed FUNCTION argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Pattern {
 pub const ALL_BLOCKS: &str = "#*";
 
 /// A line of a source file, `FILE.c:LINE`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SourceLine {
     /// Last part of the path of the file.
     pub file: String,
@@ -56,9 +56,7 @@ impl Pattern {
     pub fn split_block(text: &str) -> (&str, Option<&str>) {
         let Some(at) = text.rfind('#').filter(|at| *at > 0) else { return (text, None) };
         let (functions, block) = text.split_at(at);
-        let digits = block.trim_start_matches('#').trim_start_matches('-').strip_prefix("0x").unwrap_or_default();
-        let is_offset = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
-        let is_block = is_offset || block == ALL_BLOCKS;
+        let is_block = block == ALL_BLOCKS || Offset::of_block(block).is_some();
         if is_block { (functions, Some(block)) } else { (text, None) }
     }
 

@@ -56,7 +56,7 @@ pub enum Place {
 /// Reason why a place may differ from the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// There is a breakpoint over a byte of the engine or of the original.
+    /// A breakpoint lies over a byte of the engine or of the original.
     Breakpoint,
     /// A breakpoint was removed again, and a byte of the engine with it.
     Broken,

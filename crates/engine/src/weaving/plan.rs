@@ -453,7 +453,7 @@ impl Woven {
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
         loop {
             let mut woven = self.clone();
-            // Those that an earlier attempt mapped.
+            // Arenas that an earlier attempt mapped.
             woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
             let mut change = Change::default();
             let found: Vec<_> = wanted.iter().zip(&sites).collect();

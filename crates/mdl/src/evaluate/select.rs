@@ -44,14 +44,6 @@ fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
     }
 }
 
-/// The offset of a block in its function that a name states: `#0x1a`, or `#-0x1a` for a part before the function's first byte.
-fn block_offset(name: &str) -> Option<Offset> {
-    let text = name.strip_prefix('#')?;
-    let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
-    let offset = i64::from_str_radix(text.strip_prefix("0x")?, 16).ok()?;
-    Some(Offset(if negative { -offset } else { offset }))
-}
-
 impl<'a> Evaluation<'a> {
     /// Selects the constraints of the metric that match the focus. If none matches a part of the focus, reports an error.
     pub(super) fn select(&mut self, focus: &Focus) -> Selection<'a> {
@@ -129,7 +121,7 @@ impl<'a> Evaluation<'a> {
         let levels = match (root, part.names.len()) {
             ("Code", 1) => "a module",
             ("Code", 2) => "a function",
-            ("Code", _) if part.names.last().is_some_and(|name| block_offset(name).is_some()) => "a block",
+            ("Code", _) if part.names.last().is_some_and(|name| Offset::of_block(name).is_some()) => "a block",
             ("Code", _) => "a loop",
             (_, 1) => "this kind",
             _ => "this synchronisation object",
@@ -156,7 +148,7 @@ impl<'a> Evaluation<'a> {
             }
             ("Code", [module, function, part_of]) => {
                 let functions = self.focus_functions(part, module, function);
-                let inner = match (block_offset(part_of), &functions) {
+                let inner = match (Offset::of_block(part_of), &functions) {
                     (Some(offset), Value::Functions(all)) => self.focus_block(part, all.clone(), offset),
                     (Some(_), _) => Value::Refused,
                     (None, _) => {
