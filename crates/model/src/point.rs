@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::addr::{Svma, SvmaRange};
-use crate::cfg::Block;
+use crate::cfg::{Block, EdgeKind};
 
 /// The kinds of point that ingraft can weave or list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -304,6 +304,12 @@ pub enum SiteKind {
         /// Registers and flags that are free.
         free: Free,
     },
+    /// A transfer between two basic blocks. [`Site::at`] is the first byte of the block to which the edge leads. The red zone may hold values
+    /// of the function, as at the beginning of a block.
+    Edge {
+        /// Registers and flags that are free where the edge ends.
+        free: Free,
+    },
 }
 
 /// Facts about one point that the code generator needs to weave it. Addresses are those of the file.
@@ -347,14 +353,15 @@ impl Site {
             SiteKind::CallBefore => PointKind::CallBefore,
             SiteKind::CallAfter { .. } => PointKind::CallAfter,
             SiteKind::Block { .. } => PointKind::Block,
+            SiteKind::Edge { .. } => PointKind::Edge,
         }
     }
 
-    /// Facts about the arrival of control at the site; `None` at exits, before calls and at blocks.
+    /// Facts about the arrival of control at the site; `None` at exits, before calls, at blocks and at edges.
     pub fn arrival(&self) -> Option<&Arrival> {
         match &self.kind {
             SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => Some(arrival),
-            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } => None,
+            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } | SiteKind::Edge { .. } => None,
         }
     }
 
@@ -367,14 +374,17 @@ impl Site {
     /// Registers that snippets may overwrite.
     pub fn scratch(&self) -> &[Gpr] {
         match &self.kind {
-            SiteKind::Entry { free, .. } | SiteKind::Block { free } => &free.scratch,
+            SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } => &free.scratch,
             SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => &[],
         }
     }
 
     /// Whether snippets may overwrite the arithmetic flags.
     pub fn are_flags_free(&self) -> bool {
-        matches!(&self.kind, SiteKind::Entry { free, .. } | SiteKind::Block { free } if free.flags)
+        matches!(
+            &self.kind,
+            SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } if free.flags
+        )
     }
 
     /// Whether this is an exit that can only be woven into the entry's displaced copy.
@@ -431,6 +441,19 @@ pub struct BlockPoint {
     /// The block.
     pub block: Block,
     /// Site of its first instruction, or the reason why it cannot be woven.
+    pub site: Result<Site, Refusal>,
+}
+
+/// A transfer between two basic blocks of a function as a point. The three facts about the edge tell it from all others of the function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EdgePoint {
+    /// First byte of the block that the edge leaves.
+    pub from: Svma,
+    /// First byte of the block to which the edge leads.
+    pub to: Svma,
+    /// Kind of the transfer.
+    pub kind: EdgeKind,
+    /// Site of the edge, or the reason why it cannot be woven.
     pub site: Result<Site, Refusal>,
 }
 

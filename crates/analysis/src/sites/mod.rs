@@ -4,6 +4,7 @@
 mod block;
 mod call;
 mod clearing;
+mod edge;
 mod entry;
 mod exit;
 mod leap;

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, PointKind, Refusal, Site, SvmaRange};
+use ingraft_model::{
+    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgePoint, PointKind, Refusal, Site, SvmaRange,
+};
 
 use crate::flow::body::Body;
 use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::{block, call, entry, exit, leap, refused};
+use crate::sites::{block, call, edge, entry, exit, leap, refused};
 
 impl Image {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
@@ -53,6 +55,11 @@ impl Image {
     /// The beginnings of a function's basic blocks, in order of address. An error if it is not certain where control arrives in the function.
     pub fn block_points(&self, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
         block::points(self, function)
+    }
+
+    /// The edges between a function's basic blocks, sorted. An error if it is not certain that control moves only along them.
+    pub fn edge_points(&self, function: &Function) -> Result<Vec<EdgePoint>, Refusal> {
+        edge::points(self, function)
     }
 
     /// Whether every exit of a function is the last step of longjmp: a jump to another frame.

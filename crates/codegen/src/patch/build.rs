@@ -116,7 +116,9 @@ impl Save {
         match site.kind {
             SiteKind::Entry { .. } => Save { scratch: taken, flags, ..none },
             SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => Save { result: true, ..none },
-            SiteKind::Block { .. } => Save { scratch: taken && !flags, result: flags, red_zone: true, ..none },
+            SiteKind::Block { .. } | SiteKind::Edge { .. } => {
+                Save { scratch: taken && !flags, result: flags, red_zone: true, ..none }
+            }
         }
     }
 }

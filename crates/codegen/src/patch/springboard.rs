@@ -150,7 +150,7 @@ impl<'a> Place<'a> {
             }
             SiteKind::CallBefore if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
             SiteKind::CallBefore | SiteKind::Exit { .. } => springboard.max(u64::from(self.site.own)),
-            SiteKind::Block { .. } => springboard,
+            SiteKind::Block { .. } | SiteKind::Edge { .. } => springboard,
         }
     }
 
