@@ -98,7 +98,8 @@ fn code_that_writes_to_the_red_zone_is_refused() {
         let w = weave(identity, head(), &[], &[count()]);
         let snippet = count();
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let code = |n: usize| w.weave.plan.code[n].bytes.as_slice();
         let find = |what: &[u8]| {
             let at = |n: usize| code(n).windows(what.len()).position(|bytes| bytes == what);

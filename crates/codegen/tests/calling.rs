@@ -93,7 +93,7 @@ impl Field {
 fn ask<T>(sites: &[Site], snippets: &[Snippet], f: impl FnOnce(&[PointRequest<'_>]) -> T) -> T {
     let minis: Vec<_> =
         snippets.iter().map(|snippet| [MiniRequest { id: 1, snippet, counters: &[0, 1, 2, 3] }]).collect();
-    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
     let requests: Vec<_> = sites.iter().zip(&minis).map(|(s, m)| request((s, m.as_slice()))).collect();
     f(&requests)
 }

@@ -176,7 +176,14 @@ fn a_call_that_an_entry_displaces_is_woven_into_the_copy() {
     let minis = [[0], [1]].map(|counters| (count(), counters));
     let minis = minis.each_ref().map(|(snippet, counters)| [MiniRequest { id: 0, snippet, counters }]);
     let sites = [shape.before(), entry];
-    let request = |n: usize| PointRequest { site: &sites[n], bias: Bias(0), name: "f", minis: &minis[n], beside: &[] };
+    let request = |n: usize| PointRequest {
+        site: &sites[n],
+        bias: Bias(0),
+        name: "f",
+        minis: &minis[n],
+        beside: &[],
+        probe: None,
+    };
     let requests = [request(0), request(1)];
     let mut both = (arena.clone(), text.clone());
     let weave = weave_points(&env, &mut both.0, &mut both.1, &requests).expect("makes sense");
@@ -217,7 +224,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
         let (before, after) = ([mini(1, &prune), mini(2, &open)], [mini(3, &close)]);
         let sites = [shape.before(), shape.after()];
-        let request = |site, minis| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+        let request = |site, minis| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
         let requests = [request(&sites[0], &before[..]), request(&sites[1], &after[..])];
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
@@ -249,7 +256,8 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
         let (mut w, minis) = good();
         change(&mut w);
         let minis: Vec<_> = minis.iter().map(|(id, s)| MiniRequest { id: *id, snippet: s, counters: &[0] }).collect();
-        let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         verify_weave(&w.env, &w.arena, &w.text, &requests, &w.weave).map_err(|e| e.flaw.to_string())
     };
     assert_eq!(check(&|_| {}), Ok(()));

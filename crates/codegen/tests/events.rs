@@ -106,7 +106,7 @@ impl Field {
 fn ask<T>(site: &Site, f: impl FnOnce(&[PointRequest<'_>]) -> T) -> T {
     let snippet = read_event();
     let minis = [MiniRequest { id: 1, snippet: &snippet, counters: &[0, EVENT, 2] }];
-    f(&[PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }])
+    f(&[PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }])
 }
 
 fn call() -> Step {

@@ -238,7 +238,7 @@ impl Nest {
             .map(|(site, minis)| {
                 // Only entries search for calls that have ended without an exit.
                 let minis = if site.point_kind() == PointKind::Entry { &minis[..] } else { &minis[1..] };
-                PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
+                PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None }
             })
             .collect();
         let weave = weave_points(env, &mut arena, &mut text, &requests).expect("the request makes sense");
@@ -574,7 +574,8 @@ fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
     // A value that no record has kept is refused.
     let wrong = snippet(vec![Stmt::Close(record(0), vec![Stmt::Add(v(3), elapsed(Clock::Wall))])]);
     let minis = [MiniRequest { id: 0, snippet: &wrong, counters: &[4, 8, 12, 20] }];
-    let request = PointRequest { site: &nest.middle.1, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
+    let request =
+        PointRequest { site: &nest.middle.1, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None };
     assert!(weave_points(&env, &mut arena(), &mut TextSpace::new(), &[request]).is_err());
 }
 

@@ -92,7 +92,7 @@ proptest! {
         let snippet = count();
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
         let requests: Vec<_> =
-            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, beside: &[] }).collect();
+            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, beside: &[], probe: None }).collect();
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
         // Contradictory facts (code that is padding too) may be woven; then the verifier refuses the plan.

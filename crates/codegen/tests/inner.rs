@@ -238,7 +238,8 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let counting = count();
             let mini = |id, counters| MiniRequest { id, snippet: &counting, counters };
             let minis = [mini(1, &[0])];
-            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+            let requests =
+                [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
             let first = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &first).expect("right");
             let entry = first.woven[0].clone().expect("woven");
@@ -298,7 +299,7 @@ fn a_jump_that_is_too_far_away_is_a_matter_of_its_point() {
     let minis = [MiniRequest { id: 1, snippet: &counting, counters: &[0] }];
     for f in displaced_jump() {
         let (mut above, mut below, mut text) = (arena(0x7000_0000), arena(-0x7000_0000), TextSpace::new());
-        let first = [PointRequest { site: &f.sites[0], bias, name: "f", minis: &minis, beside: &[] }];
+        let first = [PointRequest { site: &f.sites[0], bias, name: "f", minis: &minis, beside: &[], probe: None }];
         let host = weave_points(&env, &mut above, &mut text, &first).expect("makes sense");
         verify_weave(&env, &above, &text, &first, &host).expect("right");
         let beside = [host.woven[0].as_ref().expect("woven")];

@@ -43,7 +43,7 @@ fn woven(sites: &[Site], spread: &dyn Spread, bytes: u64) -> (usize, bool) {
             if i % 3 == 2 && i > sites.len() / 2 { vec![pruned, counted] } else { vec![counted] }
         })
         .collect();
-    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
     let requests: Vec<_> = sites.iter().zip(minis.iter().map(Vec::as_slice)).map(request).collect();
     let weave = weave_points_on(spread, &env, &mut arena, &mut text, &requests).expect("makes sense");
     verify_weave_on(spread, &env, &arena, &text, &requests, &weave).expect("right");
@@ -75,7 +75,7 @@ fn many_points_are_woven_in_order() {
 fn code_lies_at_the_same_place_however_it_is_written() {
     let (env, count, sites) = (environment(GLIBC), count(), sites(5000));
     let minis = [MiniRequest { id: 1, snippet: &count, counters: &[0] }];
-    let request = |site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
+    let request = |site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None };
     let code = |spread: &dyn Spread, points: usize| {
         let requests: Vec<_> = sites.iter().take(points).map(request).collect();
         let (mut arena, mut text) = (Arena::new(Avma(START)..Avma(START + (1 << 20))), TextSpace::new());

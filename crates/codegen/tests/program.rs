@@ -66,7 +66,7 @@ impl Field {
 
 fn ask<T>(site: &Site, snippet: &Snippet, f: impl FnOnce(&[PointRequest<'_>]) -> T) -> T {
     let minis = [MiniRequest { id: 1, snippet, counters: &[0, 1, 2, 3] }];
-    f(&[PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }])
+    f(&[PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }])
 }
 
 type Written = Result<(), IcedError>;

@@ -32,7 +32,8 @@ fn every_flipped_bit_of_a_system_call_is_found() {
     for (identity, snippet) in reads.chain(told_apart.map(|identity| (identity, &write))) {
         let site = site(&HEAD);
         let minis = [MiniRequest { id: 0, snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let (env, mut arena, mut text) = (environment(identity), arena(), TextSpace::new());
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         verify_weave(&env, &arena, &text, &requests, &weave).expect("it is right");
@@ -59,7 +60,8 @@ fn only_who_asks_for_it_sets_memory() {
     let (site, snippet) = (site(&HEAD), write());
     let weave = |env: &Environment, snippet: &Snippet| {
         let minis = [MiniRequest { id: 0, snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = weave_points(env, &mut arena, &mut text, &requests)?;
         let read = add(Expr::Read(Box::new(Expr::Arg(0)), Scalar::INT));
@@ -81,7 +83,8 @@ fn only_what_lasts_is_loaded() {
     let weave = |env: &Environment, value: Expr| {
         let (site, snippet) = (site(&HEAD), add(value));
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = weave_points(env, &mut arena, &mut text, &requests)?;
         // The same code, in an environment where less memory stays mapped.

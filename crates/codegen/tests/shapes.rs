@@ -83,7 +83,7 @@ fn what_is_out_of_reach_leaves_nothing_behind() {
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), &[padding(0x401040, &[0xcc; 8])]);
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     assert!(weave.woven[0].is_err());
     assert_eq!(weave.plan.text, []);
@@ -138,7 +138,7 @@ fn a_call_far_up_gets_its_whole_return_address() {
     let (mut arena, mut text) = (Arena::new(Avma(base)..Avma(base + 0x10000)), TextSpace::new());
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis, beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
@@ -261,7 +261,8 @@ fn the_loaders_hook_waits_for_the_engine() {
     let hook = site(&PLAIN);
     let snippet = Snippet { stmts: vec![Stmt::Await] };
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[] }];
-    let requests = [PointRequest { site: &hook, bias: Bias(0), name: "_dl_debug_state", minis: &minis, beside: &[] }];
+    let requests =
+        [PointRequest { site: &hook, bias: Bias(0), name: "_dl_debug_state", minis: &minis, beside: &[], probe: None }];
     let mut listing = String::new();
     for identity in [GLIBC, ThreadIdentity::Locked] {
         let env = ingraft_codegen::Environment { loader: Some(Avma(0x7fff_f7ff_e118)), ..environment(identity) };
@@ -384,7 +385,7 @@ fn refusals_say_why() {
 fn a_shadow_stack_forbids_displaced_calls() {
     let env = ingraft_codegen::Environment { shadow_stack: true, ..environment(GLIBC) };
     let site = site(&[0x53, 0xe8, 0, 1, 0, 0]);
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &[], beside: &[] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &[], beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests).expect("the request makes sense");
     let refusal = weave.woven[0].as_ref().expect_err("refused").to_string();
     assert!(refusal.contains("shadow stack"), "{refusal}");
@@ -394,7 +395,7 @@ fn a_shadow_stack_forbids_displaced_calls() {
 fn two_functions_cannot_share_bytes() {
     let (first, mut second) = (site(&PLAIN), site(&PLAIN));
     second.at = Svma(0x401003);
-    let request = |site, name| PointRequest { site, bias: Bias(0), name, minis: &[], beside: &[] };
+    let request = |site, name| PointRequest { site, bias: Bias(0), name, minis: &[], beside: &[], probe: None };
     let requests = [request(&first, "one"), request(&second, "two")];
     let weave = weave_points(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests).expect("woven");
     let refusal = weave.woven[1].as_ref().expect_err("refused").to_string();
@@ -408,8 +409,10 @@ fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
         .collect();
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests: Vec<_> =
-        sites.iter().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }).collect();
+    let requests: Vec<_> = sites
+        .iter()
+        .map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None })
+        .collect();
     let env = environment(GLIBC);
     let mut text = TextSpace::new();
     let mut small = Arena::new(Avma(0x500000)..Avma(0x500400));
@@ -428,7 +431,7 @@ fn what_was_removed_can_be_woven_again_in_the_same_place() {
     let used = w.arena.used();
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let again = weave_points(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
     assert!(again.woven[0].is_err(), "its bytes are taken");
     for range in &remove_points([&point]).retired {
@@ -446,7 +449,8 @@ fn senseless_requests_are_errors() {
     let site = site(&PLAIN);
     let weave = |snippet: &Snippet, counters: &[u32], env| {
         let minis = [MiniRequest { id: 0, snippet, counters }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let result = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests);
         result.map(|_| ()).expect_err("refused").to_string()
     };
@@ -472,7 +476,8 @@ fn thousands_of_snippets_at_one_point() {
         let mini = |id| MiniRequest { id, snippet: &count, counters: &[7] };
         let minis: Vec<MiniRequest<'_>> = (0..n).map(mini).collect();
         let (mut arena, mut text) = (Arena::new(Avma(0x80_0000)..Avma(0xa0_0000)), TextSpace::new());
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
         verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
         // In longer code, some link lies on two pages wherever the code begins.

@@ -52,6 +52,7 @@ fn run(sites: &[Site], snippet: &Snippet) -> Run {
             name: "a_function_of_some_length",
             minis,
             beside: &[],
+            probe: None,
         })
         .collect();
     let t = Instant::now();

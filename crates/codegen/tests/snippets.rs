@@ -199,7 +199,7 @@ fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, 
     let requests: Vec<_> = sites
         .iter()
         .zip(minis.chunks(1))
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None })
         .collect();
     let (mut arena, mut text) = (arena(), TextSpace::new());
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");

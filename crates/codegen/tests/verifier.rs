@@ -275,7 +275,7 @@ fn words_of_shard_0_that_are_no_keys_are_refused() {
     let snippet = Snippet { stmts: vec![add] };
     let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let proof = |broken: &_| verify_weave(&w.env, &w.arena, &w.text, &requests, broken).map_err(|e| e.flaw);
     assert!(proof(&w.weave).is_ok());
     let word = |n: u32| w.env.data.counter(n).to_le_bytes();
@@ -321,7 +321,7 @@ fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
     let snippet = Snippet { stmts: vec![stmt] };
     let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let mask = |places: u32| [&[0x81, 0xe1][..], &(places - 1).to_le_bytes()].concat();
     let (right, wrong) = (mask(places), mask(1 << 20));
     let masks = |code: &[u8]| -> Vec<usize> {
@@ -357,7 +357,7 @@ fn verdicts(identity: ThreadIdentity, snippet: &Snippet, counters: [[u32; 4]; 2]
     let mut arena = Arena::new(Avma(0x800000)..Avma(0x810000));
     let mut text = TextSpace::new();
     let minis = counters.each_ref().map(|counters| [MiniRequest { id: 1, snippet, counters }]);
-    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
     let requests: Vec<_> = sites.iter().zip(&minis).map(|(site, minis)| request((site, minis))).collect();
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     let judge = |weave: &Weave| verify_weave(&env, &arena, &text, &requests, weave).is_ok();
@@ -400,7 +400,7 @@ fn memory_below_address_0_is_no_counter() {
     let mut arena = Arena::new(Avma(0x800000)..Avma(0x810000));
     let mut text = TextSpace::new();
     let minis = counters.each_ref().map(|counters| [MiniRequest { id: 1, snippet: &snippet, counters }]);
-    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None };
     let requests: Vec<_> = sites.iter().zip(&minis).map(|(site, minis)| request((site, minis))).collect();
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     for counter in counters.iter().flatten().map(|counter| env.data.counter(*counter)) {
@@ -426,7 +426,7 @@ fn a_branch_that_closes_a_loop_is_refused() {
     let w = weave(GLIBC, site, &[], std::slice::from_ref(&snippet));
     let counters: Vec<u32> = (0..16).collect();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &counters }];
-    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let mut loops = 0;
     for (n, piece) in w.weave.plan.code.iter().enumerate() {
         let code = Decoder::with_ip(64, &piece.bytes, piece.at.0, DecoderOptions::NONE);

@@ -17,7 +17,7 @@ fn woven<T>(wall: WallClock, then: impl FnOnce(&Weave, &dyn Fn(WallClock, &Weave
     let start = Snippet { stmts: vec![Stmt::Start(VariableId(0), Clock::Wall)] };
     let minis = [MiniRequest { id: 1, snippet: &start, counters: &[0] }];
     let site = site(&[0x48, 0x83, 0xec, 0x18, 0x48, 0x89, 0xe5]);
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     then(&weave, &|wall, weave| {
         verify_weave(&Environment { wall, ..env }, &arena, &text, &requests, weave).map_err(|e| e.flaw)

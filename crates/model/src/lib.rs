@@ -6,6 +6,7 @@
 
 pub mod activations;
 pub mod addr;
+pub mod body;
 pub mod call;
 pub mod cfg;
 pub mod dominators;
@@ -27,6 +28,7 @@ pub mod vector;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use body::{BodyBlock, Entered, FunctionBody};
 pub use call::{Call, Called, VectorState};
 pub use cfg::{Block, Cfg, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;

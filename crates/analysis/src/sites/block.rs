@@ -1,6 +1,11 @@
 //! The beginnings of a function's basic blocks as sites for springboards.
 
-use ingraft_model::{Block, BlockPoint, Free, Refusal, Site, SiteKind, Svma, WayInReason};
+use std::ops::Range;
+
+use ingraft_model::{
+    Block, BlockPoint, BodyBlock, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal, Site,
+    SiteKind, Svma, WayInReason,
+};
 
 use crate::flow::body::Body;
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
@@ -14,11 +19,7 @@ use crate::text::transfer::Transfer;
 /// The sites of all blocks of a function, in order of address, each with the reason if the block cannot be woven. An error if it is not
 /// certain where control can arrive in the function: a block that begins at an unknown place would be missing.
 pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
-    entry::check_kind(function)?;
-    if image.elf().is_go() {
-        // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
-        return Err(Refusal::NotYet { kind: "Go block" });
-    }
+    check(image, function)?;
     let body = Body::new(image, function);
     let graph = Graph::new(&body);
     let cfg = flow::cfg(&body, &graph);
@@ -42,12 +43,82 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
     Ok(cfg.blocks.iter().map(point).collect())
 }
 
+/// Fails if no block of the function can be woven.
+fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
+    entry::check_kind(function)?;
+    if image.elf().is_go() {
+        // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
+        return Err(Refusal::NotYet { kind: "Go block" });
+    }
+    Ok(())
+}
+
+/// The whole function. An error if it is not certain where control can arrive in it.
+pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, Refusal> {
+    check(image, function)?;
+    let body = Body::new(image, function);
+    let graph = Graph::new(&body);
+    let cfg = flow::cfg(&body, &graph);
+    cfg.ways_in_proven.clone()?;
+    let sites = Sites { body: &body, graph: &graph };
+    let is_inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
+    let edges: Vec<Edge> = cfg.edges.iter().filter(|edge| is_inner(edge)).copied().collect();
+    let entered = entered(&cfg, &edges);
+    let block = |(block, entered): (&Block, &Entered)| {
+        let Range { start, end } = block.range.clone();
+        let offset = function.offset_of(start.0);
+        let bytes = image.elf().data_at(start.0, end.0 - start.0).ok_or(Refusal::UnknownInstruction { offset })?;
+        Ok(BodyBlock {
+            block: block.clone(),
+            bytes: bytes.to_vec(),
+            free: sites.free(start.0),
+            entered: *entered,
+            room: sites.site(start.0),
+        })
+    };
+    let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
+    Ok(FunctionBody { function: function.start(), blocks, edges })
+}
+
+/// For each block, the ways by which control arrives at its original address.
+fn entered(cfg: &Cfg, edges: &[Edge]) -> Vec<Entered> {
+    let mut entered = vec![Entered::Never; cfg.blocks.len()];
+    for (index, edge) in edges.iter().enumerate() {
+        let EdgeTarget::Block(to) = edge.to else { continue };
+        if matches!(edge.kind, EdgeKind::CallReturn | EdgeKind::JumpTable)
+            && let Some(known) = entered.get_mut(to)
+        {
+            *known = if *known == Entered::Never { Entered::Along(index) } else { Entered::Otherwise };
+        }
+    }
+    for (block, known) in cfg.blocks.iter().zip(&mut entered) {
+        let along = |reason: WayInReason| {
+            matches!(reason, WayInReason::CallReturn | WayInReason::SyscallReturn | WayInReason::JumpTable)
+        };
+        let mut reasons = cfg.reasons_at(block.range.start).filter(|reason| *reason != WayInReason::Resumed).peekable();
+        if reasons.peek().is_some() && (*known == Entered::Never || !reasons.all(along)) {
+            *known = Entered::Otherwise;
+        }
+    }
+    entered
+}
+
 struct Sites<'a> {
     body: &'a Body<'a>,
     graph: &'a Graph,
 }
 
 impl Sites<'_> {
+    /// The registers and flags that are free at an address.
+    fn free(&self, at: u64) -> Free {
+        let (image, function) = (self.body.image, self.body.function);
+        let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
+        let inside = |target| function.contains(Svma(target));
+        let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
+        let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+        Free { scratch, flags: dead.flags }
+    }
+
     /// The site at the first byte of a block.
     fn site(&self, start: u64) -> Result<Site, Refusal> {
         let (image, function) = (self.body.image, self.body.function);
@@ -95,11 +166,7 @@ impl Sites<'_> {
             return Err(Refusal::RestartableSequence);
         }
         let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
-        let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
-        let inside = |target| function.contains(Svma(target));
-        let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
-        let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
-        let kind = SiteKind::Block { free: Free { scratch, flags: dead.flags } };
+        let kind = SiteKind::Block { free: self.free(at) };
         let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
         let clearings = if short { clearing::around(image, at, None) } else { Vec::new() };
         Ok(Site { own: own as u8, landings, clearings, ..Site::new(kind, function.start(), Svma(at), bytes) })

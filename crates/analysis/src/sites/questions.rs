@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgePoint, PointKind, Refusal, Site, SvmaRange,
+    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgePoint, FunctionBody, PointKind, Refusal, Site, SvmaRange,
 };
 
 use crate::flow::body::Body;
@@ -55,6 +55,11 @@ impl Image {
     /// The beginnings of a function's basic blocks, in order of address. An error if it is not certain where control arrives in the function.
     pub fn block_points(&self, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
         block::points(self, function)
+    }
+
+    /// The whole function: its blocks with their bytes, and its edges. An error if it is not certain where control can arrive in it.
+    pub fn body(&self, function: &Function) -> Result<FunctionBody, Refusal> {
+        block::body(self, function)
     }
 
     /// The edges between a function's basic blocks, sorted. An error if it is not certain that control moves only along them.

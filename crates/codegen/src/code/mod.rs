@@ -2,6 +2,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod block;
+pub(crate) mod body;
 pub(crate) mod branches;
 pub(crate) mod cost;
 pub(crate) mod environment;

@@ -3,6 +3,7 @@
 use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, PointKind, TextWrite};
 
 use crate::code::block::{LINK, displacement, text_write};
+use crate::code::body::Probe;
 use crate::code::cost::Cost;
 
 /// Data for the removal of a piece of woven code, complete without this crate. The plan of a removal is the concatenation of records.
@@ -90,6 +91,9 @@ pub struct WovenPoint {
     pub inner: Vec<Inner>,
     /// Copy into which the point is woven, if another point displaces its instruction.
     pub host: Option<Inner>,
+    /// Place in the copy of the function into which the point is woven; `None` unless the function is copied. The point is removed before the
+    /// copy, or together with it.
+    pub probe: Option<Probe>,
     /// Jumps to the springboard that other points displace. The copies of these jumps lead to the tail.
     pub led: Vec<Inner>,
     /// First bytes of ranges that are displaced to make room for islands.

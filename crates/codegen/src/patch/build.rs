@@ -327,12 +327,17 @@ impl<'a> Builder<'a> {
         let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
         let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
         let writes = &mut self.plan.text;
+        if let Some(probe) = head.probe {
+            // The copy of the function is removed as a whole, so the point's removal need not restore it.
+            writes.push(probe.leading(Avma(layout.base)).ok_or(EmitError::OutOfReach)?);
+        }
         if let Some(host) = head.host {
             // This write is not part of the point's removal, because the host's code is removed together with the point.
             writes.push(text_write(head.at, &host.bytes, &springboard));
         }
         let first_write = writes.len();
-        if head.host.is_none() {
+        let in_text = head.host.is_none() && head.probe.is_none();
+        if in_text {
             writes.push(text_write(head.at + offset, old, &springboard));
         }
         if let Form::Short(island) = head.form {
@@ -348,7 +353,7 @@ impl<'a> Builder<'a> {
         let looped = design.springboard_first && !request.site.back_branches().is_empty();
         let own = (!looped).then_some(head.at);
         let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
-        if head.host.is_none() {
+        if in_text {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
             let marker = looped && head.begins(request.site.point_kind(), head.function) && head.function != head.at;
             self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
@@ -385,6 +390,7 @@ impl<'a> Builder<'a> {
             minis,
             inner: layout.inner.iter().filter_map(|copied| inner_of(block, copied)).collect(),
             host: head.host,
+            probe: head.probe,
             led: Vec::new(),
             cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
             removal,
@@ -478,7 +484,7 @@ impl Copied {
         for (n, displaced) in d.head.behind().iter().enumerate() {
             match leaves_if {
                 None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
-                Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
+                Some((_, target)) => block.jmp(resolve(target), Back::To(d.head.in_text(target)))?,
                 None => {
                     let copy = block.here();
                     if d.springboard_first || n > 0 {
@@ -496,7 +502,7 @@ impl Copied {
             }
         }
         if !d.head.ends() && leaves_if.is_none() {
-            block.jmp(d.head.home(), Back::To(d.head.home()))?;
+            block.jmp(d.head.home(), Back::To(d.head.in_text(d.head.home())))?;
         }
         Ok(())
     }

@@ -175,10 +175,19 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     Ok(plan)
 }
 
-/// Plans the removal of a point that has changed the code of other points. `stays` says of each copy that the point needs
-/// ([`WovenPoint::needs`]) whether it stays. Returns `None` if none of them stays: then the records alone remove the point.
-pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool) -> Option<PatchPlan> {
+/// Plans the removal of a point that has changed the code of other points, or the copy of its function. `stays` says of each copy that the
+/// point needs ([`WovenPoint::needs`]) whether it stays, and `body_stays` whether the copy of the function does. Returns `None` if none of
+/// them stays: then the records alone remove the point.
+pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool, body_stays: bool) -> Option<PatchPlan> {
     let mut plan = RemovalRecord::combine(point.records());
+    if let Some(probe) = point.probe.filter(|_| body_stays) {
+        for m in &mut plan.moves {
+            m.to = probe.in_copy(m.to);
+        }
+        plan.text.push(probe.leading(point.base)?.inverse());
+        plan.text.sort_unstable_by_key(|w| w.at);
+        return Some(plan);
+    }
     let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
     let host = point.host.filter(|host| stays(host));
     if led.is_empty() && host.is_none() {

@@ -39,7 +39,7 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
     let mut held: FxHashSet<u64> = held.collect();
 
     let mut choices: Vec<Option<Choice>> =
-        requests.iter().map(|r| r.site.is_within_entry().then_some(Choice::Hosted)).collect();
+        requests.iter().map(|r| (r.site.is_within_entry() || r.probe.is_some()).then_some(Choice::Hosted)).collect();
     let mut round = |which: &dyn Fn(&PointRequest<'_>) -> bool, width, keep: &FxHashSet<u64>, host: bool| {
         for (choice, r) in choices.iter_mut().zip(requests).filter(|(_, r)| which(r)) {
             if !matches!(choice, None | Some(Choice::Refused(_))) {

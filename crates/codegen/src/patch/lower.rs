@@ -80,7 +80,7 @@ pub fn lower(
 ) -> Result<Result<Lowered, Refusal>, CodegenError> {
     let start = (site.at.to_avma(bias).0 & !0xfff).saturating_add(DISTANCE);
     let mut arena = Arena::new(Avma(start)..Avma(start.saturating_add(ROOM)));
-    let request = PointRequest { site, bias, name: "the function", minis, beside: &[] };
+    let request = PointRequest { site, bias, name: "the function", minis, beside: &[], probe: None };
     let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
     let point = match weave.woven.into_iter().next() {
         Some(Ok(point)) => point,

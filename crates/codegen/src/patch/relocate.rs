@@ -41,6 +41,26 @@ impl Displaced {
         self.at.wrapping_add(u64::from(self.len))
     }
 
+    /// A jump of a copy, for the code of a point that takes its place. It stands for the instruction at `original`.
+    pub fn jump(original: u64, to: u64) -> Self {
+        Displaced { at: original, len: 5, bytes: [0; 15], kind: Kind::Jump(to), rip: None, ends: true }
+    }
+
+    /// A conditional jump of a copy, which begins with these bytes, like [`Displaced::jump`].
+    pub fn branch(original: u64, bytes: [u8; 5], to: u64) -> Self {
+        let kind = Kind::Jcc(bytes[1] & 0x0f, to);
+        Displaced { at: original, len: 6, bytes: [0; 15], kind, rip: None, ends: false }
+    }
+
+    /// Length in bytes of the code that replaces a branch.
+    pub fn copy_len(&self) -> u64 {
+        match self.kind {
+            Kind::Jcc(..) => 6,
+            Kind::Loop(_) => u64::from(self.len) + 7,
+            Kind::Copy | Kind::Jump(_) | Kind::Call(_) | Kind::IndirectCall => 5,
+        }
+    }
+
     /// Fixed target of a branch; `None` for calls and for all other instructions.
     pub fn branch_target(&self) -> Option<u64> {
         match self.kind {
@@ -157,6 +177,35 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
         FlowControl::Interrupt => Err("an interrupt or breakpoint"),
         FlowControl::Exception => Err("it faults on purpose, and a handler may look at where"),
         FlowControl::XbeginXabortXend => Err("a hardware transaction"),
+    }
+}
+
+/// Length of the instruction at the beginning of `bytes`, if it stays in the text when its function is copied: a call, or an instruction
+/// that faults on purpose. `None` for an instruction that is copied. A function with a system call is refused, because the C library tells
+/// by the program counter whether a thread that is cancelled waits in one.
+pub(crate) fn stays(bytes: &[u8], at: u64, function: u64) -> Result<Option<usize>, Refusal> {
+    let offset = Offset::between(function, at);
+    let i = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
+    if i.is_invalid() {
+        return Err(Refusal::UnknownInstruction { offset });
+    }
+    match i.flow_control() {
+        FlowControl::Call if i.code() != Code::Call_rel32_64 => {
+            Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" })
+        }
+        FlowControl::Interrupt if i.code() != Code::Int3 => {
+            Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" })
+        }
+        FlowControl::Call | FlowControl::IndirectCall | FlowControl::Exception | FlowControl::Interrupt => {
+            Ok(Some(i.len()))
+        }
+        FlowControl::Next if i.code() == Code::Hlt => Ok(Some(i.len())),
+        FlowControl::Next
+        | FlowControl::UnconditionalBranch
+        | FlowControl::IndirectBranch
+        | FlowControl::ConditionalBranch
+        | FlowControl::Return
+        | FlowControl::XbeginXabortXend => Ok(None),
     }
 }
 

@@ -4,6 +4,7 @@ use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site, SiteKind};
 use rustc_hash::FxHashSet;
 
 use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
+use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
 use crate::code::woven::{Inner, WovenPoint};
 use crate::patch::back_branches::Detour;
@@ -80,6 +81,8 @@ pub(crate) struct Head {
     pub point: u64,
     /// Copy of the point's instruction into which the point is woven; `None` unless another point displaces the instruction.
     pub host: Option<Inner>,
+    /// Place in the copy of the function into which the point is woven; `None` unless the function is copied.
+    pub probe: Option<Probe>,
     /// Range that is displaced in addition, to make room for the island.
     pub clearing: Option<Detour>,
 }
@@ -98,7 +101,7 @@ impl Head {
 
     /// Condition and target of the point's instruction, if it is a conditional jump out of the function.
     pub fn leaves_if(&self, kind: PointKind) -> Option<(u8, u64)> {
-        self.behind().first().filter(|_| kind == PointKind::Exit)?.condition()
+        self.behind().first().filter(|_| kind == PointKind::Exit || self.probe.is_some())?.condition()
     }
 
     /// Whether a branch to `target` leads to the springboard of a point of this kind, so that it must be redirected.
@@ -108,12 +111,21 @@ impl Head {
 
     /// First original byte that was not displaced.
     pub fn home(&self) -> u64 {
-        self.displaced.last().map_or(self.at, Displaced::next)
+        match self.probe {
+            Some(probe) => probe.next().copy.0,
+            None => self.displaced.last().map_or(self.at, Displaced::next),
+        }
+    }
+
+    /// Resume address in the text of a thread that is about to arrive at `target`, an address in the text or in the copy of the function.
+    pub fn in_text(&self, target: u64) -> u64 {
+        let way = self.probe.and_then(|probe| probe.ways().find(|way| way.copy.0 == target));
+        way.map_or(target, |way| way.original.0)
     }
 
     /// Address at which a thread continues that does not take a conditional jump out of the function.
     pub fn stays(&self) -> u64 {
-        self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
+        self.host.and_then(|host| host.next).map_or_else(|| self.home(), |(_, copy)| copy.0)
     }
 
     /// Whether the return address is pushed before the base is reached, because the call itself leads there.
@@ -185,7 +197,7 @@ impl<'a> Place<'a> {
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.point();
-        Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
+        Head { at: self.at, function: self.function, form, displaced, point, host: None, probe: None, clearing: None }
     }
 
     /// Makes room for an island that is in reach of a jump of two bytes which ends at `end`. Returns the island and the displaced range.
@@ -253,6 +265,18 @@ pub(crate) fn within(
     let displaced = decode(own, point, place.function, env.shadow_stack)?;
     let head = place.head(Form::Near, vec![displaced]);
     Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
+}
+
+/// Springboard of a point that is woven into the copy of its function.
+pub(crate) fn at_probe(request: &PointRequest<'_>, probe: Probe) -> Head {
+    let place = Place::new(request);
+    let jump = match probe.holds {
+        Held::Nop => None,
+        Held::Jump(to) => Some(Displaced::jump(probe.original.0, to.copy.0)),
+        Held::Branch(to, _) => Some(Displaced::branch(probe.original.0, probe.bytes, to.copy.0)),
+    };
+    let head = place.head(Form::Near, jump.into_iter().collect());
+    Head { at: probe.copy.0, point: probe.original.0, probe: Some(probe), ..head }
 }
 
 /// Forms of springboards to try.

@@ -5,6 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
 use crate::code::block::EmitError;
+use crate::code::body::Probe;
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::spread::{OneThread, Spread};
 use crate::code::woven::WovenPoint;
@@ -32,6 +33,8 @@ pub struct PointRequest<'a> {
     pub minis: &'a [MiniRequest<'a>],
     /// Woven points of the same function. One of them may displace this point's instruction, or branches to it.
     pub beside: &'a [&'a WovenPoint],
+    /// Place in the copy of the function into which the point is woven; `None` for a point with bytes of the text.
+    pub probe: Option<Probe>,
 }
 
 /// Result of a request for several points.
@@ -190,6 +193,15 @@ impl<'a> Weaver<'a> {
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
         for (i, request) in requests.iter().enumerate().filter(|(i, _)| matches!(designs.get(*i), Some(Ok(None)))) {
+            if let Some(probe) = request.probe {
+                let head = springboard::at_probe(request, probe);
+                let built = self.builder.build(&head, &[], request).map(Box::new);
+                let point = self.built(built, &head, &[])?;
+                if let Some(slot) = woven.get_mut(i) {
+                    *slot = point;
+                }
+                continue;
+            }
             let original = request.site.at.to_avma(request.bias).offset(i64::from(request.site.point));
             let has = |p: &&&WovenPoint| p.inner.iter().any(|inner| inner.original == original);
             let beside = request.beside.iter().find(has).copied();
@@ -238,7 +250,7 @@ impl<'a> Weaver<'a> {
     }
 
     fn release(&mut self, head: &Head, detours: &[Detour]) {
-        if head.host.is_some() {
+        if head.host.is_some() || head.probe.is_some() {
             return;
         }
         let own = std::iter::once((head.at, head.at + head.form.len()));

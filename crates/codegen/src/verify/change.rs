@@ -8,6 +8,7 @@ use super::memory::Memory;
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
 use crate::code::arena::Arena;
 use crate::code::block::{LINK, link_target};
+use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
 use crate::code::woven::WovenMini;
 use crate::code::woven::{Inner, WovenPoint};
@@ -59,12 +60,14 @@ pub fn verify_removed_within(
     plan: &PatchPlan,
     point: &WovenPoint,
     stays: impl Fn(&Inner) -> bool,
+    body_stays: bool,
 ) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
+    let probe = point.probe.filter(|_| body_stays);
     let host = point.host.filter(|host| stays(host));
     let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
     let own = point.removal.text.len();
-    if plan.text.len() != own + led.len() + usize::from(host.is_some()) {
+    if plan.text.len() != own + led.len() + usize::from(host.is_some()) + usize::from(probe.is_some()) {
         return fail(point.at.0, Flaw::Unmatched);
     }
     for write in &plan.text {
@@ -75,19 +78,24 @@ pub fn verify_removed_within(
             let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(host.copy.0 + 5, d) == point.base);
             write.at == host.copy && write.new_bytes() == host.bytes && leads
         });
+        let probed = probe.is_some_and(|probe| {
+            let old = write.old_bytes().split_first();
+            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == point.base);
+            write.at == probe.copy && write.new_bytes() == probe.bytes && leads
+        });
         let led = led.iter().any(|inner| {
             let end = inner.copy.0 + if inner.next.is_some() { 6 } else { 5 };
             let (old, new) = (back(end, write.old_bytes()), back(end, write.new_bytes()));
             write.at.0 == end - 4 && write.len == 4 && old == point.tail && Some(new) == inner.leads
         });
-        if !own && !held && !led {
+        if !own && !held && !led && !probed {
             return fail(write.at.0, Flaw::NotOriginal);
         }
     }
     let inside = |to: Avma| match host {
         Some(host) if to == host.original => host.copy,
         Some(Inner { next: Some((text, copy)), .. }) if to == text => copy,
-        _ => to,
+        _ => equivalent(probe.as_ref(), to),
     };
     let mut moves: Vec<_> =
         point.records().flat_map(|r| &r.moves).map(|m| PcMove { from: m.from, to: inside(m.to) }).collect();
@@ -98,6 +106,20 @@ pub fn verify_removed_within(
     code.sort_unstable_by_key(|c| c.start);
     let right = moves == plan.moves && stepped && code == plan.retired && plan.code.is_empty();
     if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
+}
+
+/// Address at which a thread resumes that leaves the code of a point at a probe which stays: in the copy, where it has an equivalent there.
+fn equivalent(probe: Option<&Probe>, to: Avma) -> Avma {
+    let Some(probe) = probe else { return to };
+    let ways = match probe.holds {
+        Held::Nop => [None, None],
+        Held::Jump(taken) => [Some(taken), None],
+        Held::Branch(taken, next) => [Some(taken), Some(next)],
+    };
+    if to == probe.original {
+        return probe.copy;
+    }
+    ways.into_iter().flatten().find(|way| way.original == to).map_or(to, |way| way.copy)
 }
 
 /// Proves the plan of [`crate::add_mini`]: `after` is the point after the change, with the requested snippet.

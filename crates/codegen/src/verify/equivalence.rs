@@ -224,7 +224,7 @@ impl Step<'_, '_> {
 }
 
 /// Whether two instructions at different addresses have the same meaning. Rip-relative operands are equal if their absolute addresses are.
-fn equal(a: &Instruction, b: &Instruction) -> bool {
+pub(super) fn equal(a: &Instruction, b: &Instruction) -> bool {
     let operands = a.op_count() == b.op_count()
         && (0..a.op_count()).all(|i| match a.op_kind(i) {
             kind if kind != b.op_kind(i) => false,

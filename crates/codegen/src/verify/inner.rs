@@ -1,6 +1,7 @@
 //! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
 //! instruction, and a redirected copy of a jump.
 
+use iced_x86::{ConditionCode, Instruction};
 use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
 use rustc_hash::FxHashMap;
 
@@ -8,6 +9,7 @@ use super::equivalence::{self, Pair};
 use super::interpreter::Walk;
 use super::memory::decode;
 use super::{Flaw, Proof, VerifyError, fail};
+use crate::code::body::{Held, Probe, Way};
 use crate::code::woven::{Inner, WovenPoint};
 use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
@@ -69,6 +71,29 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
     Ok(())
 }
 
+/// Condition of a conditional jump, as the instruction set numbers it.
+fn condition(jump: &Instruction) -> Option<u8> {
+    Some(match jump.condition_code() {
+        ConditionCode::o => 0,
+        ConditionCode::no => 1,
+        ConditionCode::b => 2,
+        ConditionCode::ae => 3,
+        ConditionCode::e => 4,
+        ConditionCode::ne => 5,
+        ConditionCode::be => 6,
+        ConditionCode::a => 7,
+        ConditionCode::s => 8,
+        ConditionCode::ns => 9,
+        ConditionCode::p => 10,
+        ConditionCode::np => 11,
+        ConditionCode::l => 12,
+        ConditionCode::ge => 13,
+        ConditionCode::le => 14,
+        ConditionCode::g => 15,
+        ConditionCode::None => return None,
+    })
+}
+
 impl Proof<'_> {
     /// Proves a point with a host. Returns the write that leads to the point.
     pub(super) fn within(&self, walk: &mut Walk<'_>, host: Inner, hosts: &Hosts<'_>) -> Result<TextWrite, VerifyError> {
@@ -110,6 +135,72 @@ impl Proof<'_> {
         let [a, b, c, d] = displacement.to_le_bytes();
         let padded = |[a, b, c, d, e]: [u8; ROOM]| [a, b, c, d, e, 0, 0, 0];
         Ok(TextWrite { at: host.copy, len: ROOM as u8, old: padded(host.bytes), new: padded([0xe9, a, b, c, d]) })
+    }
+
+    /// Proves a point in the copy of its function, which was proven before. Returns the write that leads to the point.
+    pub(super) fn at_probe(&self, walk: &mut Walk<'_>, probe: &Probe) -> Result<TextWrite, VerifyError> {
+        let (site, point, copy) = (self.site(), self.point, probe.copy.0);
+        let right = self.request.probe.as_ref() == Some(probe)
+            && matches!(site.point_kind(), PointKind::Block | PointKind::Edge)
+            && point.kind == site.point_kind()
+            && probe.spot.kind == point.kind
+            && probe.spot.at == site.at.to_avma(self.request.bias)
+            && point.host.is_none()
+            && point.inner.is_empty()
+            && point.led.is_empty()
+            && point.removal.text.is_empty()
+            && point.function == site.function.to_avma(self.request.bias)
+            && (point.at, point.resume) == (probe.copy, Some(probe.original))
+            && point.leave.0 >= point.slot.0 + slot::LEN;
+        if !right {
+            return fail(copy, Flaw::Unmatched);
+        }
+        walk.begin(site, point);
+        let mut pairs = Vec::new();
+        let (base, tail) = (point.base.0, point.tail.0);
+        let leaves = |walk: &mut Walk<'_>, pairs: &mut Vec<Pair>, at: u64, way: Way| {
+            let jump = walk.memory().decode(at)?;
+            walk.mark(&jump)?;
+            let (original, original_end) = (probe.original.0, probe.original.0);
+            pairs.push(Pair { original, original_end, copy: at, first: false, back: Some(way.original.0) });
+            let leads = jump.is_jmp_short_or_near() && jump.near_branch_target() == way.copy.0;
+            if leads { Ok(()) } else { fail(at, Flaw::NotEquivalent) }
+        };
+        let own = Way { copy: probe.copy, original: probe.original };
+        match probe.holds {
+            Held::Nop => leaves(walk, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?,
+            // A thread that has not executed the jump yet may execute the one in the text.
+            Held::Jump(to) => leaves(walk, &mut pairs, tail, Way { copy: to.copy, ..own })?,
+            Held::Branch(taken, next) => {
+                leaves(walk, &mut pairs, tail, taken)?;
+                let stays = walk.memory().decode(base)?;
+                walk.mark(&stays)?;
+                let (original, back) = (probe.original.0, Some(probe.original.0));
+                pairs.push(Pair { original, original_end: original, copy: base, first: false, back });
+                let mut opposite = stays;
+                opposite.negate_condition_code();
+                let is_opposite = stays.is_jcc_short_or_near()
+                    && stays.near_branch_target() == next.copy.0
+                    && probe.bytes.starts_with(&[0x0f])
+                    && condition(&opposite) == probe.bytes.get(1).map(|byte| byte & 0x0f);
+                if !is_opposite {
+                    return fail(base, Flaw::NotEquivalent);
+                }
+            }
+        }
+        if point.home != probe.next().copy {
+            return fail(copy, Flaw::NotEquivalent);
+        }
+        let begin = match probe.holds {
+            Held::Branch(..) => walk.memory().decode(base)?.next_ip(),
+            Held::Nop | Held::Jump(_) => base,
+        };
+        self.snippets(walk, begin, &pairs)?;
+        let displacement = i32::try_from(base.wrapping_sub(copy + ROOM as u64).cast_signed());
+        let Ok(displacement) = displacement else { return fail(copy, Flaw::Astray) };
+        let [a, b, c, d] = displacement.to_le_bytes();
+        let padded = |[a, b, c, d, e]: [u8; ROOM]| [a, b, c, d, e, 0, 0, 0];
+        Ok(TextWrite { at: probe.copy, len: ROOM as u8, old: padded(probe.bytes), new: padded([0xe9, a, b, c, d]) })
     }
 
     /// Returns the writes that redirect jumps to the springboard in the copies that other points hold, so that the jumps lead to the tail.

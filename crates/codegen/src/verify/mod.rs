@@ -13,6 +13,7 @@
 //! - at every instruction of code that will be removed, a thread has a resume address or can be single-stepped.
 
 mod birth;
+mod body;
 mod calling;
 mod change;
 mod equivalence;
@@ -44,6 +45,7 @@ use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
 use inner::Hosts;
 
+pub use body::verify_body;
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use equivalence::Pair;
 use interpreter::{Facts, Walk};
@@ -215,9 +217,10 @@ impl Points {
     fn prove(&mut self, proofs: &[Proof<'_>], walk: &mut Walk<'_>, hosts: &Hosts<'_>) -> Result<(), VerifyError> {
         for proof in proofs {
             let point = proof.point;
-            match point.host {
-                Some(host) => self.writes.push(proof.within(walk, host, hosts)?),
-                None => proof.run(walk, &mut self.expected)?,
+            match (point.probe, point.host) {
+                (Some(probe), _) => self.writes.push(proof.at_probe(walk, &probe)?),
+                (None, Some(host)) => self.writes.push(proof.within(walk, host, hosts)?),
+                (None, None) => proof.run(walk, &mut self.expected)?,
             }
             self.writes.extend(proof.led(hosts)?);
             self.writes.extend(point.removal.text.iter().map(TextWrite::inverse));

@@ -1,6 +1,7 @@
 //! Sites, environments and listings for tests.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod body;
 pub mod image;
 pub mod random;
 
@@ -94,7 +95,7 @@ pub trait WithFacts {
 
 impl WithFacts for Site {
     fn free(mut self, scratch: &[Gpr], flags: bool) -> Site {
-        let (SiteKind::Entry { free, .. } | SiteKind::Block { free }) = &mut self.kind else {
+        let (SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free }) = &mut self.kind else {
             panic!("only entries and blocks have free registers")
         };
         *free = Free { scratch: scratch.to_vec(), flags };
@@ -115,7 +116,7 @@ impl WithFacts for Site {
 fn arrival(site: &mut Site) -> &mut Arrival {
     match &mut site.kind {
         SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => arrival,
-        SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } => {
+        SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::Block { .. } | SiteKind::Edge { .. } => {
             panic!("only entries and places behind calls are ways in")
         }
     }
@@ -165,7 +166,7 @@ pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippet
         .enumerate()
         .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
         .collect();
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", list(&weave.plan, &weave.woven));

@@ -104,7 +104,14 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
     let names: Vec<String> = functions.iter().map(|f| f.display_name().into_owned()).collect();
     let requests: Vec<_> = all
         .iter()
-        .map(|(i, site)| PointRequest { site, bias: Bias(0), name: &names[*i], minis: &minis, beside: &[] })
+        .map(|(i, site)| PointRequest {
+            site,
+            bias: Bias(0),
+            name: &names[*i],
+            minis: &minis,
+            beside: &[],
+            probe: None,
+        })
         .collect();
     let Weave { plan, woven } = weave_points(&env, &mut arena, &mut text, &requests).ok()?;
     let points = woven.iter().filter(|w| w.is_ok()).count();

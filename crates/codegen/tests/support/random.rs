@@ -294,7 +294,7 @@ impl Field {
             .sites
             .iter()
             .zip(minis.chunks(1))
-            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
+            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None })
             .collect();
         f(&requests)
     }

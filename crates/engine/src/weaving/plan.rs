@@ -821,7 +821,7 @@ impl<'a> Prepared<'a> {
     }
 
     fn request(&self, bias: Bias) -> PointRequest<'_> {
-        PointRequest { site: self.site, bias, name: &self.name, minis: &self.minis, beside: &self.beside }
+        PointRequest { site: self.site, bias, name: &self.name, minis: &self.minis, beside: &self.beside, probe: None }
     }
 }
 

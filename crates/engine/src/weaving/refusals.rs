@@ -55,6 +55,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
                 name: "another function",
                 minis: &minis,
                 beside: &[],
+                probe: None,
             })
             .collect();
         // A request as a whole fails only for reasons that do not occur here.

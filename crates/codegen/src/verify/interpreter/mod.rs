@@ -262,7 +262,7 @@ impl<'a> Walk<'a> {
         self.slot = point.slot.0;
         self.leave = point.leave.0;
         self.pushed = 0;
-        self.red_zone = point.kind == PointKind::Block;
+        self.red_zone = matches!(point.kind, PointKind::Block | PointKind::Edge);
         self.base = point.base.0;
         self.slow = point.removal.code.start.0;
         let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
@@ -456,7 +456,7 @@ impl<'a> Walk<'a> {
         self.tail = next;
         self.slot = point.slot.0;
         self.pushed = usize::from(point.pushed);
-        self.red_zone = point.kind == PointKind::Block;
+        self.red_zone = matches!(point.kind, PointKind::Block | PointKind::Edge);
         self.base = self.slot;
         self.chain.clear();
         self.chain.push((mini.link.0, next));

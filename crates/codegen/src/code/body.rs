@@ -1,0 +1,117 @@
+//! Woven functions as values: the copy of a whole function in an arena, and the places in it where points can be woven.
+
+use ingraft_model::{Avma, EdgeKind, PointKind, TextWrite};
+
+use crate::code::block::{jmp_bytes, text_write};
+use crate::code::woven::RemovalRecord;
+
+/// Length in bytes of the jump that leads from a probe to the code of a point.
+pub(crate) const PROBE: usize = 5;
+
+/// Instruction at a probe that carries no point: `nop dword [rax+rax+0]`.
+pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// Position in a function, by original addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Spot {
+    /// Kind of the point: [`PointKind::Block`] or [`PointKind::Edge`].
+    pub kind: PointKind,
+    /// First byte of the block, or of the block to which the edge leads.
+    pub at: Avma,
+    /// First byte of the block that the edge leaves, and kind of the edge; `None` for a block.
+    pub from: Option<(Avma, EdgeKind)>,
+}
+
+/// Five bytes in the copy of a function that a point may overwrite with a jump to its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Probe {
+    /// Position that the probe stands for.
+    pub spot: Spot,
+    /// Resume address in the text of a thread that is about to execute the probe.
+    pub original: Avma,
+    /// First byte of the probe.
+    pub copy: Avma,
+    /// Bytes of the probe without a point.
+    pub bytes: [u8; PROBE],
+    /// Instruction at the probe.
+    pub holds: Held,
+}
+
+/// Instruction at a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Held {
+    /// A nop of five bytes.
+    Nop,
+    /// A jump of five bytes.
+    Jump(Way),
+    /// A conditional jump of six bytes. The second field is the way of a thread that does not take it.
+    Branch(Way, Way),
+}
+
+/// Address at which control continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Way {
+    /// Address in the copy.
+    pub copy: Avma,
+    /// Equivalent address in the text.
+    pub original: Avma,
+}
+
+impl Probe {
+    /// Addresses that are equivalent while the copy stays: those in the text, each with the one in the copy.
+    pub(crate) fn ways(&self) -> impl Iterator<Item = Way> {
+        let own = Way { copy: self.copy, original: self.original };
+        let (first, second) = match self.holds {
+            Held::Nop => (Some(self.next()), None),
+            Held::Jump(way) => (Some(way), None),
+            Held::Branch(taken, next) => (Some(taken), Some(next)),
+        };
+        std::iter::once(own).chain(first).chain(second)
+    }
+
+    /// Address in the copy that is equivalent to `to`, an address in the text at which a thread resumes that leaves the code of a point.
+    pub(crate) fn in_copy(&self, to: Avma) -> Avma {
+        self.ways().find(|way| way.original == to).map_or(to, |way| way.copy)
+    }
+
+    /// Where control continues that passes the probe without a jump.
+    pub(crate) fn next(&self) -> Way {
+        match self.holds {
+            Held::Nop => Way { copy: self.copy.offset(PROBE as i64), original: self.original },
+            Held::Jump(to) => to,
+            Held::Branch(_, next) => next,
+        }
+    }
+
+    /// Write that leads from the probe to the code of a point at `base`; `None` if the jump does not reach.
+    pub(crate) fn leading(&self, base: Avma) -> Option<TextWrite> {
+        Some(text_write(self.copy.0, &self.bytes, &jmp_bytes(self.copy.0, base.0)?))
+    }
+}
+
+/// The copy of a whole function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WovenBody {
+    /// First byte of the function.
+    pub function: Avma,
+    /// The copies of the blocks: for each, the original address of its first byte and the address in the copy.
+    pub blocks: Vec<Way>,
+    /// The places where points can be woven, sorted by position.
+    pub probes: Vec<Probe>,
+    /// First bytes of the blocks that may run in the text, sorted: no springboard fits where control arrives at them from outside. Points
+    /// at these blocks, and at edges that leave them or lead to them, would miss such runs.
+    pub exposed: Vec<Avma>,
+    /// Record that removes the copy, together with all points in it.
+    pub removal: RemovalRecord,
+}
+
+impl WovenBody {
+    /// The probe at a position; `None` if the copy has none, or if not every arrival there would be noticed.
+    pub fn probe(&self, spot: &Spot) -> Option<&Probe> {
+        let exposed = |at: &Avma| self.exposed.binary_search(at).is_ok();
+        let found = self.probes.binary_search_by_key(spot, |probe| probe.spot).ok();
+        found
+            .and_then(|index| self.probes.get(index))
+            .filter(|_| !exposed(&spot.at) && !spot.from.is_some_and(|(from, _)| exposed(&from)))
+    }
+}

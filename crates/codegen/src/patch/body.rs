@@ -1,0 +1,521 @@
+//! Weaving of whole functions: a copy of all blocks in an arena, to which springboards lead from every place where control arrives.
+//!
+//! Calls, system calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address, and every
+//! thread that waits in the kernel, is in the text. The text stays a correct program, whichever of the springboards are written, because no
+//! springboard covers an address at which control can arrive other than its own first byte.
+
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{
+    Avma, Bias, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FunctionBody, PatchPlan, PcMove, PointKind, Refusal,
+    Svma, TextWrite,
+};
+use rustc_hash::FxHashSet;
+
+use crate::code::arena::Arena;
+use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::code::body::{Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::RemovalRecord;
+use crate::patch::back_branches::Detour;
+use crate::patch::relocate::{self, Displaced};
+use crate::patch::springboard::{self, Form, Head, Width};
+use crate::patch::text_space::TextSpace;
+use crate::patch::weave::PointRequest;
+
+/// Alignment in bytes of the copy of a function.
+const ALIGNMENT: u64 = 16;
+
+/// A function to copy.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyRequest<'a> {
+    /// The function.
+    pub body: &'a FunctionBody,
+    /// Load address of the module, as a bias.
+    pub bias: Bias,
+    /// Name of the function, for refusals of points that need the same bytes.
+    pub name: &'a str,
+}
+
+/// Result of a request for the copy of a function.
+#[derive(Clone, Debug)]
+pub struct BodyWeave {
+    /// Plan that inserts the copy.
+    pub plan: PatchPlan,
+    /// The copy.
+    pub body: WovenBody,
+}
+
+/// Copies a function into the arena and leads control there. Fails with a [`Refusal`] if the function cannot be copied; then `arena` and
+/// `text` are unchanged.
+pub fn weave_body(
+    env: &Environment,
+    arena: &mut Arena,
+    text: &mut TextSpace,
+    request: &BodyRequest<'_>,
+) -> Result<Result<BodyWeave, Refusal>, CodegenError> {
+    env.check()?;
+    arena.lacked_room = false;
+    let code = match Code::of(env, request) {
+        Ok(code) => code,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let before = text.clone();
+    let doors = Doors::choose(env, text, request, &code);
+    let woven = match doors {
+        Ok(doors) => emit(arena, request, &code, &doors).map_err(|e| match e {
+            EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared => {
+                arena.lacked_room |= e == EmitError::ArenaFull;
+                Ok(Refusal::NoRoomNearby)
+            }
+            EmitError::Codegen(e) => Err(e),
+        }),
+        Err(refusal) => Err(Ok(refusal)),
+    };
+    match woven {
+        Ok(woven) => Ok(Ok(woven)),
+        Err(failed) => {
+            *text = before;
+            failed.map(Err)
+        }
+    }
+}
+
+/// An instruction of a block.
+enum Part {
+    /// The copy does the same.
+    Copied(Displaced),
+    /// The copy jumps to the instruction in the text.
+    Kept(u64),
+}
+
+impl Part {
+    fn at(&self) -> u64 {
+        match self {
+            Part::Copied(d) => d.at,
+            Part::Kept(at) => *at,
+        }
+    }
+}
+
+/// The decoded instructions of each block.
+struct Code {
+    blocks: Vec<Vec<Part>>,
+    /// Addresses of the instructions that stay in the text.
+    kept: FxHashSet<u64>,
+    /// Addresses of the copied instructions.
+    copied: FxHashSet<u64>,
+}
+
+impl Code {
+    fn of(env: &Environment, request: &BodyRequest<'_>) -> Result<Self, Refusal> {
+        let function = request.body.function.to_avma(request.bias).0;
+        let mut code = Code { blocks: Vec::new(), kept: FxHashSet::default(), copied: FxHashSet::default() };
+        for BodyBlock { block, bytes, .. } in &request.body.blocks {
+            let (mut at, mut rest) = (block.range.start.to_avma(request.bias).0, bytes.as_slice());
+            let mut parts = Vec::new();
+            while !rest.is_empty() {
+                let len = relocate::stays(rest, at, function)?;
+                let part = match len {
+                    Some(_) => Part::Kept(at),
+                    None => Part::Copied(relocate::decode(rest, at, function, env.shadow_stack)?),
+                };
+                let len = match &part {
+                    Part::Kept(_) => len.unwrap_or(rest.len()),
+                    Part::Copied(d) => d.bytes().len(),
+                };
+                match &part {
+                    Part::Kept(at) => code.kept.insert(*at),
+                    Part::Copied(d) => code.copied.insert(d.at),
+                };
+                parts.push(part);
+                at += len as u64;
+                rest = rest.get(len..).unwrap_or_default();
+            }
+            code.blocks.push(parts);
+        }
+        Ok(code)
+    }
+}
+
+/// Springboards into the copy.
+struct Doors {
+    /// For each, the index of the block to which it leads, and the original bytes at it.
+    heads: Vec<(usize, Head, Vec<u8>)>,
+    /// Indices of the blocks that may run in the text.
+    exposed: Vec<usize>,
+}
+
+impl Doors {
+    /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text, and
+    /// every block to which it leads gets a springboard too, or runs in the text as well.
+    fn choose(
+        env: &Environment,
+        text: &mut TextSpace,
+        request: &BodyRequest<'_>,
+        code: &Code,
+    ) -> Result<Self, Refusal> {
+        let blocks = &request.body.blocks;
+        let mut doors = Doors { heads: Vec::new(), exposed: Vec::new() };
+        let mut missing = Vec::new();
+        let entered = |(_, block): &(usize, &BodyBlock)| block.entered != Entered::Never;
+        for (index, block) in blocks.iter().enumerate().filter(entered) {
+            match door(env, text, request, code, block, Width::Near) {
+                Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
+                Err(_) => missing.push(index),
+            }
+        }
+        let mut known: FxHashSet<usize> = doors.heads.iter().map(|(index, ..)| *index).collect();
+        let mut why = None;
+        while let Some(index) = missing.pop() {
+            let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
+            match door(env, text, request, code, block, Width::Any) {
+                Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
+                Err(refusal) => {
+                    why.get_or_insert(refusal);
+                    doors.exposed.push(index);
+                    missing.extend(successors(request.body, index));
+                }
+            }
+        }
+        doors.exposed.sort_unstable();
+        // A function that runs in the text as a whole gains nothing from its copy.
+        let gains = doors.exposed.len() < blocks.len() && !doors.heads.is_empty();
+        why.filter(|_| !gains).map_or(Ok(doors), Err)
+    }
+}
+
+fn successors(body: &FunctionBody, block: usize) -> impl Iterator<Item = usize> {
+    let first = body.edges.partition_point(|edge| edge.from < block);
+    let own = body.edges.get(first..).unwrap_or_default().iter().take_while(move |edge| edge.from == block);
+    own.filter_map(|edge| target(edge))
+}
+
+fn target(edge: &Edge) -> Option<usize> {
+    match edge.to {
+        EdgeTarget::Block(to) => Some(to),
+        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
+    }
+}
+
+/// Chooses the springboard at a block, and takes its bytes of text. Returns it with the original bytes there.
+fn door(
+    env: &Environment,
+    text: &mut TextSpace,
+    request: &BodyRequest<'_>,
+    code: &Code,
+    block: &BodyBlock,
+    width: Width,
+) -> Result<(Head, Vec<u8>), Refusal> {
+    let mut site = block.room.clone()?;
+    if site.at != block.block.range.start && request.body.block_at(site.at).is_some() {
+        // The springboard would lead arrivals at another block astray.
+        return Err(Refusal::TooShort { available: 0, next: "the next place where control can arrive" });
+    }
+    // Only ranges of this function have a copy to which they can lead.
+    site.clearings.retain(|clearing| code.copied.contains(&clearing.at.to_avma(request.bias).0));
+    let point =
+        PointRequest { site: &site, bias: request.bias, name: request.name, minis: &[], beside: &[], probe: None };
+    let head = springboard::choose(env, text, &point, width, &code.kept)?;
+    Ok((head, site.bytes))
+}
+
+/// A displacement in the copy that is written once all addresses are known.
+struct Fixup {
+    /// Address of the displacement, the last four bytes of its instruction.
+    field: u64,
+    /// Index of the block to which the instruction leads.
+    block: usize,
+}
+
+/// A probe whose ways within the copy are not known yet.
+struct Placed {
+    probe: Probe,
+    /// Index of the block to which the probe's jump leads.
+    to: Option<usize>,
+}
+
+/// The copy of a function under construction.
+struct Copy<'a> {
+    request: &'a BodyRequest<'a>,
+    /// Indices of the blocks that may run in the text, sorted.
+    exposed: &'a [usize],
+    out: Block,
+    /// Address of each block's copy.
+    labels: Vec<u64>,
+    /// Address in the copy to which the springboard of each block leads.
+    arrivals: Vec<u64>,
+    fixups: Vec<Fixup>,
+    probes: Vec<Placed>,
+    /// Addresses of the original instructions, with the equivalent ones in the copy.
+    moves: Vec<PcMove>,
+}
+
+impl Copy<'_> {
+    fn start(&self, block: usize) -> u64 {
+        self.request.body.blocks.get(block).map_or(0, |b| b.block.range.start.to_avma(self.request.bias).0)
+    }
+
+    /// Fills up with nops until `len` bytes lie on one page.
+    fn on_one_page(&mut self, len: u64, back: Back) {
+        while straddles(self.out.here(), len) {
+            self.out.put(&[0x90], back);
+        }
+    }
+
+    /// Adds a nop that a point may replace.
+    fn nop(&mut self, spot: Spot, original: u64) {
+        let back = Back::To(original);
+        self.on_one_page(PROBE as u64, back);
+        let copy = Avma(self.out.here());
+        self.out.put(&PROBE_NOP, back);
+        let probe = Probe { spot, original: Avma(original), copy, bytes: PROBE_NOP, holds: Held::Nop };
+        self.probes.push(Placed { probe, to: None });
+    }
+
+    fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
+        Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
+    }
+
+    /// The edge along which alone control arrives at the block's original address, if no block that leads there runs in the text.
+    fn arrival(&self, block: usize) -> Option<Spot> {
+        let exposed = |edge: &Edge| target(edge) == Some(block) && self.exposed.binary_search(&edge.from).is_ok();
+        if self.request.body.edges.iter().any(exposed) {
+            return None;
+        }
+        let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
+        let edge = self.request.body.edges.get(edge)?;
+        Some(self.edge(edge.from, target(edge)?, edge.kind))
+    }
+
+    /// Copies a block. `falls` says whether the copy before it runs on into this one.
+    fn block(&mut self, index: usize, parts: &[Part], falls: bool) -> Result<bool, EmitError> {
+        let start = self.start(index);
+        let arrival = self.arrival(index);
+        if let Some(spot) = arrival.filter(|_| !falls) {
+            self.on_one_page(PROBE as u64, Back::To(start));
+            self.set_arrival(index, self.out.here());
+            self.nop(spot, start);
+        }
+        self.on_one_page(PROBE as u64, Back::To(start));
+        let label = self.out.here();
+        if let Some(known) = self.labels.get_mut(index) {
+            *known = label;
+        }
+        if arrival.is_none() {
+            self.set_arrival(index, label);
+        }
+        self.nop(Spot { kind: PointKind::Block, at: Avma(start), from: None }, start);
+        self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
+        for part in parts {
+            if part.at() != start && matches!(part, Part::Copied(_)) {
+                self.moves.push(PcMove { from: Avma(part.at()), to: Avma(self.out.here()) });
+            }
+            match part {
+                Part::Kept(at) => {
+                    // A thread at the instruction itself stays in the text, where the instruction is.
+                    self.out.jmp(*at, Back::To(*at))?;
+                    return Ok(false);
+                }
+                Part::Copied(d) => {
+                    if self.instruction(index, d)? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn set_arrival(&mut self, index: usize, at: u64) {
+        if let Some(known) = self.arrivals.get_mut(index) {
+            *known = at;
+        }
+    }
+
+    /// Copies an instruction of a block. Returns whether control never continues after it.
+    fn instruction(&mut self, from: usize, d: &Displaced) -> Result<bool, EmitError> {
+        let inner = d.branch_target().and_then(|to| self.block_at(to));
+        let (Some(to), Some(original)) = (inner, d.branch_target()) else {
+            relocate::emit(d, |target| target, &mut self.out)?;
+            return Ok(d.ends);
+        };
+        let back = Back::To(d.at);
+        // The jump is the last instruction of what replaces the original, and lies on one page.
+        self.on_one_page(d.copy_len(), back);
+        let begin = self.out.here();
+        // The displacement is written later.
+        relocate::emit(d, |_| begin, &mut self.out)?;
+        let end = self.out.here();
+        self.fixups.push(Fixup { field: end - 4, block: to });
+        let jump = end - if d.condition().is_some() { 6 } else { 5 };
+        let way = |copy: u64, original: u64| Way { copy: Avma(copy), original: Avma(original) };
+        let taken = way(0, original);
+        let holds = match d.condition() {
+            Some(_) => Held::Branch(taken, way(end, d.next())),
+            None => Held::Jump(taken),
+        };
+        // A thread at the jump that follows `loop` has decided to take it.
+        let before = if jump == begin { d.at } else { original };
+        let spot = self.edge(from, to, EdgeKind::Taken);
+        let probe = Probe { spot, original: Avma(before), copy: Avma(jump), bytes: [0; PROBE], holds };
+        self.probes.push(Placed { probe, to: Some(to) });
+        Ok(d.ends)
+    }
+
+    fn block_at(&self, at: u64) -> Option<usize> {
+        self.request.body.block_at(Svma(at.wrapping_sub(self.request.bias.0)))
+    }
+
+    /// Leads control from the end of a block that runs on to the next one. Returns whether the copy runs on into what follows it.
+    fn run_on(&mut self, from: usize, follows: Option<usize>) -> Result<bool, EmitError> {
+        let end = self.request.body.blocks.get(from).map_or(0, |b| b.block.range.end.to_avma(self.request.bias).0);
+        let Some(to) = self.block_at(end) else {
+            self.out.jmp(end, Back::To(end))?;
+            return Ok(false);
+        };
+        self.nop(self.edge(from, to, EdgeKind::FallThrough), end);
+        if follows == Some(to) {
+            return Ok(true);
+        }
+        self.jump(to, end)?;
+        Ok(false)
+    }
+
+    /// Adds a jump to the copy of a block.
+    fn jump(&mut self, to: usize, original: u64) -> Result<(), EmitError> {
+        let here = self.out.here();
+        self.out.jmp(here, Back::To(original))?;
+        self.fixups.push(Fixup { field: here + 1, block: to });
+        Ok(())
+    }
+
+    /// Adds the arrivals of blocks into which the code before them runs.
+    fn arrivals(&mut self) -> Result<(), EmitError> {
+        for index in 0..self.labels.len() {
+            if self.arrivals.get(index) != Some(&0) {
+                continue;
+            }
+            let Some(spot) = self.arrival(index) else { continue };
+            let start = self.start(index);
+            self.on_one_page(PROBE as u64, Back::To(start));
+            self.set_arrival(index, self.out.here());
+            self.nop(spot, start);
+            self.jump(index, start)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the displacements, and returns the probes.
+    fn finish(&mut self) -> Result<Vec<Probe>, EmitError> {
+        for Fixup { field, block } in std::mem::take(&mut self.fixups) {
+            let to = self.labels.get(block).copied().ok_or(EmitError::OutOfReach)?;
+            self.out.patch_relative(field, to)?;
+        }
+        let mut probes = Vec::with_capacity(self.probes.len());
+        for Placed { mut probe, to } in std::mem::take(&mut self.probes) {
+            let label = to.and_then(|to| self.labels.get(to)).copied().unwrap_or_default();
+            match &mut probe.holds {
+                Held::Nop => {}
+                Held::Jump(taken) | Held::Branch(taken, _) => taken.copy = Avma(label),
+            }
+            let at = probe.copy.0;
+            probe.bytes = *self.out.stretch(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
+            probes.push(probe);
+        }
+        probes.sort_unstable_by_key(|probe| probe.spot);
+        Ok(probes)
+    }
+}
+
+/// Writes the copy of all blocks at an address.
+fn copy<'a>(
+    request: &'a BodyRequest<'a>,
+    code: &Code,
+    exposed: &'a [usize],
+    at: u64,
+) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
+    let count = code.blocks.len();
+    let (labels, arrivals) = (vec![0; count], vec![0; count]);
+    let mut out = Block::default();
+    out.restart(at);
+    let mut copy =
+        Copy { request, exposed, out, labels, arrivals, fixups: Vec::new(), probes: Vec::new(), moves: Vec::new() };
+    let mut falls = false;
+    for (index, parts) in code.blocks.iter().enumerate() {
+        let follows = Some(index + 1).filter(|next| *next < count);
+        falls = copy.block(index, parts, falls)? && copy.run_on(index, follows)?;
+    }
+    copy.arrivals()?;
+    let probes = copy.finish()?;
+    Ok((copy, probes))
+}
+
+/// Writes the copy into the arena, and the springboards that lead to it.
+fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors) -> Result<BodyWeave, EmitError> {
+    let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
+    let mut at = arena.place(0, aligned).ok_or(EmitError::ArenaFull)?;
+    // The length depends on the address, because probes lie on one page.
+    let (copy, probes) = loop {
+        let (copy, probes) = copy(request, code, &doors.exposed, at)?;
+        let place = arena.place(copy.out.bytes.len() as u64, aligned).ok_or(EmitError::ArenaFull)?;
+        if place == at {
+            break (copy, probes);
+        }
+        at = place;
+    };
+    let mut plan = PatchPlan::default();
+    let (mut moves, step_out) = copy.out.exits(at, copy.out.here());
+    for (block, head, old) in &doors.heads {
+        let to = copy.arrivals.get(*block).copied().ok_or(EmitError::OutOfReach)?;
+        springboards(head, old, to, &copy.moves, &mut plan.text, &mut moves)?;
+    }
+    plan.text.sort_unstable_by_key(|w| w.at);
+    let len = copy.out.bytes.len() as u64;
+    let removal = RemovalRecord {
+        text: plan.text.iter().map(TextWrite::inverse).collect(),
+        moves,
+        step_out,
+        code: Avma(at)..Avma(at + len),
+    };
+    let starts = |index: &usize| Avma(copy.start(*index));
+    let body = WovenBody {
+        function: request.body.function.to_avma(request.bias),
+        blocks: (0..copy.labels.len()).map(|b| Way { copy: Avma(copy.labels[b]), original: starts(&b) }).collect(),
+        probes,
+        exposed: doors.exposed.iter().map(starts).collect(),
+        removal,
+    };
+    // A thread at a springboard takes it.
+    let doors: FxHashSet<u64> = doors.heads.iter().flat_map(|(block, head, _)| [copy.start(*block), head.at]).collect();
+    plan.moves = copy.moves.iter().filter(|m| !doors.contains(&m.from.0)).copied().collect();
+    plan.moves.sort_unstable();
+    plan.moves.dedup();
+    arena.take(at, len);
+    plan.code.push(ArenaCode { at: Avma(at), bytes: copy.out.bytes });
+    Ok(BodyWeave { plan, body })
+}
+
+/// Adds the writes of one springboard, which leads to `to`, with its island.
+fn springboards(
+    head: &Head,
+    old: &[u8],
+    to: u64,
+    copies: &[PcMove],
+    writes: &mut Vec<TextWrite>,
+    moves: &mut Vec<PcMove>,
+) -> Result<(), EmitError> {
+    let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
+    let (_, bytes) = head.form.write(head.at, to).ok_or(EmitError::OutOfReach)?;
+    writes.push(text_write(head.at, old, &bytes));
+    if let Form::Short(island) = head.form {
+        writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, to))?));
+        moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+    }
+    if let Some(Detour::Stretch { displaced, old, .. }) = &head.clearing
+        && let Some(first) = displaced.first()
+    {
+        let copy = copies.iter().find(|m| m.from.0 == first.at).ok_or(EmitError::OutOfReach)?;
+        writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, copy.to.0))?));
+    }
+    Ok(())
+}

@@ -1,0 +1,522 @@
+//! Proof of the copy of a whole function. The text and the copy are decoded side by side, block by block.
+//!
+//! The copy passes if
+//! - each block has one copy, whose instructions have the same effect, and every edge leads to the copy of its target;
+//! - calls, system calls and instructions that fault on purpose are not copied: the copy jumps to them;
+//! - every springboard leads to the copy of its own block, lies where control can arrive only at its first byte, and covers no instruction
+//!   that stays in the text;
+//! - every block at which control arrives in the text has a springboard, or is named as exposed, with all blocks to which it leads;
+//! - each probe is a nop or a jump at the position that it names;
+//! - each instruction of the copy has one equivalent address in the text, and each original instruction one in the copy.
+
+use iced_x86::{Code, FlowControl, Instruction};
+use ingraft_model::{Avma, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, PatchPlan, PcMove, PointKind, TextWrite};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::equivalence::equal;
+use super::memory::{Memory, decode};
+use super::{Flaw, VerifyError, check_writes, fail};
+use crate::code::arena::Arena;
+use crate::code::body::{Held, PROBE, Probe, Spot, Way, WovenBody};
+use crate::patch::body::{BodyRequest, BodyWeave};
+use crate::patch::text_space::TextSpace;
+
+/// Proves a plan of [`crate::weave_body`] and the removal record of the copy.
+pub fn verify_body(
+    arena: &Arena,
+    text: &TextSpace,
+    request: &BodyRequest<'_>,
+    weave: &BodyWeave,
+) -> Result<(), VerifyError> {
+    let BodyWeave { plan, body } = weave;
+    check_writes(&plan.text)?;
+    let memory = Memory::new(&plan.code, &arena.range())?;
+    let mut proof =
+        Proof { request, body, memory: &memory, ends: FxHashMap::default(), copies: Vec::new(), held: Vec::new() };
+    proof.claims(plan)?;
+    for (index, block) in request.body.blocks.iter().enumerate() {
+        proof.block(index, block)?;
+    }
+    proof.arrivals()?;
+    proof.tiled()?;
+    proof.probes()?;
+    let doors = proof.springboards(text)?;
+    proof.exposed(&doors)?;
+    proof.moves(plan, &doors)
+}
+
+struct Proof<'a> {
+    request: &'a BodyRequest<'a>,
+    body: &'a WovenBody,
+    memory: &'a Memory<'a>,
+    /// Instructions of the copy that are proven: end, and equivalent address in the text.
+    ends: FxHashMap<u64, (u64, u64)>,
+    /// Original instructions that are copied, each with the equivalent address in the copy.
+    copies: Vec<PcMove>,
+    /// The probes that were met, as they must be claimed.
+    held: Vec<(Spot, Avma, u64, Held)>,
+}
+
+/// Springboards of a copy.
+struct Found {
+    /// First byte of each, with the index of the block to whose copy it leads.
+    doors: FxHashMap<u64, usize>,
+    /// First byte of each island.
+    islands: FxHashSet<u64>,
+}
+
+impl Proof<'_> {
+    /// Checks the facts that all further steps use.
+    fn claims(&self, plan: &PatchPlan) -> Result<(), VerifyError> {
+        let (body, blocks) = (self.body, &self.request.body.blocks);
+        let at = body.function.0;
+        let starts = || blocks.iter().map(|b| b.block.range.start.to_avma(self.request.bias));
+        let sorted = blocks.windows(2).all(|pair| match pair {
+            [a, b] => a.block.range.start < b.block.range.start,
+            _ => true,
+        });
+        let stated = body.blocks.len() == blocks.len() && body.blocks.iter().map(|way| way.original).eq(starts());
+        let inverse: Vec<TextWrite> = body.removal.text.iter().map(TextWrite::inverse).collect();
+        if body.function != self.request.body.function.to_avma(self.request.bias) || !stated || !sorted {
+            return fail(at, Flaw::Unmatched);
+        }
+        if inverse != plan.text || !body.removal.step_out.is_empty() || !plan.step_out.is_empty() {
+            return fail(at, Flaw::Unmatched);
+        }
+        if !plan.retired.is_empty() { fail(at, Flaw::Unmatched) } else { Ok(()) }
+    }
+
+    fn start(&self, block: usize) -> u64 {
+        self.body.blocks.get(block).map_or(0, |way| way.original.0)
+    }
+
+    fn label(&self, block: usize) -> Option<u64> {
+        self.body.blocks.get(block).map(|way| way.copy.0)
+    }
+
+    fn block_at(&self, at: u64) -> Option<usize> {
+        self.body.blocks.binary_search_by_key(&at, |way| way.original.0).ok()
+    }
+
+    /// Takes the instruction at `at` in the copy, whose equivalent in the text is `original`. Returns it.
+    fn take(&mut self, at: u64, original: u64) -> Result<Instruction, VerifyError> {
+        let i = self.memory.decode(at)?;
+        if self.ends.insert(at, (i.next_ip(), original)).is_some() {
+            return fail(at, Flaw::Untiled);
+        }
+        Ok(i)
+    }
+
+    /// Takes nops, which change nothing. Returns the address after them.
+    fn nops(&mut self, mut at: u64, original: u64) -> Result<u64, VerifyError> {
+        while self.memory.bytes(at).is_some_and(|bytes| bytes.starts_with(&[0x90])) {
+            at = self.take(at, original)?.next_ip();
+        }
+        Ok(at)
+    }
+
+    /// Takes the nop of a probe, and the nops before it. Returns the address after it.
+    fn probe(&mut self, at: u64, spot: Spot, original: u64) -> Result<u64, VerifyError> {
+        let at = self.nops(at, original)?;
+        let nop = self.take(at, original)?;
+        if nop.code() != Code::Nop_rm32 || nop.len() != PROBE || at % 4096 > 4096 - PROBE as u64 {
+            return fail(at, Flaw::NotEquivalent);
+        }
+        self.held.push((spot, Avma(at), original, Held::Nop));
+        Ok(nop.next_ip())
+    }
+
+    fn block(&mut self, index: usize, block: &BodyBlock) -> Result<(), VerifyError> {
+        let start = self.start(index);
+        let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
+        let spot = Spot { kind: PointKind::Block, at: Avma(start), from: None };
+        self.copies.push(PcMove { from: Avma(start), to: Avma(label) });
+        let mut copy = self.probe(label, spot, start)?;
+        let (mut at, mut rest) = (start, block.bytes.as_slice());
+        while !rest.is_empty() {
+            let original = decode(rest, at)?;
+            if stays(&original) {
+                let copy = self.nops(copy, at)?;
+                let jump = self.take(copy, at)?;
+                let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
+                return if home && rest.len() == original.len() { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
+            }
+            if at != start {
+                self.copies.push(PcMove { from: Avma(at), to: Avma(copy) });
+            }
+            let Some(next) = self.instruction(index, &original, copy)? else {
+                return if rest.len() == original.len() { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
+            };
+            copy = next;
+            at = original.next_ip();
+            rest = rest.get(original.len()..).unwrap_or_default();
+        }
+        self.run_on(index, at, copy)
+    }
+
+    /// Compares the end of a block that runs on.
+    fn run_on(&mut self, from: usize, end: u64, copy: u64) -> Result<(), VerifyError> {
+        let to = self.block_at(end);
+        let copy = match to {
+            Some(to) => self.probe(copy, self.edge(from, to, EdgeKind::FallThrough), end)?,
+            None => copy,
+        };
+        // Nops before the next copy belong to this one, unless a probe follows them.
+        if to.and_then(|to| self.label(to)) == Some(copy) {
+            return Ok(());
+        }
+        let after = self.nops(copy, end)?;
+        let label = to.and_then(|to| self.label(to));
+        if label == Some(after) {
+            return Ok(());
+        }
+        let jump = self.take(after, end)?;
+        let right = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == label.unwrap_or(end);
+        if right { Ok(()) } else { fail(after, Flaw::NotEquivalent) }
+    }
+
+    fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
+        Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
+    }
+
+    /// Compares an instruction with its copy. Returns the end of the copy, or `None` if control never continues there.
+    fn instruction(&mut self, from: usize, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
+        let at = o.ip();
+        let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+        if !branches {
+            let copy = if equal_at(self.memory, o, copy)? { copy } else { self.nops(copy, at)? };
+            let c = self.take(copy, at)?;
+            let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
+            let plain = ends || o.flow_control() == FlowControl::Next && !o.is_privileged();
+            if !plain || !equal(o, &c) {
+                return fail(copy, Flaw::NotEquivalent);
+            }
+            return Ok((!ends).then_some(c.next_ip()));
+        }
+        let target = o.near_branch_target();
+        let to = self.block_at(target);
+        let label = to.and_then(|to| self.label(to)).unwrap_or(target);
+        let copy = self.nops(copy, at)?;
+        let first = self.take(copy, at)?;
+        let (jump, right) = if o.is_jmp_short_or_near() {
+            (first, first.is_jmp_near())
+        } else if o.is_jcc_short_or_near() {
+            (first, first.is_jcc_near() && first.condition_code() == o.condition_code())
+        } else {
+            // loop 1f; jmp 2f; 1: jmp target; 2:
+            let over = self.take(first.next_ip(), o.next_ip())?;
+            let jump = self.take(over.next_ip(), target)?;
+            let same = first.code() == o.code() && (o.is_loop() || o.is_loopcc() || o.is_jcx_short());
+            let leads = first.near_branch_target() == jump.ip()
+                && over.is_jmp_short_or_near()
+                && over.near_branch_target() == jump.next_ip();
+            (jump, same && leads && jump.is_jmp_near())
+        };
+        if !right || jump.near_branch_target() != label {
+            return fail(copy, Flaw::NotEquivalent);
+        }
+        let (end, conditional) = (jump.next_ip(), jump.is_jcc_near());
+        if let Some(to) = to {
+            let way = |copy, original| Way { copy: Avma(copy), original: Avma(original) };
+            let taken = way(label, target);
+            let held = if conditional { Held::Branch(taken, way(end, o.next_ip())) } else { Held::Jump(taken) };
+            let before = if jump.ip() == copy { at } else { target };
+            if jump.ip() % 4096 > 4096 - PROBE as u64 {
+                return fail(jump.ip(), Flaw::Straddles);
+            }
+            self.held.push((self.edge(from, to, EdgeKind::Taken), Avma(jump.ip()), before, held));
+        }
+        Ok((!o.is_jmp_short_or_near()).then_some(end))
+    }
+
+    /// The edge along which alone control arrives at a block's original address, if no block that leads there runs in the text.
+    fn arrival(&self, block: usize) -> Option<Spot> {
+        let exposed = |edge: &Edge| target(edge) == Some(block) && self.is_exposed(edge.from);
+        if self.request.body.edges.iter().any(exposed) {
+            return None;
+        }
+        let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
+        let edge = self.request.body.edges.get(edge)?;
+        let to = target(edge).filter(|to| *to == block)?;
+        Some(self.edge(edge.from, to, edge.kind))
+    }
+
+    fn is_exposed(&self, block: usize) -> bool {
+        self.body.exposed.binary_search(&Avma(self.start(block))).is_ok()
+    }
+
+    /// Compares the arrivals of blocks: a probe right before the block, or a probe and a jump to it.
+    fn arrivals(&mut self) -> Result<(), VerifyError> {
+        for block in 0..self.body.blocks.len() {
+            let Some(spot) = self.arrival(block) else { continue };
+            let found = self.body.probes.binary_search_by_key(&spot, |probe| probe.spot).ok();
+            let probe = found.and_then(|index| self.body.probes.get(index));
+            let (Some(probe), Some(label)) = (probe, self.label(block)) else {
+                return fail(spot.at.0, Flaw::Unmatched);
+            };
+            let start = self.start(block);
+            let after = self.probe(probe.copy.0, spot, start)?;
+            if after == label {
+                continue;
+            }
+            let before_label = self.memory.bytes(after).is_some_and(|bytes| bytes.starts_with(&[0x90]));
+            let after = if before_label && after < label { self.nops(after, start)? } else { after };
+            if after == label {
+                continue;
+            }
+            let jump = self.take(after, start)?;
+            if jump.code() != Code::Jmp_rel32_64 || jump.near_branch_target() != label {
+                return fail(after, Flaw::NotEquivalent);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the instructions that were met fill the code, except for nops that control reaches only by running on.
+    fn tiled(&mut self) -> Result<(), VerifyError> {
+        let code = &self.body.removal.code;
+        let mut at = code.start.0;
+        while at < code.end.0 {
+            match self.ends.get(&at) {
+                Some((end, _)) => at = *end,
+                // A nop before a probe: the instruction after it is equivalent.
+                None if self.memory.bytes(at).is_some_and(|bytes| bytes.starts_with(&[0x90])) => {
+                    let mut next = at + 1;
+                    while self.memory.bytes(next).is_some_and(|b| b.starts_with(&[0x90]))
+                        && !self.ends.contains_key(&next)
+                    {
+                        next += 1;
+                    }
+                    let Some((_, original)) = self.ends.get(&next).copied() else { return fail(at, Flaw::Untiled) };
+                    for nop in at..next {
+                        self.ends.insert(nop, (nop + 1, original));
+                    }
+                    at = next;
+                }
+                None => return fail(at, Flaw::Untiled),
+            }
+        }
+        let inside = self.ends.iter().all(|(at, (end, _))| *at >= code.start.0 && *end <= code.end.0);
+        let mut proven = [(code.start.0, code.end.0)];
+        self.memory.all_proven(&mut proven)?;
+        if at == code.end.0 && inside { Ok(()) } else { fail(code.start.0, Flaw::Untiled) }
+    }
+
+    /// Checks that the claimed probes are those that were met.
+    fn probes(&mut self) -> Result<(), VerifyError> {
+        self.held.sort_unstable_by_key(|(spot, ..)| *spot);
+        let claimed = self.body.probes.iter().map(|p: &Probe| (p.spot, p.copy, p.original.0, p.holds));
+        if !claimed.eq(self.held.iter().copied()) {
+            return fail(self.body.function.0, Flaw::Unmatched);
+        }
+        for probe in &self.body.probes {
+            if self.memory.bytes(probe.copy.0).is_none_or(|bytes| !bytes.starts_with(&probe.bytes)) {
+                return fail(probe.copy.0, Flaw::NotOriginal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Original bytes at an address, by the blocks' sites and the padding.
+    fn original(&self, text: &TextSpace, at: u64, len: usize) -> Option<Vec<u8>> {
+        let within = |start: u64, bytes: &[u8]| {
+            let offset = usize::try_from(at.checked_sub(start)?).ok()?;
+            bytes.get(offset..offset.checked_add(len)?).map(<[u8]>::to_vec)
+        };
+        let bias = self.request.bias;
+        let mut blocks = self.request.body.blocks.iter();
+        let known = blocks.find_map(|b| {
+            let own = within(b.block.range.start.to_avma(bias).0, &b.bytes);
+            own.or_else(|| b.room.as_ref().ok().and_then(|site| within(site.at.to_avma(bias).0, &site.bytes)))
+        });
+        known.or_else(|| text.padding_at(at).and_then(|(start, bytes)| within(start, bytes)))
+    }
+
+    /// Checks the writes to the text, and finds the springboards.
+    fn springboards(&self, text: &TextSpace) -> Result<Found, VerifyError> {
+        let mut doors = FxHashMap::default();
+        let mut islands: FxHashSet<u64> = FxHashSet::default();
+        let mut cleared: Vec<u64> = Vec::new();
+        let writes = &self.body.removal.text;
+        for w in writes {
+            if self.original(text, w.at.0, usize::from(w.len)).is_none_or(|old| old != w.new_bytes()) {
+                return fail(w.at.0, Flaw::NotOriginal);
+            }
+        }
+        for (index, block) in self.request.body.blocks.iter().enumerate() {
+            let Ok(site) = &block.room else { continue };
+            if site.at != block.block.range.start && self.request.body.block_at(site.at).is_some() {
+                continue;
+            }
+            let at = site.at.to_avma(self.request.bias);
+            let Some(w) = writes.iter().find(|w| w.at == at) else { continue };
+            let lands = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + u64::from(w.len);
+            if site.landings.iter().any(lands) {
+                return fail(at.0, Flaw::LandingInside);
+            }
+            let to = match *w.old_bytes() {
+                [0xeb, disp] => {
+                    let island = (at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed()));
+                    islands.insert(island);
+                    writes.iter().find(|w| w.at.0 == island).and_then(jump_of)
+                }
+                _ => jump_of(w),
+            };
+            if to.is_none() || to != self.door_of(index) {
+                return fail(at.0, Flaw::Astray);
+            }
+            self.covers_nothing_kept(at.0, w.len)?;
+            doors.insert(at.0, index);
+        }
+        for w in writes.iter().filter(|w| !doors.contains_key(&w.at.0) && !islands.contains(&w.at.0)) {
+            // A range that is displaced to make room: its copy is that of its first instruction.
+            let copy = self.copies.iter().find(|m| m.from == w.at).map(|m| m.to.0);
+            if w.len != 5 || copy.is_none() || jump_of(w) != copy {
+                return fail(w.at.0, Flaw::Astray);
+            }
+            cleared.push(w.at.0);
+        }
+        for &island in &islands {
+            let padding =
+                text.padding_at(island).is_some_and(|(start, bytes)| island + 5 <= start + bytes.len() as u64);
+            if !padding && !self.is_cleared(island, &cleared) {
+                return fail(island, Flaw::Astray);
+            }
+            self.covers_nothing_kept(island, 5)?;
+        }
+        cleared.iter().try_for_each(|at| self.covers_nothing_kept(*at, 5))?;
+        Ok(Found { doors, islands })
+    }
+
+    /// Whether an island lies right after the springboard of a range that is displaced for it, and in that range.
+    fn is_cleared(&self, island: u64, cleared: &[u64]) -> bool {
+        let rooms = self.request.body.blocks.iter().filter_map(|b| b.room.as_ref().ok());
+        rooms.flat_map(|site| &site.clearings).any(|clearing| {
+            let at = clearing.at.to_avma(self.request.bias).0;
+            at + 5 == island && clearing.bytes.len() >= 10 && cleared.contains(&at)
+        })
+    }
+
+    /// Checks that bytes of the text belong to no instruction that stays there.
+    fn covers_nothing_kept(&self, at: u64, len: u8) -> Result<(), VerifyError> {
+        let end = at + u64::from(len);
+        for block in &self.request.body.blocks {
+            let range = &block.block.range;
+            let (from, until) = (range.start.to_avma(self.request.bias).0, range.end.to_avma(self.request.bias).0);
+            if until <= at || end <= from {
+                continue;
+            }
+            let (mut i, mut rest) = (from, block.bytes.as_slice());
+            while !rest.is_empty() {
+                let original = decode(rest, i)?;
+                if stays(&original) && i < end && at < original.next_ip() {
+                    return fail(at, Flaw::LandingInside);
+                }
+                i = original.next_ip();
+                rest = rest.get(original.len()..).unwrap_or_default();
+            }
+        }
+        Ok(())
+    }
+
+    /// Address in the copy to which the springboard of a block must lead.
+    fn door_of(&self, block: usize) -> Option<u64> {
+        let Some(spot) = self.arrival(block) else { return self.label(block) };
+        let found = self.body.probes.binary_search_by_key(&spot, |probe| probe.spot).ok()?;
+        // Nops before the probe, which keep it on one page, may be skipped.
+        self.body.probes.get(found).map(|probe| probe.copy.0)
+    }
+
+    /// Checks that every arrival in the text leads to the copy, except at blocks that are named, and at those to which they lead.
+    fn exposed(&self, found: &Found) -> Result<(), VerifyError> {
+        let exposed = |block: usize| self.is_exposed(block);
+        let mut with_door = vec![false; self.body.blocks.len()];
+        for block in found.doors.values() {
+            if let Some(known) = with_door.get_mut(*block) {
+                *known = true;
+            }
+        }
+        let misses = |block: usize| !exposed(block) && !with_door.get(block).copied().unwrap_or(false);
+        for (index, block) in self.request.body.blocks.iter().enumerate() {
+            if block.entered != Entered::Never && misses(index) {
+                return fail(self.start(index), Flaw::Astray);
+            }
+        }
+        for edge in &self.request.body.edges {
+            if let Some(to) = target(edge).filter(|to| exposed(edge.from) && misses(*to)) {
+                return fail(self.start(to), Flaw::Astray);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the moves of threads, into the copy and out of it.
+    fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
+        let doors: FxHashSet<u64> = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]).collect();
+        let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !doors.contains(&m.from.0)).copied().collect();
+        copies.sort_unstable();
+        copies.dedup();
+        if let Some(twice) = copies.windows(2).find(|pair| pair[0].from == pair[1].from) {
+            return fail(twice[0].from.0, Flaw::BadMove);
+        }
+        if copies != plan.moves {
+            return fail(plan.moves.first().map_or(self.body.function.0, |m| m.from.0), Flaw::BadMove);
+        }
+        let record = &self.body.removal;
+        let mut inside = 0;
+        for m in &record.moves {
+            match self.ends.get(&m.from.0) {
+                Some((_, original)) if m.to.0 == *original => inside += 1,
+                Some(_) => return fail(m.from.0, Flaw::BadMove),
+                // An island: the thread takes the springboard again.
+                None => {
+                    let short = |w: &TextWrite| {
+                        let disp = match *w.old_bytes() {
+                            [0xeb, disp] => disp,
+                            _ => return false,
+                        };
+                        w.at == m.to && (w.at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed())) == m.from.0
+                    };
+                    if !record.text.iter().any(short) {
+                        return fail(m.from.0, Flaw::BadMove);
+                    }
+                }
+            }
+        }
+        let of_islands = record.moves.iter().filter(|m| found.islands.contains(&m.from.0)).count();
+        let all = inside + of_islands == record.moves.len() && of_islands == found.islands.len();
+        if all && inside == self.ends.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
+    }
+}
+
+fn target(edge: &Edge) -> Option<usize> {
+    match edge.to {
+        EdgeTarget::Block(to) => Some(to),
+        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
+    }
+}
+
+/// Whether an instruction must stay in the text: it pushes a return address, enters the kernel, or faults on purpose.
+fn stays(i: &Instruction) -> bool {
+    match i.flow_control() {
+        FlowControl::Call | FlowControl::IndirectCall | FlowControl::Interrupt | FlowControl::Exception => true,
+        FlowControl::Next => i.code() == Code::Hlt,
+        FlowControl::UnconditionalBranch
+        | FlowControl::ConditionalBranch
+        | FlowControl::IndirectBranch
+        | FlowControl::Return
+        | FlowControl::XbeginXabortXend => false,
+    }
+}
+
+/// Whether the instruction at `copy` is equal to an original one.
+fn equal_at(memory: &Memory<'_>, o: &Instruction, copy: u64) -> Result<bool, VerifyError> {
+    memory.decode(copy).map(|c| equal(o, &c))
+}
+
+/// Target of the jump that the inverse of a write puts in place; `None` if it is no `jmp rel32`.
+fn jump_of(w: &TextWrite) -> Option<u64> {
+    let [0xe9, disp @ ..] = w.old_bytes() else { return None };
+    let disp = i32::from_le_bytes(*disp.first_chunk()?);
+    Some((w.at.0 + 5).wrapping_add_signed(i64::from(disp)))
+}

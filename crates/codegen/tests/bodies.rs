@@ -1,0 +1,247 @@
+//! Copies of whole functions on the processor: the same results as the originals, and counts at blocks and edges that agree.
+
+mod support;
+
+use ingraft_codegen::{BodyWeave, Held, Spot, remove_points};
+use ingraft_model::{Avma, BinaryOp, EdgeTarget, Expr, PcMove, PointKind, Snippet, Stmt, ThreadIdentity, VariableId};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+use support::body::{Copied, Copies, start_of};
+use support::image::{Outcome, Program, Step, TEXT};
+use support::random::{Function, functions, lay_out};
+use support::*;
+
+const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+const CALLS: usize = 2;
+
+/// Bytes of each function of an image, with its address.
+fn parts(image: &[u8], sites: &[ingraft_model::Site]) -> Vec<(Vec<u8>, u64)> {
+    let starts: Vec<u64> = sites.iter().map(|s| s.function.0).collect();
+    let end_of = |start: u64| {
+        let from = (start - TEXT) as usize;
+        let next = starts.iter().copied().filter(|s| *s > start).min().map_or(image.len(), |s| (s - TEXT) as usize);
+        let code = &image[from..next];
+        let mut decoder = iced_x86::Decoder::with_ip(64, code, start, iced_x86::DecoderOptions::NONE);
+        let mut last = 0;
+        while decoder.can_decode() {
+            let i = decoder.decode();
+            last = decoder.position();
+            if i.flow_control() == iced_x86::FlowControl::Return {
+                break;
+            }
+        }
+        code[..last].to_vec()
+    };
+    starts.iter().map(|start| (end_of(*start), *start)).collect()
+}
+
+fn steps(targets: &[u64]) -> Vec<Step> {
+    let call = |(i, target): (usize, &u64)| {
+        let flags = if i % 2 == 0 { 0x246 } else { 0xad7 };
+        vec![Step::Call { target: *target, registers: vec![], flags }; CALLS]
+    };
+    targets.iter().enumerate().flat_map(call).collect()
+}
+
+/// Checks that for every block whose arrivals are all counted, as many leave along edges as arrive.
+fn check_counts(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -> String) {
+    let count = |spot: &Spot| copied.counted.iter().position(|s| s == spot).map(|n| counts[first + n]);
+    let body = &copied.body;
+    for block in 0..body.blocks.len() {
+        let at = start_of(body, block);
+        let Some(arrivals) = count(&Spot { kind: PointKind::Block, at, from: None }) else { continue };
+        let edge = |e: &ingraft_model::Edge| {
+            let EdgeTarget::Block(to) = e.to else { return None };
+            let from = Some((start_of(body, e.from), e.kind));
+            count(&Spot { kind: PointKind::Edge, at: start_of(body, to), from })
+        };
+        let into: Vec<_> = body.edges.iter().filter(|e| e.to == EdgeTarget::Block(block)).map(edge).collect();
+        let out: Vec<_> = body.edges.iter().filter(|e| e.from == block).map(edge).collect();
+        let called = if at.0 == body.function.0 { CALLS as i64 } else { 0 };
+        if let Some(into) = into.iter().copied().sum::<Option<i64>>() {
+            assert_eq!(arrivals, into + called, "into {at}\n{}", shown());
+        }
+        let leaves = out.iter().copied().sum::<Option<i64>>();
+        if let Some(leaves) = leaves.filter(|_| !out.is_empty()) {
+            assert_eq!(arrivals, leaves, "out of {at}\n{}", shown());
+        }
+    }
+}
+
+/// Compares copied functions with the originals. Returns the number of functions that were copied, and of all functions.
+fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet) -> (usize, usize) {
+    let (image, sites, paddings) = lay_out(functions);
+    let parts = parts(&image, &sites);
+    let copies = Copies::new(identity, &parts, &paddings, snippet);
+    let targets: Vec<u64> = parts.iter().map(|(_, start)| *start).collect();
+    let program = |plans| -> Outcome {
+        Program {
+            env: &copies.env,
+            text: image.clone(),
+            plans,
+            steps: steps(&targets),
+            counters: copies.counters.max(1),
+        }
+        .run()
+    };
+    let (plain, woven) = (program(vec![]), program(copies.plans()));
+    let own = if identity == ThreadIdentity::Locked { 0 } else { 2 };
+    let mut first = 0;
+    for (i, function) in copies.functions.iter().enumerate() {
+        let shown = || match function {
+            Ok(f) => format!("{:x?}\n{}\n{}", f.body, list(&f.weave.plan, &[]), list(&f.points.plan, &f.points.woven)),
+            Err(refusal) => refusal.to_string(),
+        };
+        for call in CALLS * i..CALLS * (i + 1) {
+            assert_eq!(plain.calls[call], woven.calls[call], "{}", shown());
+        }
+        if let Ok(copied) = function {
+            check_counts(copied, first, &woven.shards[own], &shown);
+            first += copied.counted.len();
+        }
+    }
+    assert_eq!(plain.scratch, woven.scratch, "memory");
+    (copies.functions.iter().filter(|f| f.is_ok()).count(), functions.len())
+}
+
+/// A snippet that needs registers and flags.
+fn conditional() -> Snippet {
+    let above = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(VariableId(0))), Box::new(Expr::Const(-1)));
+    Snippet { stmts: vec![Stmt::If(above, vec![Stmt::Add(VariableId(0), Expr::Const(1))])] }
+}
+
+/// Checks that a thread that moves into a copy or out of it has the same result.
+fn check_moves(functions: &[Function], identity: ThreadIdentity) {
+    let (image, sites, paddings) = lay_out(functions);
+    let parts = parts(&image, &sites);
+    let copies = Copies::new(identity, &parts, &paddings, &count());
+    let mut pairs: Vec<(Avma, Avma)> = Vec::new();
+    for f in copies.functions.iter().flatten() {
+        let points: Vec<_> = f.points.woven.iter().flatten().cloned().collect();
+        let all = remove_points(&points);
+        pairs.extend(f.weave.plan.moves.iter().map(|m| (m.from, m.to)));
+        let own = f.weave.body.removal.moves.iter().chain(&all.moves).map(|m: &PcMove| (m.to, m.from));
+        // The jump to the slow routine uses the value that the instruction before it has loaded into the scratch register.
+        let mut bound: Vec<Avma> = points.iter().map(|p| p.base.offset(-5)).collect();
+        // A thread after the branch past the snippets has decided to take the conditional jump.
+        let taken = points.iter().filter(|p| p.probe.is_some_and(|probe| matches!(probe.holds, Held::Branch(..))));
+        bound.extend(taken.map(|p| p.base.offset(6)));
+        pairs.extend(own.filter(|(_, from)| !bound.contains(from)));
+    }
+    let steps = |pick: fn(&(Avma, Avma)) -> u64| {
+        pairs.iter().map(|p| Step::Call { target: pick(p), registers: vec![], flags: 0x246 }).collect::<Vec<_>>()
+    };
+    let program = |plans, steps| {
+        Program { env: &copies.env, text: image.clone(), plans, steps, counters: copies.counters.max(1) }.run()
+    };
+    let plain = program(vec![], steps(|p| p.0.0));
+    let woven = program(copies.plans(), steps(|p| p.1.0));
+    for ((a, b), (original, new)) in plain.calls.iter().zip(&woven.calls).zip(&pairs) {
+        let shown = |f: &Copied| list(&f.weave.plan, &[]) + &list(&f.points.plan, &f.points.woven);
+        assert_eq!(a, b, "{original} and {new}\n{}", copies.functions.iter().flatten().map(shown).collect::<String>());
+    }
+    assert_eq!(plain.scratch, woven.scratch);
+}
+
+proptest! {
+    #![proptest_config(property_config())]
+
+    #[test]
+    fn copies_do_what_the_originals_did(functions in functions(), identity in 0..3usize, plain in any::<bool>()) {
+        check(&functions, IDENTITIES[identity], &if plain { count() } else { conditional() });
+    }
+
+    #[test]
+    fn threads_may_move_into_copies_and_out_of_them(mut functions in functions(), identity in 0..3usize) {
+        functions.truncate(20);
+        // These functions are entered in the middle, so they must not depend on words that they have pushed before.
+        for f in &mut functions {
+            f.body.retain(|(kind, ..)| kind % 22 != 8);
+        }
+        check_moves(&functions, IDENTITIES[identity]);
+    }
+}
+
+#[test]
+fn most_random_functions_can_be_copied() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut woven, mut all) = (0, 0);
+    for _ in 0..10 {
+        let functions = functions().new_tree(&mut runner).expect("a value").current();
+        let (w, a) = check(&functions, GLIBC, &count());
+        woven += w;
+        all += a;
+    }
+    assert!(woven * 10 > all * 7, "{woven} of {all}");
+}
+
+/// Texts of a copy's instructions, without bits of the encoding that have no effect.
+fn texts(weave: &BodyWeave) -> Vec<String> {
+    let code = weave.plan.code.iter();
+    code.flat_map(|c| iced_x86::Decoder::with_ip(64, &c.bytes, c.at.0, iced_x86::DecoderOptions::NONE).into_iter())
+        .map(|i| text_of(&i))
+        .collect()
+}
+
+/// Changes one thing in a copy. Returns `None` if there is nothing of that kind to change.
+fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> {
+    let mut w = weave.clone();
+    let pick = |len: usize| (len > 0).then(|| n % len);
+    let flip = |at: &mut Avma| at.0 ^= 1 << (bit % 12);
+    match kind {
+        0..=3 => {
+            let bytes = &mut w.plan.code[0].bytes;
+            let at = pick(bytes.len())?;
+            bytes[at] ^= 1 << (bit % 8);
+        }
+        4 => {
+            let at = pick(w.plan.text.len())?;
+            let len = usize::from(w.plan.text[at].len);
+            w.plan.text[at].new[usize::from(bit) % len] ^= 1 << (bit % 8);
+            w.body.removal.text[at] = w.plan.text[at].inverse();
+        }
+        5 => {
+            let at = pick(w.plan.text.len())?;
+            w.plan.text.remove(at);
+            w.body.removal.text.remove(at);
+        }
+        6 => flip(&mut pick(w.plan.moves.len()).and_then(|at| w.plan.moves.get_mut(at))?.to),
+        7 => flip(&mut pick(w.body.removal.moves.len()).and_then(|at| w.body.removal.moves.get_mut(at))?.to),
+        8 => _ = w.body.removal.moves.remove(pick(w.body.removal.moves.len())?),
+        9 => flip(&mut pick(w.body.blocks.len()).and_then(|at| w.body.blocks.get_mut(at))?.copy),
+        10 => {
+            let probe = pick(w.body.probes.len()).and_then(|at| w.body.probes.get_mut(at))?;
+            match (bit % 3, &mut probe.holds) {
+                (0, _) => flip(&mut probe.copy),
+                (1, _) => flip(&mut probe.original),
+                (_, Held::Branch(way, _) | Held::Jump(way)) => flip(&mut way.original),
+                (_, Held::Nop) => probe.bytes[3] ^= 1,
+            }
+        }
+        11 => _ = w.body.exposed.remove(pick(w.body.exposed.len())?),
+        12 => _ = w.plan.moves.remove(pick(w.plan.moves.len())?),
+        _ => flip(&mut pick(w.body.removal.text.len()).and_then(|at| w.body.removal.text.get_mut(at))?.at),
+    }
+    Some(w)
+}
+
+proptest! {
+    #![proptest_config(property_config())]
+
+    #[test]
+    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..14u8, any::<usize>(), any::<u8>()), 400)) {
+        let (image, sites, paddings) = lay_out(&functions);
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count());
+        let copied: Vec<_> = copies.functions.iter().flatten().collect();
+        for (i, (kind, n, bit)) in changes.into_iter().enumerate() {
+            let Some(f) = copied.get(i % copied.len().max(1)) else { continue };
+            let Some(changed) = mutated(&f.weave, kind, n, bit) else { continue };
+            if copies.verify(f, &changed).is_ok() {
+                prop_assert!(
+                    changed.body == f.weave.body && changed.plan.text == f.weave.plan.text && texts(&changed) == texts(&f.weave),
+                    "{kind} {n} {bit}\n{:x?}\n{}\n{}", f.body, list(&f.weave.plan, &[]), list(&changed.plan, &[])
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Whole functions: their blocks and edges, found from their bytes alone, and their copies with a count at every probe.
+
+use std::collections::BTreeSet;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use ingraft_codegen::verify::{VerifyError, verify_body, verify_weave};
+use ingraft_codegen::{
+    Arena, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, Spot, TextSpace, Weave, weave_body,
+    weave_points,
+};
+use ingraft_model::point::Padding;
+use ingraft_model::{
+    Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan, PointKind,
+    Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
+};
+
+fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {
+    Decoder::with_ip(64, bytes, start, DecoderOptions::NONE).into_iter().collect()
+}
+
+/// Returns the body of a function whose bytes are all code, which is entered at its first byte only, and in which all calls return.
+pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
+    let code = decoded(bytes, start);
+    let end = start + bytes.len() as u64;
+    let inside = |at: u64| (start..end).contains(&at);
+    let mut leaders = BTreeSet::from([start]);
+    let mut returns = BTreeSet::new();
+    for i in &code {
+        match i.flow_control() {
+            FlowControl::Next => {}
+            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
+                leaders.extend([i.near_branch_target(), i.next_ip()]);
+            }
+            FlowControl::Call | FlowControl::IndirectCall => {
+                leaders.insert(i.next_ip());
+                returns.insert(i.next_ip());
+            }
+            _ => _ = leaders.insert(i.next_ip()),
+        }
+    }
+    let starts: Vec<u64> = leaders.into_iter().filter(|at| inside(*at)).collect();
+    let index = |at: u64| starts.binary_search(&at).ok();
+    let mut edges = Vec::new();
+    let mut blocks = Vec::new();
+    for (from, at) in starts.iter().copied().enumerate() {
+        let until = starts.get(from + 1).copied().unwrap_or(end);
+        let own: Vec<_> = code.iter().filter(|i| (at..until).contains(&i.ip())).collect();
+        let last = own.last().expect("a block has instructions");
+        let mut edge = |to: u64, kind| {
+            edges.extend(index(to).map(|to| Edge { from, to: EdgeTarget::Block(to), kind }));
+        };
+        match last.flow_control() {
+            FlowControl::ConditionalBranch => {
+                edge(last.near_branch_target(), EdgeKind::Taken);
+                edge(until, EdgeKind::FallThrough);
+            }
+            FlowControl::UnconditionalBranch => edge(last.near_branch_target(), EdgeKind::Taken),
+            FlowControl::Call | FlowControl::IndirectCall => edge(until, EdgeKind::CallReturn),
+            FlowControl::Return | FlowControl::IndirectBranch => {}
+            _ => edge(until, EdgeKind::FallThrough),
+        }
+        let range = Svma(at)..Svma(until);
+        let bytes = bytes[(at - start) as usize..(until - start) as usize].to_vec();
+        let block = Block { range, instructions: own.len() as u32 };
+        let room = Err(Refusal::NoRoomNearby);
+        blocks.push(BodyBlock { block, bytes, free: Free::default(), entered: Entered::Never, room });
+    }
+    edges.sort_unstable();
+    edges.dedup();
+    for (n, block) in blocks.iter_mut().enumerate() {
+        let at = block.block.range.start.0;
+        let arrives = |e: &&Edge| e.to == EdgeTarget::Block(n) && e.kind == EdgeKind::CallReturn;
+        let along = edges.iter().position(|e| arrives(&e));
+        block.entered = match (at == start, along) {
+            (false, Some(edge)) => Entered::Along(edge),
+            (true, _) => Entered::Otherwise,
+            (false, None) => Entered::Never,
+        };
+        block.room = room(bytes, &code, start, at, &starts);
+    }
+    FunctionBody { function: Svma(start), blocks, edges }
+}
+
+fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64]) -> Result<Site, Refusal> {
+    let first = code.iter().find(|i| i.ip() == at).expect("a block begins with an instruction");
+    let at = if first.code() == iced_x86::Code::Endbr64 { first.next_ip() } else { at };
+    let mut until = at;
+    for i in code.iter().filter(|i| i.ip() >= at) {
+        if i.ip() != until || until - at > 40 {
+            break;
+        }
+        until = i.next_ip();
+        if !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch) {
+            break;
+        }
+    }
+    let landings: Vec<Svma> = starts.iter().filter(|s| (at + 1..until).contains(s)).map(|s| Svma(*s)).collect();
+    if landings.first().map_or(until, |l| l.0) < at + 2 {
+        return Err(Refusal::NoRoomNearby);
+    }
+    let own = bytes[(at - start) as usize..(until - start) as usize].to_vec();
+    let site = Site::new(SiteKind::Block { free: Free::default() }, Svma(start), Svma(at), own);
+    Ok(Site { landings, ..site })
+}
+
+/// The copy of a function, with a count at each probe: the counters begin at `first`, in the order of the probes.
+pub struct Copied {
+    pub body: FunctionBody,
+    pub weave: BodyWeave,
+    pub points: Weave,
+    pub counted: Vec<Spot>,
+}
+
+/// Copies of functions in one arena.
+pub struct Copies {
+    pub env: Environment,
+    pub arena: Arena,
+    pub text: TextSpace,
+    pub functions: Vec<Result<Copied, Refusal>>,
+    pub counters: usize,
+}
+
+impl Copies {
+    /// Copies functions with these bytes, each with its address.
+    pub fn new(
+        identity: ThreadIdentity,
+        functions: &[(Vec<u8>, u64)],
+        paddings: &[Padding],
+        snippet: &Snippet,
+    ) -> Self {
+        let env = super::environment(identity);
+        let (mut arena, mut text) = (super::arena(), TextSpace::new());
+        text.add_padding(Bias(0), paddings);
+        let mut copies = Copies { env, arena: arena.clone(), text: text.clone(), functions: Vec::new(), counters: 0 };
+        for (bytes, start) in functions {
+            let body = body_of(bytes, *start);
+            let request = BodyRequest { body: &body, bias: Bias(0), name: "f" };
+            let woven = weave_body(&env, &mut arena, &mut text, &request).expect("the request makes sense");
+            let weave = match woven {
+                Ok(weave) => weave,
+                Err(refusal) => {
+                    copies.functions.push(Err(refusal));
+                    continue;
+                }
+            };
+            if let Err(e) = verify_body(&arena, &text, &request, &weave) {
+                panic!("{e}\n{}\n{body:x?}", super::list(&weave.plan, &[]));
+            }
+            let probes: Vec<Probe> =
+                weave.body.probes.iter().filter_map(|p| weave.body.probe(&p.spot).copied()).collect();
+            let sites: Vec<Site> = probes.iter().map(|probe| site(&body, &probe.spot)).collect();
+            let counters: Vec<u32> = (copies.counters as u32..).take(probes.len()).collect();
+            copies.counters += probes.len();
+            let minis: Vec<_> = counters.chunks(1).map(|counters| MiniRequest { id: 0, snippet, counters }).collect();
+            let requests: Vec<_> = probes
+                .iter()
+                .zip(&sites)
+                .zip(minis.chunks(1))
+                .map(|((probe, site), minis)| PointRequest {
+                    site,
+                    bias: Bias(0),
+                    name: "f",
+                    minis,
+                    beside: &[],
+                    probe: Some(*probe),
+                })
+                .collect();
+            let points = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+            if let Err(e) = verify_weave(&env, &arena, &text, &requests, &points) {
+                panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&points.plan, &points.woven));
+            }
+            let counted = probes.iter().map(|probe| probe.spot).collect();
+            copies.functions.push(Ok(Copied { body, weave, points, counted }));
+        }
+        (copies.arena, copies.text) = (arena, text);
+        copies
+    }
+
+    /// Plans of all copies, followed by those of their points.
+    pub fn plans(&self) -> Vec<&PatchPlan> {
+        self.functions.iter().flatten().flat_map(|f| [&f.weave.plan, &f.points.plan]).collect()
+    }
+
+    /// Proves one of the copies again, with another plan.
+    pub fn verify(&self, function: &Copied, weave: &BodyWeave) -> Result<(), VerifyError> {
+        verify_body(&self.arena, &self.text, &BodyRequest { body: &function.body, bias: Bias(0), name: "f" }, weave)
+    }
+}
+
+fn site(body: &FunctionBody, spot: &Spot) -> Site {
+    let block = &body.blocks[body.block_at(Svma(spot.at.0)).expect("the block exists")];
+    let free = block.free.clone();
+    let kind = if spot.kind == PointKind::Block { SiteKind::Block { free } } else { SiteKind::Edge { free } };
+    Site::new(kind, body.function, block.block.range.start, block.bytes.iter().copied().take(15).collect())
+}
+
+/// Address of a block by its index.
+pub fn start_of(body: &FunctionBody, block: usize) -> Avma {
+    Avma(body.blocks[block].block.range.start.0)
+}

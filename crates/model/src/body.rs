@@ -1,0 +1,50 @@
+//! A whole function as a value: what the code generator needs to weave a copy of it.
+
+use crate::addr::Svma;
+use crate::cfg::{Block, Edge};
+use crate::point::{Free, Refusal, Site};
+
+/// The blocks of a function, with their bytes, and the edges between them. Control enters the function only at blocks that are `entered`,
+/// and moves in it only along the edges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FunctionBody {
+    /// First byte of the function.
+    pub function: Svma,
+    /// The blocks, sorted by address. Two blocks may overlap, if a branch leads behind a prefix of an instruction.
+    pub blocks: Vec<BodyBlock>,
+    /// The edges between these blocks, sorted by the block that they leave.
+    pub edges: Vec<Edge>,
+}
+
+/// A block of a [`FunctionBody`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BodyBlock {
+    /// Address range and number of instructions.
+    pub block: Block,
+    /// Bytes of the block.
+    pub bytes: Vec<u8>,
+    /// Registers and flags that are free at its beginning.
+    pub free: Free,
+    /// Ways by which control arrives here at the original address, other than by falling through or by a branch of the function.
+    pub entered: Entered,
+    /// Site of a springboard at the beginning that lies within the block, or the reason why none fits there.
+    pub room: Result<Site, Refusal>,
+}
+
+/// Ways by which control arrives at the original address of a block, even if the rest of the function runs as a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Entered {
+    /// Only falling through and by branches of the function.
+    Never,
+    /// Besides that, only along the edge of this index: behind a call, or by a jump table.
+    Along(usize),
+    /// In several ways, or from outside of the function.
+    Otherwise,
+}
+
+impl FunctionBody {
+    /// Index of the block that begins at an address.
+    pub fn block_at(&self, at: Svma) -> Option<usize> {
+        self.blocks.binary_search_by_key(&at, |b| b.block.range.start).ok()
+    }
+}
