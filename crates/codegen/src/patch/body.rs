@@ -9,7 +9,7 @@ use ingraft_model::{
     Avma, Bias, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FunctionBody, PatchPlan, PcMove, PointKind, Refusal,
     Svma, TextWrite,
 };
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
 use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
@@ -59,22 +59,21 @@ pub fn weave_body(
         Ok(code) => code,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let before = text.clone();
     let doors = Doors::choose(env, text, request, &code);
-    let woven = match doors {
-        Ok(doors) => emit(arena, request, &code, &doors).map_err(|e| match e {
+    let woven = match doors.refused(request.body) {
+        None => emit(arena, request, &code, &doors).map_err(|e| match e {
             EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared => {
                 arena.lacked_room |= e == EmitError::ArenaFull;
                 Ok(Refusal::NoRoomNearby)
             }
             EmitError::Codegen(e) => Err(e),
         }),
-        Err(refusal) => Err(Ok(refusal)),
+        Some(refusal) => Err(Ok(refusal)),
     };
     match woven {
         Ok(woven) => Ok(Ok(woven)),
         Err(failed) => {
-            *text = before;
+            doors.release(text);
             failed.map(Err)
         }
     }
@@ -143,19 +142,16 @@ struct Doors {
     heads: Vec<(usize, Head, Vec<u8>)>,
     /// Indices of the blocks that may run in the text.
     exposed: Vec<usize>,
+    /// Reason why a block runs in the text; `None` if there is no such block.
+    why: Option<Refusal>,
 }
 
 impl Doors {
     /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text, and
     /// every block to which it leads gets a springboard too, or runs in the text as well.
-    fn choose(
-        env: &Environment,
-        text: &mut TextSpace,
-        request: &BodyRequest<'_>,
-        code: &Code,
-    ) -> Result<Self, Refusal> {
+    fn choose(env: &Environment, text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code) -> Self {
         let blocks = &request.body.blocks;
-        let mut doors = Doors { heads: Vec::new(), exposed: Vec::new() };
+        let mut doors = Doors { heads: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
         let entered = |(_, block): &(usize, &BodyBlock)| block.entered != Entered::Never;
         for (index, block) in blocks.iter().enumerate().filter(entered) {
@@ -165,22 +161,39 @@ impl Doors {
             }
         }
         let mut known: FxHashSet<usize> = doors.heads.iter().map(|(index, ..)| *index).collect();
-        let mut why = None;
         while let Some(index) = missing.pop() {
             let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
             match door(env, text, request, code, block, Width::Any) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 Err(refusal) => {
-                    why.get_or_insert(refusal);
+                    doors.why.get_or_insert(refusal);
                     doors.exposed.push(index);
                     missing.extend(successors(request.body, index));
                 }
             }
         }
         doors.exposed.sort_unstable();
-        // A function that runs in the text as a whole gains nothing from its copy.
-        let gains = doors.exposed.len() < blocks.len() && !doors.heads.is_empty();
-        why.filter(|_| !gains).map_or(Ok(doors), Err)
+        doors
+    }
+
+    /// The reason against the copy of a function all of which runs in the text; `None` if the copy is of use.
+    fn refused(&self, body: &FunctionBody) -> Option<Refusal> {
+        let of_use = self.exposed.len() < body.blocks.len() && !self.heads.is_empty();
+        if of_use { None } else { Some(self.why.clone().unwrap_or(Refusal::NoSuchFunction)) }
+    }
+
+    /// Releases the bytes of text.
+    fn release(&self, text: &mut TextSpace) {
+        for (_, head, _) in &self.heads {
+            let island = match head.form {
+                Form::Short(island) => Some(island.at),
+                Form::Near | Form::Call { .. } => None,
+            };
+            let cleared = head.clearing.as_ref().and_then(Detour::first);
+            for at in [Some(head.at), island, cleared].into_iter().flatten() {
+                text.release(&(Avma(at)..Avma(at)));
+            }
+        }
     }
 }
 
@@ -237,8 +250,8 @@ struct Placed {
 /// The copy of a function under construction.
 struct Copy<'a> {
     request: &'a BodyRequest<'a>,
-    /// Indices of the blocks that may run in the text, sorted.
-    exposed: &'a [usize],
+    /// Indices of the blocks to which blocks lead that may run in the text.
+    mixed: FxHashSet<usize>,
     out: Block,
     /// Address of each block's copy.
     labels: Vec<u64>,
@@ -278,8 +291,7 @@ impl Copy<'_> {
 
     /// The edge along which alone control arrives at the block's original address, if no block that leads there runs in the text.
     fn arrival(&self, block: usize) -> Option<Spot> {
-        let exposed = |edge: &Edge| target(edge) == Some(block) && self.exposed.binary_search(&edge.from).is_ok();
-        if self.request.body.edges.iter().any(exposed) {
+        if self.mixed.contains(&block) {
             return None;
         }
         let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
@@ -431,15 +443,16 @@ impl Copy<'_> {
 fn copy<'a>(
     request: &'a BodyRequest<'a>,
     code: &Code,
-    exposed: &'a [usize],
+    exposed: &[usize],
     at: u64,
 ) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
     let count = code.blocks.len();
     let (labels, arrivals) = (vec![0; count], vec![0; count]);
+    let mixed = exposed.iter().flat_map(|block| successors(request.body, *block)).collect();
     let mut out = Block::default();
     out.restart(at);
     let mut copy =
-        Copy { request, exposed, out, labels, arrivals, fixups: Vec::new(), probes: Vec::new(), moves: Vec::new() };
+        Copy { request, mixed, out, labels, arrivals, fixups: Vec::new(), probes: Vec::new(), moves: Vec::new() };
     let mut falls = false;
     for (index, parts) in code.blocks.iter().enumerate() {
         let follows = Some(index + 1).filter(|next| *next < count);
@@ -465,9 +478,10 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
     };
     let mut plan = PatchPlan::default();
     let (mut moves, step_out) = copy.out.exits(at, copy.out.here());
+    let copies: FxHashMap<u64, u64> = copy.moves.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
     for (block, head, old) in &doors.heads {
         let to = copy.arrivals.get(*block).copied().ok_or(EmitError::OutOfReach)?;
-        springboards(head, old, to, &copy.moves, &mut plan.text, &mut moves)?;
+        springboards(head, old, to, &copies, &mut plan.text, &mut moves)?;
     }
     plan.text.sort_unstable_by_key(|w| w.at);
     let len = copy.out.bytes.len() as u64;
@@ -486,8 +500,12 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
         removal,
     };
     // A thread at a springboard takes it.
-    let doors: FxHashSet<u64> = doors.heads.iter().flat_map(|(block, head, _)| [copy.start(*block), head.at]).collect();
-    plan.moves = copy.moves.iter().filter(|m| !doors.contains(&m.from.0)).copied().collect();
+    let taken = |(block, head, _): &(usize, Head, Vec<u8>)| {
+        let cleared = head.clearing.as_ref().and_then(Detour::first);
+        [Some(copy.start(*block)), Some(head.at), cleared]
+    };
+    let taken: FxHashSet<u64> = doors.heads.iter().flat_map(taken).flatten().collect();
+    plan.moves = copy.moves.iter().filter(|m| !taken.contains(&m.from.0)).copied().collect();
     plan.moves.sort_unstable();
     plan.moves.dedup();
     arena.take(at, len);
@@ -500,7 +518,7 @@ fn springboards(
     head: &Head,
     old: &[u8],
     to: u64,
-    copies: &[PcMove],
+    copies: &FxHashMap<u64, u64>,
     writes: &mut Vec<TextWrite>,
     moves: &mut Vec<PcMove>,
 ) -> Result<(), EmitError> {
@@ -514,8 +532,8 @@ fn springboards(
     if let Some(Detour::Stretch { displaced, old, .. }) = &head.clearing
         && let Some(first) = displaced.first()
     {
-        let copy = copies.iter().find(|m| m.from.0 == first.at).ok_or(EmitError::OutOfReach)?;
-        writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, copy.to.0))?));
+        let copy = copies.get(&first.at).ok_or(EmitError::OutOfReach)?;
+        writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *copy))?));
     }
     Ok(())
 }

@@ -9,6 +9,8 @@
 //! - each probe is a nop or a jump at the position that it names;
 //! - each instruction of the copy has one equivalent address in the text, and each original instruction one in the copy.
 
+use std::collections::BTreeMap;
+
 use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{Avma, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -21,6 +23,9 @@ use crate::code::body::{Held, PROBE, Probe, Spot, Way, WovenBody};
 use crate::patch::body::{BodyRequest, BodyWeave};
 use crate::patch::text_space::TextSpace;
 
+/// Number of blocks before an address that are examined for its bytes.
+const NEAR: usize = 70;
+
 /// Proves a plan of [`crate::weave_body`] and the removal record of the copy.
 pub fn verify_body(
     arena: &Arena,
@@ -31,9 +36,19 @@ pub fn verify_body(
     let BodyWeave { plan, body } = weave;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut proof =
-        Proof { request, body, memory: &memory, ends: FxHashMap::default(), copies: Vec::new(), held: Vec::new() };
+    let mut proof = Proof {
+        request,
+        body,
+        memory: &memory,
+        ends: FxHashMap::default(),
+        mixed: FxHashSet::default(),
+        kept: BTreeMap::new(),
+        copies: Vec::new(),
+        held: Vec::new(),
+    };
     proof.claims(plan)?;
+    let leads = |edge: &Edge| target(edge).filter(|_| proof.is_exposed(edge.from));
+    proof.mixed = request.body.edges.iter().filter_map(leads).collect();
     for (index, block) in request.body.blocks.iter().enumerate() {
         proof.block(index, block)?;
     }
@@ -51,6 +66,10 @@ struct Proof<'a> {
     memory: &'a Memory<'a>,
     /// Instructions of the copy that are proven: end, and equivalent address in the text.
     ends: FxHashMap<u64, (u64, u64)>,
+    /// Indices of the blocks to which blocks lead that may run in the text.
+    mixed: FxHashSet<usize>,
+    /// First byte and end of each instruction that stays in the text.
+    kept: BTreeMap<u64, u64>,
     /// Original instructions that are copied, each with the equivalent address in the copy.
     copies: Vec<PcMove>,
     /// The probes that were met, as they must be claimed.
@@ -61,6 +80,8 @@ struct Proof<'a> {
 struct Found {
     /// First byte of each, with the index of the block to whose copy it leads.
     doors: FxHashMap<u64, usize>,
+    /// First byte of each springboard that makes room for an island, and leads to the copy of the instruction there.
+    cleared: FxHashSet<u64>,
     /// First byte of each island.
     islands: FxHashSet<u64>,
 }
@@ -136,6 +157,7 @@ impl Proof<'_> {
         while !rest.is_empty() {
             let original = decode(rest, at)?;
             if stays(&original) {
+                self.kept.insert(at, original.next_ip());
                 let copy = self.nops(copy, at)?;
                 let jump = self.take(copy, at)?;
                 let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
@@ -231,8 +253,7 @@ impl Proof<'_> {
 
     /// The edge along which alone control arrives at a block's original address, if no block that leads there runs in the text.
     fn arrival(&self, block: usize) -> Option<Spot> {
-        let exposed = |edge: &Edge| target(edge) == Some(block) && self.is_exposed(edge.from);
-        if self.request.body.edges.iter().any(exposed) {
+        if self.mixed.contains(&block) {
             return None;
         }
         let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
@@ -324,8 +345,10 @@ impl Proof<'_> {
             bytes.get(offset..offset.checked_add(len)?).map(<[u8]>::to_vec)
         };
         let bias = self.request.bias;
-        let mut blocks = self.request.body.blocks.iter();
-        let known = blocks.find_map(|b| {
+        let blocks = &self.request.body.blocks;
+        // An overlapping block begins a few bytes before.
+        let until = blocks.partition_point(|b| b.block.range.start.to_avma(bias).0 <= at);
+        let known = blocks.get(until.saturating_sub(NEAR)..until).unwrap_or_default().iter().rev().find_map(|b| {
             let own = within(b.block.range.start.to_avma(bias).0, &b.bytes);
             own.or_else(|| b.room.as_ref().ok().and_then(|site| within(site.at.to_avma(bias).0, &site.bytes)))
         });
@@ -335,32 +358,30 @@ impl Proof<'_> {
     /// Checks the writes to the text, and finds the springboards.
     fn springboards(&self, text: &TextSpace) -> Result<Found, VerifyError> {
         let mut doors = FxHashMap::default();
-        let mut islands: FxHashSet<u64> = FxHashSet::default();
-        let mut cleared: Vec<u64> = Vec::new();
+        let mut cleared: FxHashSet<u64> = FxHashSet::default();
         let writes = &self.body.removal.text;
+        let islands: FxHashSet<u64> = writes.iter().filter_map(island_of).collect();
         for w in writes {
             if self.original(text, w.at.0, usize::from(w.len)).is_none_or(|old| old != w.new_bytes()) {
                 return fail(w.at.0, Flaw::NotOriginal);
             }
         }
+        let by_address: FxHashMap<u64, &TextWrite> = writes.iter().map(|w| (w.at.0, w)).collect();
+        let first: FxHashMap<u64, u64> = self.copies.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
         for (index, block) in self.request.body.blocks.iter().enumerate() {
             let Ok(site) = &block.room else { continue };
             if site.at != block.block.range.start && self.request.body.block_at(site.at).is_some() {
                 continue;
             }
             let at = site.at.to_avma(self.request.bias);
-            let Some(w) = writes.iter().find(|w| w.at == at) else { continue };
+            let Some(w) = by_address.get(&at.0).filter(|_| !islands.contains(&at.0)) else { continue };
             let lands = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + u64::from(w.len);
             if site.landings.iter().any(lands) {
                 return fail(at.0, Flaw::LandingInside);
             }
-            let to = match *w.old_bytes() {
-                [0xeb, disp] => {
-                    let island = (at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed()));
-                    islands.insert(island);
-                    writes.iter().find(|w| w.at.0 == island).and_then(jump_of)
-                }
-                _ => jump_of(w),
+            let to = match island_of(w) {
+                Some(island) => by_address.get(&island).and_then(|w| jump_of(w)),
+                None => jump_of(w),
             };
             if to.is_none() || to != self.door_of(index) {
                 return fail(at.0, Flaw::Astray);
@@ -370,53 +391,38 @@ impl Proof<'_> {
         }
         for w in writes.iter().filter(|w| !doors.contains_key(&w.at.0) && !islands.contains(&w.at.0)) {
             // A range that is displaced to make room: its copy is that of its first instruction.
-            let copy = self.copies.iter().find(|m| m.from == w.at).map(|m| m.to.0);
+            let copy = first.get(&w.at.0).copied();
             if w.len != 5 || copy.is_none() || jump_of(w) != copy {
                 return fail(w.at.0, Flaw::Astray);
             }
-            cleared.push(w.at.0);
+            cleared.insert(w.at.0);
         }
         for &island in &islands {
             let padding =
                 text.padding_at(island).is_some_and(|(start, bytes)| island + 5 <= start + bytes.len() as u64);
-            if !padding && !self.is_cleared(island, &cleared) {
+            let has_springboard = |at: &u64| cleared.contains(at) || doors.contains_key(at);
+            if !padding && !self.is_cleared(island, has_springboard) {
                 return fail(island, Flaw::Astray);
             }
             self.covers_nothing_kept(island, 5)?;
         }
         cleared.iter().try_for_each(|at| self.covers_nothing_kept(*at, 5))?;
-        Ok(Found { doors, islands })
+        Ok(Found { doors, cleared, islands })
     }
 
     /// Whether an island lies right after the springboard of a range that is displaced for it, and in that range.
-    fn is_cleared(&self, island: u64, cleared: &[u64]) -> bool {
+    fn is_cleared(&self, island: u64, has_springboard: impl Fn(&u64) -> bool) -> bool {
         let rooms = self.request.body.blocks.iter().filter_map(|b| b.room.as_ref().ok());
         rooms.flat_map(|site| &site.clearings).any(|clearing| {
             let at = clearing.at.to_avma(self.request.bias).0;
-            at + 5 == island && clearing.bytes.len() >= 10 && cleared.contains(&at)
+            at + 5 == island && clearing.bytes.len() >= 10 && has_springboard(&at)
         })
     }
 
     /// Checks that bytes of the text belong to no instruction that stays there.
     fn covers_nothing_kept(&self, at: u64, len: u8) -> Result<(), VerifyError> {
-        let end = at + u64::from(len);
-        for block in &self.request.body.blocks {
-            let range = &block.block.range;
-            let (from, until) = (range.start.to_avma(self.request.bias).0, range.end.to_avma(self.request.bias).0);
-            if until <= at || end <= from {
-                continue;
-            }
-            let (mut i, mut rest) = (from, block.bytes.as_slice());
-            while !rest.is_empty() {
-                let original = decode(rest, i)?;
-                if stays(&original) && i < end && at < original.next_ip() {
-                    return fail(at, Flaw::LandingInside);
-                }
-                i = original.next_ip();
-                rest = rest.get(original.len()..).unwrap_or_default();
-            }
-        }
-        Ok(())
+        let last = self.kept.range(..at + u64::from(len)).next_back();
+        if last.is_some_and(|(_, end)| *end > at) { fail(at, Flaw::LandingInside) } else { Ok(()) }
     }
 
     /// Address in the copy to which the springboard of a block must lead.
@@ -452,7 +458,8 @@ impl Proof<'_> {
 
     /// Checks the moves of threads, into the copy and out of it.
     fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
-        let doors: FxHashSet<u64> = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]).collect();
+        let doors = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]);
+        let doors: FxHashSet<u64> = doors.chain(found.cleared.iter().copied()).collect();
         let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !doors.contains(&m.from.0)).copied().collect();
         copies.sort_unstable();
         copies.dedup();
@@ -470,13 +477,7 @@ impl Proof<'_> {
                 Some(_) => return fail(m.from.0, Flaw::BadMove),
                 // An island: the thread takes the springboard again.
                 None => {
-                    let short = |w: &TextWrite| {
-                        let disp = match *w.old_bytes() {
-                            [0xeb, disp] => disp,
-                            _ => return false,
-                        };
-                        w.at == m.to && (w.at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed())) == m.from.0
-                    };
+                    let short = |w: &TextWrite| w.at == m.to && island_of(w) == Some(m.from.0);
                     if !record.text.iter().any(short) {
                         return fail(m.from.0, Flaw::BadMove);
                     }
@@ -519,4 +520,10 @@ fn jump_of(w: &TextWrite) -> Option<u64> {
     let [0xe9, disp @ ..] = w.old_bytes() else { return None };
     let disp = i32::from_le_bytes(*disp.first_chunk()?);
     Some((w.at.0 + 5).wrapping_add_signed(i64::from(disp)))
+}
+
+/// First byte of the island to which the inverse of a write leads; `None` if it is no jump of two bytes.
+fn island_of(w: &TextWrite) -> Option<u64> {
+    let [0xeb, disp] = *w.old_bytes() else { return None };
+    Some((w.at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed())))
 }

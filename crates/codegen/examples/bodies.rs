@@ -1,0 +1,85 @@
+//! Copies every function of a file, proves each copy, and prints how many could be copied, why the others could not, and how long it took.
+//!
+//! ```text
+//! cargo run --release -p ingraft-codegen --example bodies -- FILE…
+//! ```
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use ingraft_analysis::{FunctionKind, Image};
+use ingraft_codegen::verify::verify_body;
+use ingraft_codegen::{Arena, BodyRequest, Environment, Readable, TextSpace, weave_body};
+use ingraft_model::histogram::Scale;
+use ingraft_model::{Avma, Bias, CpuClock, DataArea, ThreadIdentity, WallClock};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    for path in std::env::args().skip(1) {
+        let image = Image::parse(std::fs::read(&path)?.into())?;
+        let functions: Vec<_> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
+        let begin = Instant::now();
+        let bodies: Vec<_> = functions.iter().map(|f| image.body(f)).collect();
+        let analysed = begin.elapsed();
+        let end = image.functions().iter().map(|f| f.range().end.0).max().unwrap_or(0).next_multiple_of(4096);
+        let env = Environment {
+            data: DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 },
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            shadow_stack: false,
+            wall: WallClock::Tsc,
+            ticks: Scale { mult: 1 << 31, shift: 32 },
+            cpu: CpuClock::None,
+            vectors: None,
+            loader: None,
+            readable: Readable::default(),
+        };
+        let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));
+        let mut text = TextSpace::new();
+        text.add_padding(Bias(0), image.padding());
+        let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut copied, mut blocks, mut exposed, mut bytes, mut all) = (0, 0, 0, 0, 0);
+        let begin = Instant::now();
+        for (function, body) in functions.iter().zip(&bodies) {
+            all += function.range().end.0 - function.range().start.0;
+            let woven = match body {
+                Ok(body) => {
+                    let request = BodyRequest { body, bias: Bias(0), name: "f" };
+                    let woven = weave_body(&env, &mut arena, &mut text, &request)?;
+                    if let Ok(weave) = &woven {
+                        verify_body(&arena, &text, &request, weave)
+                            .map_err(|e| format!("{}: {e}", function.display_name()))?;
+                        blocks += weave.body.blocks.len();
+                        exposed += weave.body.exposed.len();
+                        bytes += function.range().end.0 - function.range().start.0;
+                    }
+                    woven.map(|_| ())
+                }
+                Err(refusal) => Err(refusal.clone()),
+            };
+            match woven {
+                Ok(()) => copied += 1,
+                Err(refusal) => {
+                    let words: Vec<String> =
+                        refusal.to_string().split(' ').filter(|w| !w.contains("0x")).map(str::to_owned).collect();
+                    *reasons.entry(words.join(" ")).or_default() += 1;
+                }
+            }
+        }
+        let woven = begin.elapsed();
+        println!(
+            "{path}: {copied} of {} functions ({:.2} %), {exposed} of {blocks} blocks exposed, {} bytes of code for {bytes} of {all}",
+            functions.len(),
+            100.0 * copied as f64 / functions.len().max(1) as f64,
+            arena.used(),
+        );
+        println!(
+            "  analysed in {analysed:?}, copied and proven in {woven:?}: {:.1} MB/s",
+            bytes as f64 / woven.as_secs_f64() / 1e6
+        );
+        let mut reasons: Vec<_> = reasons.into_iter().collect();
+        reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        for (reason, n) in reasons.into_iter().take(8) {
+            println!("  {n:6} {reason}");
+        }
+    }
+    Ok(())
+}
