@@ -110,15 +110,20 @@ impl Focus {
 }
 
 /// Splits at `separator`, but not inside `()` and `<>`, which C++ and Rust names contain. An opening bracket counts only if the text has
-/// its closing bracket later, because `operator<` and `operator->` are names too.
+/// its closing bracket later, because `operator<` is a name too. The `>` of an arrow, as in `operator->` and `#0x1a->0x40`, closes nothing.
 fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     let mut out = Vec::new();
     let mut start = 0;
     let mut closers: Vec<char> = Vec::new();
+    let last = |closer: char| {
+        text.char_indices().filter(|(i, c)| *c == closer && !is_arrow(text, *i)).map(|(i, _)| i).next_back()
+    };
+    let (round, angle) = (last(')'), last('>'));
     for (i, c) in text.char_indices() {
         match c {
-            '(' if text[i..].contains(')') => closers.push(')'),
-            '<' if text[i..].contains('>') => closers.push('>'),
+            '(' if round.is_some_and(|last| i < last) => closers.push(')'),
+            '<' if angle.is_some_and(|last| i < last) => closers.push('>'),
+            '>' if is_arrow(text, i) => {}
             c if closers.last() == Some(&c) => {
                 closers.pop();
             }
@@ -131,6 +136,11 @@ fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     }
     out.push(&text[start..]);
     out
+}
+
+/// Whether a `>` at this place is the end of an arrow.
+fn is_arrow(text: &str, at: usize) -> bool {
+    text[at..].starts_with('>') && text[..at].ends_with('-')
 }
 
 fn unescape(name: &str) -> Option<String> {
@@ -198,6 +208,11 @@ mod tests {
             ("/Code/m/a%2Fb%2Cc", "/Code/m/a%2Fb%2Cc"),
             ("/Code/m/std::map<int, long>::at", "/Code/m/std::map<int%2C long>::at"),
             ("/Code/m/operator<,/Process/7", "/Code/m/operator<,/Process/7"),
+            ("/Code/m/f/#0x1a->0x40,/Process/7", "/Code/m/f/#0x1a->0x40,/Process/7"),
+            ("/Code/m/operator</#0x1a->0x40,/Process/7", "/Code/m/operator</#0x1a->0x40,/Process/7"),
+            ("/Code/m/operator->/#0x1a", "/Code/m/operator->/#0x1a"),
+            ("/Code/m/<fn(u8, u8) -> u8 as A/B>::f/#0x1a", "/Code/m/<fn(u8%2C u8) -> u8 as A%2FB>::f/#0x1a"),
+            ("/Code/m/f/#loop@-0x8", "/Code/m/f/#loop@-0x8"),
             ("Code/m", "error: `Code/m` is no resource: it must begin with `/`"),
             ("/Code/a,/Code/b", "error: two resources of the hierarchy `/Code`; a focus has at most one of each"),
             ("/Cod/a", "error: unknown hierarchy `/Cod`; there are /Code, /Process, /Machine and /SyncObject"),
