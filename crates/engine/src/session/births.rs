@@ -17,7 +17,7 @@ use ingraft_process::SharedArea;
 use crate::error::Error;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;

@@ -24,8 +24,9 @@ use crate::recovery::journal::{Entries, Journal, Record};
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, NewMini, PRUNE, Planned, Wanted as WantedPoints, WovenAnew};
+use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
 use crate::weaving::sites::{Text, sites};
+use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::{Attached, Control};
 use super::driver::Session;

@@ -9,7 +9,7 @@ use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;

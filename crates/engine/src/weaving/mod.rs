@@ -7,3 +7,4 @@ pub(crate) mod exits;
 pub(crate) mod plan;
 pub(crate) mod refusals;
 pub(crate) mod sites;
+pub(crate) mod wanted;

@@ -12,7 +12,7 @@ use ingraft_codegen::RemovalRecord;
 use crate::program::callees::{callees, never_returns};
 use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
-use crate::weaving::plan::NewMini;
+use crate::weaving::wanted::NewMini;
 
 /// One point of a function.
 #[derive(Clone, Debug)]

@@ -15,7 +15,8 @@ use self::replay::{Shard, State};
 use self::walk::{Frame, Places, Walk, Walker};
 use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
-use crate::weaving::plan::{Change, Wanted, Woven};
+use crate::weaving::plan::{Change, Woven};
+use crate::weaving::wanted::Wanted;
 
 /// State that an entry's code would have set, or the reason why it is not known.
 type Prepared = Result<State, Uncaught>;

@@ -1,0 +1,99 @@
+//! Requests for snippets at points: the keys of points, and the points that a request needs.
+
+use ingraft_model::{FunctionRef, Offset, PointKind, Refusal, Role, Site, Snippet, Svma};
+use rustc_hash::FxHashMap;
+
+use crate::weaving::exits::Exits;
+use crate::weaving::plan::PRUNE;
+use crate::weaving::sites::Found;
+
+/// Key of a point, which differs from the keys of all other points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Function of the point.
+    pub function: FunctionRef,
+    /// Kind of the point.
+    pub spot: PointKind,
+    /// First byte that a springboard may overwrite.
+    pub at: Svma,
+}
+
+/// Snippets for all points of one kind of a function.
+pub struct Wanted<'a> {
+    /// The function.
+    pub function: FunctionRef,
+    /// Kind of the points.
+    pub spot: PointKind,
+    /// The snippets, in order.
+    pub minis: Vec<NewMini<'a>>,
+}
+
+/// A snippet for a kind of points of a function.
+pub struct NewMini<'a> {
+    /// Id of the snippet, unique in the session except for [`PRUNE`].
+    pub id: u64,
+    /// Index of the pair in the request. All snippets of a pair in one function are woven, or none.
+    pub pair: usize,
+    /// Position among the snippets of a point; `None` for the first position.
+    pub role: Option<Role>,
+    /// The code.
+    pub snippet: &'a Snippet,
+    /// First counter of each of the snippet's variables.
+    pub counters: &'a [u32],
+    /// Functions whose calls do not get the snippet.
+    pub except: &'a [FunctionRef],
+    /// The one block that the snippet is for; `None` for all points of the kind.
+    pub block: Option<Offset>,
+    /// The exits that the snippet is for.
+    pub exits: Exits,
+}
+
+/// A point that is to be woven.
+pub(super) struct NewPoint<'a> {
+    pub place: Place,
+    pub site: &'a Site,
+    /// The snippets, in the order in which they run.
+    pub minis: Vec<&'a NewMini<'a>>,
+}
+
+impl Wanted<'_> {
+    /// The points for the wanted snippets at these sites, without refused pairs.
+    pub(super) fn points<'s>(
+        &'s self,
+        sites: &'s Result<Vec<Found>, Refusal>,
+        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+    ) -> Vec<NewPoint<'s>> {
+        let sites = sites.as_ref().map_or(&[][..], Vec::as_slice);
+        let mut points = Vec::with_capacity(sites.len());
+        for found in sites {
+            let Ok(site) = &found.site else { continue };
+            let is_for = |m: &&NewMini<'_>| {
+                !refused.contains_key(&(self.function, m.pair)) && found.is_for(m) && m.exits.contains(site.at, refused)
+            };
+            let mut minis = Vec::with_capacity(self.minis.len());
+            minis.extend(self.minis.iter().filter(is_for));
+            minis.sort_by_key(|m| m.role);
+            if minis.iter().any(|m| m.id != PRUNE) {
+                let place = Place { function: self.function, spot: self.spot, at: site.at };
+                points.push(NewPoint { place, site, minis });
+            }
+        }
+        points
+    }
+
+    /// The pairs that are refused in the function, with the reasons: if a point is missing, a value from the others would not be exact.
+    pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
+        let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
+            let its = self.minis.iter().filter(|m| m.id != PRUNE && found.is_none_or(|f| f.is_for(m)));
+            its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
+        };
+        match sites {
+            Err(refusal) => pairs(refusal, None),
+            Ok(sites) => sites
+                .iter()
+                .filter_map(|f| Some((f, f.site.as_ref().err()?)))
+                .flat_map(|(f, r)| pairs(r, Some(f)))
+                .collect(),
+        }
+    }
+}
