@@ -11,7 +11,7 @@ use ingraft_analysis::{FunctionKind, Image};
 use ingraft_codegen::verify::verify_body;
 use ingraft_codegen::{Arena, BodyRequest, Environment, Readable, TextSpace, weave_body};
 use ingraft_model::histogram::Scale;
-use ingraft_model::{Avma, Bias, CpuClock, DataArea, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, ThreadIdentity, WallClock};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for path in std::env::args().skip(1) {
@@ -36,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut text = TextSpace::new();
         text.add_padding(Bias(0), image.padding());
         let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+        let mut exposures: BTreeMap<String, usize> = BTreeMap::new();
         let (mut copied, mut blocks, mut exposed, mut bytes, mut all) = (0, 0, 0, 0, 0);
         let begin = Instant::now();
         for (function, body) in functions.iter().zip(&bodies) {
@@ -49,6 +50,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                             .map_err(|e| format!("{}: {e}", function.display_name()))?;
                         blocks += weave.body.blocks.len();
                         exposed += weave.body.exposed.len();
+                        if let Some(refusal) = &weave.body.why_exposed {
+                            *exposures.entry(plain(refusal)).or_default() += weave.body.exposed.len();
+                        }
                         bytes += function.range().end.0 - function.range().start.0;
                     }
                     woven.map(|_| ())
@@ -57,11 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             };
             match woven {
                 Ok(()) => copied += 1,
-                Err(refusal) => {
-                    let words: Vec<String> =
-                        refusal.to_string().split(' ').filter(|w| !w.contains("0x")).map(str::to_owned).collect();
-                    *reasons.entry(words.join(" ")).or_default() += 1;
-                }
+                Err(refusal) => *reasons.entry(plain(&refusal)).or_default() += 1,
             }
         }
         let woven = begin.elapsed();
@@ -75,11 +75,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "  analysed in {analysed:?}, copied and proven in {woven:?}: {:.1} MB/s",
             bytes as f64 / woven.as_secs_f64() / 1e6
         );
-        let mut reasons: Vec<_> = reasons.into_iter().collect();
-        reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-        for (reason, n) in reasons.into_iter().take(8) {
-            println!("  {n:6} {reason}");
-        }
+        print("not copied", reasons);
+        print("blocks exposed", exposures);
     }
     Ok(())
+}
+
+/// A reason without the addresses in it.
+fn plain(refusal: &Refusal) -> String {
+    let words: Vec<String> = refusal.to_string().split(' ').filter(|w| !w.contains("0x")).map(str::to_owned).collect();
+    words.join(" ")
+}
+
+fn print(what: &str, reasons: BTreeMap<String, usize>) {
+    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    for (reason, n) in reasons.into_iter().take(8) {
+        println!("  {n:6} {what}: {reason}");
+    }
 }

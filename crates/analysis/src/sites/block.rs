@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use iced_x86::Instruction;
 use ingraft_model::{
     Block, BlockPoint, BodyBlock, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal, Site,
     SiteKind, Svma, WayInReason,
@@ -12,8 +13,10 @@ use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
+use crate::sites::clearing::Clearings;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 use crate::sites::{clearing, entry};
+use crate::text::decode::Cursor;
 use crate::text::transfer::Transfer;
 
 /// The sites of all blocks of a function, in order of address, each with the reason if the block cannot be woven. An error if it is not
@@ -61,6 +64,11 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
     let sites = Sites { body: &body, graph: &graph };
+    let clearings = Clearings::new(&body, &graph, &[]);
+    let room = |site: Site, clearings: &Clearings| match needs_island(&site) {
+        true => Site { clearings: clearings.near(image, site.at.0), ..site },
+        false => site,
+    };
     let is_inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
     let edges: Vec<Edge> = cfg.edges.iter().filter(|edge| is_inner(edge)).copied().collect();
     let entered = entered(&cfg, &edges);
@@ -73,11 +81,24 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
             bytes: bytes.to_vec(),
             free: sites.free(start.0),
             entered: *entered,
-            room: sites.site(start.0),
+            room: sites.site(start.0).map(|site| room(site, &clearings)),
         })
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
     Ok(FunctionBody { function: function.start(), blocks, edges })
+}
+
+/// Whether a springboard of five bytes has no room at a site, because control lands in these bytes, or because a call is there that stays in
+/// its place.
+fn needs_island(site: &Site) -> bool {
+    let at = site.at.0;
+    let five = at..at + SPRINGBOARD;
+    let own = site.bytes.get(..usize::from(site.own)).unwrap_or_default();
+    let mut instructions = Cursor::new(own, at);
+    let calls = |i: Instruction| five.contains(&i.ip()) && Transfer::of(&i).comes_back();
+    site.landings.iter().any(|landing| five.contains(&landing.0))
+        || !on_one_page(at, SPRINGBOARD)
+        || std::iter::from_fn(|| instructions.next()).any(calls)
 }
 
 /// For each block, the ways by which control arrives at its original address.

@@ -1,6 +1,6 @@
 //! Woven functions as values: the copy of a whole function in an arena, and the places in it where points can be woven.
 
-use ingraft_model::{Avma, EdgeKind, PointKind, TextWrite};
+use ingraft_model::{Avma, EdgeKind, PointKind, Refusal, TextWrite};
 
 use crate::code::block::{jmp_bytes, text_write};
 use crate::code::woven::RemovalRecord;
@@ -101,6 +101,8 @@ pub struct WovenBody {
     /// First bytes of the blocks that may run in the text, sorted: no springboard fits where control arrives at them from outside. Points
     /// at these blocks, and at edges that leave them or lead to them, would miss such runs.
     pub exposed: Vec<Avma>,
+    /// Reason why no springboard fits at such a block; `None` if there is none.
+    pub why_exposed: Option<Refusal>,
     /// Record that removes the copy, together with all points in it.
     pub removal: RemovalRecord,
 }

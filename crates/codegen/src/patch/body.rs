@@ -59,6 +59,14 @@ pub fn weave_body(
         Ok(code) => code,
         Err(refusal) => return Ok(Err(refusal)),
     };
+    let range = |b: &BodyBlock| {
+        let (start, end) = (b.block.range.start.to_avma(request.bias), b.block.range.end.to_avma(request.bias));
+        (start.0, end.0)
+    };
+    let blocks = || request.body.blocks.iter().map(range);
+    if let Some(other) = blocks().find_map(|(start, end)| text.owner(start, end)) {
+        return Ok(Err(Refusal::Overlap { other: other.as_ref().to_owned() }));
+    }
     let doors = Doors::choose(env, text, request, &code);
     let woven = match doors.refused(request.body) {
         None => emit(arena, request, &code, &doors).map_err(|e| match e {
@@ -71,7 +79,10 @@ pub fn weave_body(
         Some(refusal) => Err(Ok(refusal)),
     };
     match woven {
-        Ok(woven) => Ok(Ok(woven)),
+        Ok(woven) => {
+            text.take_blocks(blocks(), request.name);
+            Ok(Ok(woven))
+        }
         Err(failed) => {
             doors.release(text);
             failed.map(Err)
@@ -497,6 +508,7 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
         blocks: (0..copy.labels.len()).map(|b| Way { copy: Avma(copy.labels[b]), original: starts(&b) }).collect(),
         probes,
         exposed: doors.exposed.iter().map(starts).collect(),
+        why_exposed: doors.why.clone(),
         removal,
     };
     // A thread at a springboard takes it.

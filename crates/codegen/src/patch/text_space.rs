@@ -7,6 +7,7 @@ use ingraft_model::point::Padding;
 use ingraft_model::{Avma, AvmaRange, Bias};
 
 use crate::code::block::{PAGE, USER_END, straddles};
+use crate::code::body::WovenBody;
 use crate::code::woven::WovenPoint;
 
 /// Length of an island: one `jmp rel32`.
@@ -19,6 +20,8 @@ pub struct TextSpace {
     padding: Arc<BTreeMap<u64, Vec<u8>>>,
     /// Ranges that are or will be overwritten: end and name of the owner, by start address.
     taken: BTreeMap<u64, (u64, Arc<str>)>,
+    /// Blocks of functions that run as copies, like `taken`. Springboards into the copy lie within them.
+    copied: BTreeMap<u64, (u64, Arc<str>)>,
 }
 
 /// Five bytes of padding that were taken for an island.
@@ -57,19 +60,38 @@ impl TextSpace {
     }
 
     /// Name of the owner of a byte in the range; `None` if all are free.
-    pub(crate) fn owner(&self, start: u64, end: u64) -> Option<&str> {
-        let (_, (e, name)) = self.taken.range(..end).next_back()?;
-        (*e > start).then_some(name)
+    pub(crate) fn owner(&self, start: u64, end: u64) -> Option<Arc<str>> {
+        let of = |ranges: &BTreeMap<u64, (u64, Arc<str>)>| {
+            let (_, (e, name)) = ranges.range(..end).next_back()?;
+            (*e > start).then(|| Arc::clone(name))
+        };
+        of(&self.taken).or_else(|| of(&self.copied))
     }
 
     /// Takes a range. If part of it is taken already, fails with the name of the owner.
     pub(crate) fn take(&mut self, start: u64, end: u64, name: &str) -> Result<(), String> {
         match self.owner(start, end) {
-            Some(other) => Err(other.to_owned()),
+            Some(other) => Err(other.as_ref().to_owned()),
             None => {
                 self.taken.insert(start, (end, Arc::from(name)));
                 Ok(())
             }
+        }
+    }
+
+    /// Takes the blocks of a function that runs as a copy, apart from the springboards in them.
+    pub(crate) fn take_blocks(&mut self, blocks: impl Iterator<Item = (u64, u64)>, name: &str) {
+        let name: Arc<str> = Arc::from(name);
+        self.copied.extend(blocks.map(|(start, end)| (start, (end, Arc::clone(&name)))));
+    }
+
+    /// Releases all text that the copy of a function had taken, once its removal is done.
+    pub fn release_body(&mut self, body: &WovenBody) {
+        for w in &body.removal.text {
+            self.taken.remove(&w.at.0);
+        }
+        for block in &body.blocks {
+            self.copied.remove(&block.original.0);
         }
     }
 

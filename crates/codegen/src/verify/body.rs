@@ -338,15 +338,15 @@ impl Proof<'_> {
         Ok(())
     }
 
-    /// Original bytes at an address, by the blocks' sites and the padding.
+    /// Original bytes at an address, by the blocks, their sites and the padding.
     fn original(&self, text: &TextSpace, at: u64, len: usize) -> Option<Vec<u8>> {
-        let within = |start: u64, bytes: &[u8]| {
-            let offset = usize::try_from(at.checked_sub(start)?).ok()?;
-            bytes.get(offset..offset.checked_add(len)?).map(<[u8]>::to_vec)
-        };
-        let bias = self.request.bias;
-        let blocks = &self.request.body.blocks;
-        // An overlapping block begins a few bytes before.
+        (at..).take(len).map(|at| self.original_byte(text, at)).collect()
+    }
+
+    fn original_byte(&self, text: &TextSpace, at: u64) -> Option<u8> {
+        let within = |start: u64, bytes: &[u8]| bytes.get(usize::try_from(at.checked_sub(start)?).ok()?).copied();
+        let (bias, blocks) = (self.request.bias, &self.request.body.blocks);
+        // A site states bytes after its block.
         let until = blocks.partition_point(|b| b.block.range.start.to_avma(bias).0 <= at);
         let known = blocks.get(until.saturating_sub(NEAR)..until).unwrap_or_default().iter().rev().find_map(|b| {
             let own = within(b.block.range.start.to_avma(bias).0, &b.bytes);

@@ -63,7 +63,7 @@ impl Session {
     /// Places at which other programs have changed the code that is woven here.
     pub(super) fn disturbed_places(&self, control: &Control) -> Vec<Left> {
         let Some(attached) = &control.attached else { return Vec::new() };
-        let text = attached.woven.points().flat_map(|(_, point)| &point.removal.text);
+        let text = attached.woven.changes().flat_map(|record| &record.text);
         ground::disturbed(&self.target, text)
     }
 

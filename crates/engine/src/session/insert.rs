@@ -21,6 +21,7 @@ use crate::program::variables::data_of;
 use crate::program::wall;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
+use crate::weaving::bodies::Copies;
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
@@ -421,13 +422,16 @@ impl Session {
         // the definitions of each pair that have no place so far
         let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
         let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
-        let woven = control.attached.iter().flat_map(|a| a.woven.points()).map(|(_, point)| &point.removal);
+        let woven = control.attached.iter().flat_map(|a| a.woven.changes());
         let (text, modules) = (Text::new(&self.target, woven), &control.modules);
         // all points of a function are adjacent
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                reasons.extend(w.refused(&sites(&text, modules, w.function, w.spot)));
+                let found = sites(&text, modules, w.function, w.spot);
+                let woven = control.attached.as_ref().map(|attached| &attached.woven);
+                let copies = Copies::choose(woven, std::slice::from_ref(w), std::slice::from_ref(&found));
+                reasons.extend(w.refused(&found, &copies));
                 self.name_kept(control, &mut reasons);
             }
             let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave_on};
 use ingraft_codegen::{
-    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini,
-    remove_mini, remove_within, weave_points_on,
+    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Probe, RemovalRecord, TextSpace, WovenPoint,
+    add_mini, remove_mini, remove_within, weave_points_on,
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
@@ -23,12 +23,13 @@ use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::recovery::signature::SIGNATURE;
+use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted};
 
 /// Largest size of an arena in bytes.
-const ARENA_MAX: u64 = 1 << 28;
+pub(super) const ARENA_MAX: u64 = 1 << 28;
 
 /// Smallest size of an arena in bytes, if that much address space is free.
 const ARENA_LEAST: u64 = 1 << 20;
@@ -59,11 +60,13 @@ pub const PRUNE: u64 = 0;
 /// The generated code of one target.
 #[derive(Clone, Debug, Default)]
 pub struct Woven {
-    arenas: Vec<Arena>,
+    pub(super) arenas: Vec<Arena>,
     /// Text that is in use and padding for islands, for each module.
-    texts: FxHashMap<u32, TextSpace>,
+    pub(super) texts: FxHashMap<u32, TextSpace>,
     /// Woven points, in the order of their keys, so that the points of a function are adjacent.
     points: BTreeMap<Place, Arc<Point>>,
+    /// Copies of whole functions, into which points are woven that have no room in the text.
+    pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
     idle: Vec<AvmaRange>,
     /// Id of the snippet at the loader's hook, where threads wait for the engine.
@@ -79,7 +82,7 @@ pub struct Woven {
 }
 
 #[derive(Clone, Debug)]
-struct Point {
+pub(super) struct Point {
     woven: WovenPoint,
     arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.
@@ -114,6 +117,8 @@ pub struct Change {
     pub new_points: Vec<WovenAnew>,
     /// Functions that cannot be woven for a pair of the request, with the reasons.
     pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
+    /// Functions that were to be copied and cannot be, with the reasons.
+    pub(super) not_copied: Vec<(FunctionRef, Refusal)>,
     /// Points that get further snippets, in the order of the changes.
     pub chains: Vec<PointChain>,
 }
@@ -140,41 +145,61 @@ pub struct PlannedRemoval {
     pub woven: Woven,
 }
 
-/// A new point.
+/// A new point, or a new copy of a function.
 #[derive(Debug)]
 pub struct WovenAnew {
-    /// The file whose text the point changes.
+    /// The file whose text changes.
     pub file: FileId,
-    point: Arc<Point>,
+    unit: Unit,
+}
+
+#[derive(Debug)]
+pub(super) enum Unit {
+    Point(Arc<Point>),
+    Body(Arc<Body>),
 }
 
 impl WovenAnew {
-    /// Key of the point in the journal.
+    pub(super) fn new(file: FileId, unit: Unit) -> Self {
+        WovenAnew { file, unit }
+    }
+
+    /// Key in the journal.
     pub fn key(&self) -> Avma {
-        self.point.woven.removal.key()
+        match &self.unit {
+            Unit::Point(point) => point.woven.removal.key(),
+            Unit::Body(body) => body.woven.removal.key(),
+        }
     }
 
-    /// Snippets of the point, for the journal.
+    /// Snippets of the point, for the journal. A copy of a function has none.
     pub fn chain(&self) -> PointChain {
-        self.point.chain()
+        match &self.unit {
+            Unit::Point(point) => point.chain(),
+            Unit::Body(body) => body.chain(),
+        }
     }
 
-    /// Removal records of the point; a removal applies all of them.
+    /// Removal records; a removal applies all of them.
     pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
-        self.point.woven.records()
+        let (point, body) = match &self.unit {
+            Unit::Point(point) => (Some(point.woven.records()), None),
+            Unit::Body(body) => (None, Some(&body.woven.removal)),
+        };
+        point.into_iter().flatten().chain(body)
     }
 }
 
 /// The target to weave, its modules, and the facts about the target on which generated code depends.
 #[derive(Clone, Copy)]
-struct Subject<'a> {
-    target: &'a Target,
-    modules: &'a Modules,
-    env: &'a Environment,
+pub(super) struct Subject<'a> {
+    pub target: &'a Target,
+    pub modules: &'a Modules,
+    pub env: &'a Environment,
 }
 
 /// Arenas that a change maps.
-struct NewArenas<'a> {
+pub(super) struct NewArenas<'a> {
     /// Called with the range of each arena before the arena is mapped.
     record: &'a mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     /// Signatures to write into the mapped arenas.
@@ -256,7 +281,7 @@ impl Woven {
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
     }
 
-    fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
         points_of(&self.points, function).map(|(place, _)| *place)
     }
 
@@ -281,6 +306,18 @@ impl Woven {
     /// Whether all that is woven was woven by this engine.
     pub fn knows_all(&self) -> bool {
         self.adopted.is_empty()
+    }
+
+    /// Removal records of everything that this engine has written into the text: of points, without their snippets, and of copies of
+    /// functions.
+    pub fn changes(&self) -> impl Iterator<Item = &RemovalRecord> {
+        let points = self.points.values().map(|point| &point.woven.removal);
+        points.chain(self.bodies.values().map(|body| &body.woven.removal))
+    }
+
+    /// Removal records of the copies of functions.
+    pub fn copies(&self) -> impl Iterator<Item = &RemovalRecord> {
+        self.bodies.values().map(|body| &body.woven.removal)
     }
 
     /// The points of this engine.
@@ -317,7 +354,8 @@ impl Woven {
     /// Records that remove all points, in the target and in fork children.
     pub fn records(&self, modules: &Modules) -> Vec<PointRecord> {
         let own = self.points.iter().map(|(place, p)| point_record(modules, place.function.module, p));
-        own.chain(self.adopted.iter().cloned()).chain(self.inherited.iter().cloned()).collect()
+        let bodies = self.bodies.iter().map(|(function, body)| body.record(modules, function.module));
+        own.chain(bodies).chain(self.adopted.iter().cloned()).chain(self.inherited.iter().cloned()).collect()
     }
 
     /// The modules that have points.
@@ -334,7 +372,9 @@ impl Woven {
     /// The writes to the text of a module.
     pub fn text_of(&self, module: ModuleRef) -> impl Iterator<Item = &TextWrite> {
         let points = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
-        points.flat_map(|(_, p)| &p.woven.removal.text)
+        points
+            .flat_map(|(_, p)| &p.woven.removal.text)
+            .chain(self.bodies_of(module).flat_map(|body| &body.removal.text))
     }
 
     /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
@@ -348,6 +388,7 @@ impl Woven {
             gone.push(point_record(modules, module, &point));
             self.leave_idle(&RemovalRecord::combine(point.woven.records()).retired);
         }
+        gone.extend(self.retire_bodies(modules, module));
         gone
     }
 
@@ -368,7 +409,10 @@ impl Woven {
     /// The pages of text that hold a springboard, as module and address of one byte of each.
     pub fn text_at(&self) -> impl Iterator<Item = (ModuleRef, Avma)> {
         let module = |place: &Place| place.function.module;
-        self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)))
+        let points =
+            self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)));
+        let bodies = self.bodies.iter();
+        points.chain(bodies.flat_map(|(f, body)| body.woven.removal.text.iter().map(move |w| (f.module, w.at))))
     }
 
     /// Plans a change: chooses springboards and generates code for snippets. The target is not changed, except that arenas are mapped. They stay,
@@ -396,16 +440,17 @@ impl Woven {
         mapped: &mut NewArenas<'_>,
     ) -> Result<Planned, Error> {
         let modules = subject.modules;
-        let text = Text::new(subject.target, self.points.values().map(|p| &p.woven.removal));
+        let text = Text::new(subject.target, self.changes());
         let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
             true => each(wanted, look),
             false => in_background(|| wanted.par_iter().map(look).collect()),
         };
         let hosts = hosts(&text, modules, wanted, &mut sites);
+        let mut copies = Copies::choose(Some(self), wanted, &sites);
         let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
-            refused.extend(w.refused(sites));
+            refused.extend(w.refused(sites, &copies));
         }
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
@@ -415,8 +460,14 @@ impl Woven {
             woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
             let mut change = Change::default();
             let found: Vec<_> = wanted.iter().zip(&sites).collect();
-            let found = each(&found, |(w, sites)| w.points(sites, &refused));
-            woven.attempt(subject, found, &hosts, &mut change, mapped)?;
+            let found = each(&found, |(w, sites)| w.points(sites, &refused, &copies));
+            woven.attempt(subject, found, (&hosts, &copies), &mut change, mapped)?;
+            change.not_copied.extend(woven.idle_bodies(&change.refused));
+            if !change.not_copied.is_empty() {
+                copies.give_up(change.not_copied);
+                refused.extend(wanted.iter().zip(&sites).flat_map(|(w, sites)| w.refused(sites, &copies)));
+                continue;
+            }
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 let is_its = |w: &Wanted<'_>, found: &Found| w.minis.iter().any(|m| m.pair == *pair && found.is_for(m));
@@ -444,7 +495,7 @@ impl Woven {
         &mut self,
         subject: Subject<'_>,
         found: Vec<Vec<NewPoint<'a>>>,
-        hosts: &'a FxHashMap<FunctionRef, Arc<Site>>,
+        (hosts, copies): (&'a FxHashMap<FunctionRef, Arc<Site>>, &Copies),
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
@@ -463,6 +514,7 @@ impl Woven {
         }
         for (module, mut points) in new {
             self.add_hosts(hosts, &mut points);
+            self.weave_bodies(subject, copies, &mut points, change, mapped)?;
             self.weave_new(subject, module, &points, change, mapped)?;
         }
         Ok(())
@@ -479,7 +531,7 @@ impl Woven {
         points.extend(missing.into_iter().filter_map(|function| {
             let site = hosts.get(&function)?;
             let place = Place { function, spot: PointKind::Entry, at: site.at };
-            Some(NewPoint { place, site, minis: Vec::new() })
+            Some(NewPoint { place, site, minis: Vec::new(), probe: None })
         }));
     }
 
@@ -499,7 +551,7 @@ impl Woven {
             text.add_padding(module.bias, module.image.padding());
             text
         });
-        let known = &self.points;
+        let known = (&self.points, &self.bodies);
         let prepared = each(points, |p| Prepared::new(modules, known, p));
         let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
         let mut bytes = Arena::estimate_bytes(code);
@@ -523,7 +575,7 @@ impl Woven {
                 Ok(woven) => {
                     let minis = p.minis.iter().map(|m| m.known()).collect();
                     let point = Arc::new(Point { woven, arena: arena_index, minis });
-                    change.new_points.push(WovenAnew { file, point: Arc::clone(&point) });
+                    change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
                     self.points.insert(p.place, point);
                 }
                 Err(refusal) => {
@@ -556,13 +608,15 @@ impl Woven {
                 .flat_map(|p| p.woven.inner.iter().copied())
                 .collect();
             let stays = |inner: &Inner| offered.contains(inner);
+            let needs_body = |place: &Place| woven.points.get(place).is_some_and(|p| p.woven.probe.is_some());
+            let body_stays = staying.iter().any(needs_body);
             for place in places {
                 let Some(point) = woven.points.get_mut(&place) else { continue };
                 let is_idle = idle(point);
                 if !staying.contains(&place) {
-                    let removed = match remove_within(&point.woven, stays) {
+                    let removed = match remove_within(&point.woven, stays, body_stays) {
                         Some(alone) => {
-                            verify_removed_within(&alone, &point.woven, stays).map_err(|e| defect(&e))?;
+                            verify_removed_within(&alone, &point.woven, stays, body_stays).map_err(|e| defect(&e))?;
                             alone
                         }
                         None => RemovalRecord::combine(point.woven.records()),
@@ -586,6 +640,10 @@ impl Woven {
                     append(&mut plan, removed);
                     chains.push(point.chain());
                 }
+            }
+            if !body_stays && let Some(body) = woven.remove_body(function) {
+                append(&mut plan, RemovalRecord::combine([&body.woven.removal]));
+                gone.push(body.record(modules, function.module));
             }
         }
         sort(&mut plan);
@@ -644,7 +702,10 @@ impl Woven {
             }
             let its: Vec<&AvmaRange> = its.collect();
             its.into_iter().for_each(|code| arena.release(code));
-            if self.points.values().all(|p| p.arena != number) && !self.idle.iter().any(|code| holds(arena, code)) {
+            if self.points.values().all(|p| p.arena != number)
+                && self.bodies.values().all(|b| b.arena != number)
+                && !self.idle.iter().any(|code| holds(arena, code))
+            {
                 *arena = Arena::new(arena.range());
             }
         }
@@ -652,7 +713,7 @@ impl Woven {
 }
 
 /// Index of an arena that is within reach of a module and has this much room; maps a new one if there is none.
-fn arena_for(
+pub(super) fn arena_for(
     arenas: &mut Vec<Arena>,
     target: &Target,
     text: &AvmaRange,
@@ -757,21 +818,34 @@ struct Prepared<'a> {
     /// Name of the point's function.
     name: Cow<'a, str>,
     beside: Vec<&'a WovenPoint>,
+    probe: Option<Probe>,
 }
 
 impl<'a> Prepared<'a> {
-    fn new(modules: &'a Modules, known: &'a BTreeMap<Place, Arc<Point>>, point: &NewPoint<'a>) -> Self {
+    fn new(
+        modules: &'a Modules,
+        (known, bodies): (&'a BTreeMap<Place, Arc<Point>>, &Bodies),
+        point: &NewPoint<'a>,
+    ) -> Self {
         let function = point.place.function;
         Prepared {
             site: point.site,
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
             beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
+            probe: point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).copied()),
         }
     }
 
     fn request(&self, bias: Bias) -> PointRequest<'_> {
-        PointRequest { site: self.site, bias, name: &self.name, minis: &self.minis, beside: &self.beside, probe: None }
+        PointRequest {
+            site: self.site,
+            bias,
+            name: &self.name,
+            minis: &self.minis,
+            beside: &self.beside,
+            probe: self.probe,
+        }
     }
 }
 
@@ -854,7 +928,7 @@ fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRec
     PointRecord { file: modules.file(module).map(ModuleFile::id).unwrap_or_default(), removal }
 }
 
-fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
+pub(super) fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
     plan.code.append(&mut more.code);
     plan.text.append(&mut more.text);
     plan.moves.append(&mut more.moves);
@@ -879,7 +953,7 @@ fn sort(plan: &mut PatchPlan) {
     plan.retired.sort_unstable_by_key(|r| r.start);
 }
 
-fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
+pub(super) fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
     Error::new(
         ErrorKind::Failed,
         "codegen",
@@ -888,7 +962,7 @@ fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
     )
 }
 
-fn defect(e: &dyn std::fmt::Display) -> Error {
+pub(super) fn defect(e: &dyn std::fmt::Display) -> Error {
     Error::new(
         ErrorKind::Failed,
         "unproven_plan",

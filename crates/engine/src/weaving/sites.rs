@@ -4,15 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
-use ingraft_model::{Avma, BlockPoint, Clearing, FunctionRef, Offset, PointKind, Refusal, Site};
+use ingraft_model::{
+    Avma, BlockPoint, Clearing, Edge, EdgeTarget, FunctionBody, FunctionRef, Offset, PointKind, Refusal, Site, SiteKind,
+};
 use ingraft_process::Target;
 
-use ingraft_codegen::RemovalRecord;
+use ingraft_codegen::{RemovalRecord, Spot};
 
 use crate::program::callees::{callees, never_returns};
 use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
+use crate::weaving::bodies::Hosted;
 use crate::weaving::wanted::NewMini;
+
+/// Number of bytes of a block that a site in a copy states.
+const SITE_MAX: usize = 64;
 
 /// One point of a function.
 #[derive(Clone, Debug)]
@@ -23,6 +29,8 @@ pub struct Found {
     callees: Vec<FunctionRef>,
     /// Offset of the block in its function; `None` at other kinds of points.
     block: Option<Offset>,
+    /// The point as it can be woven into the copy of its function; `None` if it cannot, or if there is no need.
+    pub hosted: Option<Hosted>,
 }
 
 impl Found {
@@ -79,7 +87,7 @@ pub fn sites(
     function: FunctionRef,
     kind: PointKind,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callees: Vec::new(), block: None };
+    let found = |site| Found { site, callees: Vec::new(), block: None, hosted: None };
     match kind {
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
@@ -96,11 +104,64 @@ pub fn sites(
                 block: Some(Offset::between(f.start().0, point.block.range.start.0)),
                 site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
                 callees: Vec::new(),
+                hosted: None,
             };
-            Ok(points.map(found).collect())
+            let mut points: Vec<Found> = points.map(found).collect();
+            if points.iter().any(|point| point.site.is_err())
+                && let Ok(body) = whole(text, module, f)
+            {
+                for (index, point) in points.iter_mut().enumerate() {
+                    point.hosted = hosted(module, &body, index, None);
+                }
+            }
+            Ok(points)
         }
-        PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
+        PointKind::Edge => {
+            let (module, f) = body(modules, function)?;
+            let body = whole(text, module, f)?;
+            let found = |edge: &Edge| {
+                let EdgeTarget::Block(to) = edge.to else { return None };
+                let hosted = hosted(module, &body, to, Some(*edge));
+                Some(Found { site: Err(Refusal::NotYet { kind: "edge" }), callees: Vec::new(), block: None, hosted })
+            };
+            Ok(body.edges.iter().filter_map(found).collect())
+        }
     }
+}
+
+/// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
+fn whole(text: &Text<'_>, module: &Module, f: &Function) -> Result<Arc<FunctionBody>, Refusal> {
+    let body = module.image.body(f)?;
+    for block in &body.blocks {
+        let start = block.block.range.start;
+        let mut now = vec![0; block.bytes.len()];
+        if !text.original(start.to_avma(module.bias), &mut now) {
+            return Err(Refusal::Unreadable);
+        }
+        if let Some(i) = now.iter().zip(&block.bytes).position(|(a, b)| a != b) {
+            let differs = start.0.wrapping_add(i as u64);
+            return Err(Refusal::BytesDiffer { offset: Offset::between(body.function.0, differs) });
+        }
+    }
+    Ok(Arc::new(body))
+}
+
+/// A block, or an edge that leads to it, as a point of the copy of its function.
+fn hosted(module: &Module, body: &Arc<FunctionBody>, block: usize, edge: Option<Edge>) -> Option<Hosted> {
+    let to = body.blocks.get(block)?;
+    let (start, free) = (to.block.range.start, to.free.clone());
+    let from = match edge {
+        Some(edge) => Some((body.blocks.get(edge.from)?.block.range.start.to_avma(module.bias), edge.kind)),
+        None => None,
+    };
+    let (spot, kind) = match from {
+        Some(_) => (PointKind::Edge, SiteKind::Edge { free }),
+        None => (PointKind::Block, SiteKind::Block { free }),
+    };
+    let bytes = to.bytes.iter().copied().take(SITE_MAX).collect();
+    let site = Arc::new(Site::new(kind, body.function, start, bytes));
+    let spot = Spot { kind: spot, at: start.to_avma(module.bias), from };
+    Some(Hosted { site, spot, body: Arc::clone(body) })
 }
 
 /// Whether the sites are in the cache, so that finding them takes little time.
@@ -128,7 +189,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callees, block: None });
+        out.push(Found { site, callees, block: None, hosted: None });
     }
     Ok(out)
 }

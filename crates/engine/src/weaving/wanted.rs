@@ -1,8 +1,10 @@
 //! Requests for snippets at points: the keys of points, and the points that a request needs.
 
+use ingraft_codegen::Spot;
 use ingraft_model::{FunctionRef, Offset, PointKind, Refusal, Role, Site, Snippet, Svma};
 use rustc_hash::FxHashMap;
 
+use crate::weaving::bodies::Copies;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
 use crate::weaving::sites::Found;
@@ -54,6 +56,8 @@ pub(super) struct NewPoint<'a> {
     pub site: &'a Site,
     /// The snippets, in the order in which they run.
     pub minis: Vec<&'a NewMini<'a>>,
+    /// Position of the point in the copy of its function; `None` for a point in the text.
+    pub probe: Option<Spot>,
 }
 
 impl Wanted<'_> {
@@ -62,11 +66,12 @@ impl Wanted<'_> {
         &'s self,
         sites: &'s Result<Vec<Found>, Refusal>,
         refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+        copies: &Copies,
     ) -> Vec<NewPoint<'s>> {
         let sites = sites.as_ref().map_or(&[][..], Vec::as_slice);
         let mut points = Vec::with_capacity(sites.len());
         for found in sites {
-            let Ok(site) = &found.site else { continue };
+            let Ok((site, probe)) = copies.site(self.function, found) else { continue };
             let is_for = |m: &&NewMini<'_>| {
                 !refused.contains_key(&(self.function, m.pair)) && found.is_for(m) && m.exits.contains(site.at, refused)
             };
@@ -75,14 +80,18 @@ impl Wanted<'_> {
             minis.sort_by_key(|m| m.role);
             if minis.iter().any(|m| m.id != PRUNE) {
                 let place = Place { function: self.function, spot: self.spot, at: site.at };
-                points.push(NewPoint { place, site, minis });
+                points.push(NewPoint { place, site, minis, probe });
             }
         }
         points
     }
 
     /// The pairs that are refused in the function, with the reasons: if a point is missing, a value from the others would not be exact.
-    pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
+    pub fn refused(
+        &self,
+        sites: &Result<Vec<Found>, Refusal>,
+        copies: &Copies,
+    ) -> Vec<((FunctionRef, usize), Refusal)> {
         let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
             let its = self.minis.iter().filter(|m| m.id != PRUNE && found.is_none_or(|f| f.is_for(m)));
             its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
@@ -91,8 +100,8 @@ impl Wanted<'_> {
             Err(refusal) => pairs(refusal, None),
             Ok(sites) => sites
                 .iter()
-                .filter_map(|f| Some((f, f.site.as_ref().err()?)))
-                .flat_map(|(f, r)| pairs(r, Some(f)))
+                .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
+                .flat_map(|(f, r)| pairs(&r, Some(f)))
                 .collect(),
         }
     }

@@ -1,0 +1,228 @@
+//! Copies of whole functions, for points without room in the text: when a function is copied, and the records of its copy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ingraft_codegen::verify::verify_body;
+use ingraft_codegen::{Arena, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, Refusal, Site};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::error::Error;
+use crate::program::modules::{ModuleFile, Modules};
+use crate::recovery::journal::{PointChain, PointRecord};
+use crate::weaving::plan::{
+    ARENA_MAX, Change, NewArenas, Subject, Unit, Woven, WovenAnew, append, arena_for, codegen_error, defect,
+};
+use crate::weaving::sites::Found;
+use crate::weaving::wanted::{NewPoint, Wanted};
+
+/// The copy of a function.
+#[derive(Clone, Debug)]
+pub(super) struct Body {
+    pub woven: WovenBody,
+    /// Index of the arena that holds the copy.
+    pub arena: usize,
+}
+
+/// A point as it can be woven into the copy of its function.
+#[derive(Clone, Debug)]
+pub struct Hosted {
+    /// Site of the point.
+    pub site: Arc<Site>,
+    /// Position of the point.
+    pub spot: Spot,
+    /// The function.
+    pub body: Arc<FunctionBody>,
+}
+
+/// Functions whose points of a request are woven into copies, and functions that cannot be copied, with the reasons.
+#[derive(Debug, Default)]
+pub struct Copies {
+    chosen: FxHashMap<FunctionRef, Arc<FunctionBody>>,
+    refused: FxHashMap<FunctionRef, Refusal>,
+}
+
+impl Copies {
+    /// Chooses the functions to copy: those with a copy, and those without any woven point that lack room for a wanted one.
+    pub fn choose(woven: Option<&Woven>, wanted: &[Wanted<'_>], sites: &[Result<Vec<Found>, Refusal>]) -> Self {
+        let mut copies = Copies::default();
+        for (w, sites) in wanted.iter().zip(sites) {
+            let found = || sites.iter().flatten();
+            let Some(body) = found().find_map(|found| Some(&found.hosted.as_ref()?.body)) else { continue };
+            let lacks_room = || found().any(|f| f.site.is_err() && w.minis.iter().any(|m| f.is_for(m)));
+            if woven.is_some_and(|woven| woven.bodies.contains_key(&w.function)) || lacks_room() {
+                copies.chosen.insert(w.function, Arc::clone(body));
+            }
+        }
+        copies
+    }
+
+    /// Site and position of a point; `None` as position for a point in the text.
+    pub fn site<'f>(&self, function: FunctionRef, found: &'f Found) -> Result<(&'f Site, Option<Spot>), Refusal> {
+        match &found.hosted {
+            Some(hosted) if self.chosen.contains_key(&function) => Ok((&hosted.site, Some(hosted.spot))),
+            hosted => found.site.as_ref().map(|site| (&**site, None)).map_err(|in_text| {
+                let body = self.refused.get(&function).filter(|_| hosted.is_some());
+                body.unwrap_or(in_text).clone()
+            }),
+        }
+    }
+
+    /// Gives up copies.
+    pub fn give_up(&mut self, refused: Vec<(FunctionRef, Refusal)>) {
+        for (function, refusal) in refused {
+            self.chosen.remove(&function);
+            self.refused.insert(function, refusal);
+        }
+    }
+}
+
+impl Body {
+    /// Record of the copy for the journal. It has no snippets of its own.
+    pub fn chain(&self) -> PointChain {
+        let start = self.woven.removal.code.start;
+        let chain = Chain { function: self.woven.function, slot: start, leave: start, snippets: Vec::new() };
+        PointChain { key: self.woven.removal.key(), chain }
+    }
+
+    pub fn record(&self, modules: &Modules, module: ModuleRef) -> PointRecord {
+        let file = modules.file(module).map(ModuleFile::id).unwrap_or_default();
+        PointRecord { file, removal: self.woven.removal.clone() }
+    }
+}
+
+/// First function of a module.
+fn first_of(module: ModuleRef) -> FunctionRef {
+    FunctionRef { module, function: 0 }
+}
+
+impl Woven {
+    /// The copies of functions of a module.
+    pub(super) fn bodies_of(&self, module: ModuleRef) -> impl Iterator<Item = &WovenBody> {
+        let next = ModuleRef(module.0.saturating_add(1));
+        self.bodies.range(first_of(module)..first_of(next)).map(|(_, body)| &body.woven)
+    }
+
+    /// The copies into which no point is woven, because their points were refused, each with such a reason.
+    pub(super) fn idle_bodies(
+        &self,
+        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+    ) -> Vec<(FunctionRef, Refusal)> {
+        let is_idle = |function: &&FunctionRef| self.points_of(**function).all(|(_, point)| point.probe.is_none());
+        let why = |function: &FunctionRef| {
+            let known = refused.iter().find(|((of, _), _)| of == function);
+            (*function, known.map_or(Refusal::NoSuchPoint, |(_, refusal)| refusal.clone()))
+        };
+        self.bodies.keys().filter(is_idle).map(why).collect()
+    }
+
+    /// Forgets the copy of a function, which is about to be removed. Returns it.
+    pub(super) fn remove_body(&mut self, function: FunctionRef) -> Option<Arc<Body>> {
+        let body = self.bodies.remove(&function)?;
+        if let Some(text) = self.texts.get_mut(&function.module.0) {
+            text.release_body(&body.woven);
+        }
+        Some(body)
+    }
+
+    /// Forgets the copies of functions of a module whose text is gone. Returns their records.
+    pub(super) fn retire_bodies(&mut self, modules: &Modules, module: ModuleRef) -> Vec<PointRecord> {
+        let own: Vec<FunctionRef> = self.bodies.keys().filter(|f| f.module == module).copied().collect();
+        let gone: Vec<Arc<Body>> = own.iter().filter_map(|function| self.bodies.remove(function)).collect();
+        for body in &gone {
+            self.leave_idle(std::slice::from_ref(&body.woven.removal.code));
+        }
+        gone.iter().map(|body| body.record(modules, module)).collect()
+    }
+
+    /// Copies the functions that new points of a module need. Points whose function cannot be copied, or whose position the copy does not
+    /// have, are taken away from `points`; in the first case, `change` names the function as one without a copy.
+    pub(super) fn weave_bodies(
+        &mut self,
+        subject: Subject<'_>,
+        copies: &Copies,
+        points: &mut Vec<NewPoint<'_>>,
+        change: &mut Change,
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<(), Error> {
+        let mut missing: Vec<FunctionRef> =
+            points.iter().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        missing.retain(|function| !self.bodies.contains_key(function));
+        let in_text: FxHashSet<FunctionRef> =
+            points.iter().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
+        for function in missing {
+            let Some(body) = copies.chosen.get(&function) else { continue };
+            let woven = match in_text.contains(&function) {
+                true => Err(overlap(subject.modules, function)),
+                false => self.weave_body(subject, function, body, mapped)?,
+            };
+            match woven {
+                Ok((file, body, plan)) => {
+                    change.new_points.push(WovenAnew::new(file, Unit::Body(Arc::clone(&body))));
+                    append(&mut change.plan, plan);
+                    self.bodies.insert(function, body);
+                }
+                Err(refusal) => change.not_copied.push((function, refusal)),
+            }
+        }
+        let bodies = &self.bodies;
+        points.retain(|p| {
+            let Some(spot) = p.probe else { return true };
+            let Some(body) = bodies.get(&p.place.function) else { return false };
+            let has = body.woven.probe(&spot).is_some();
+            if !has {
+                let refusal = body.woven.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint);
+                change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+            }
+            has
+        });
+        Ok(())
+    }
+
+    fn weave_body(
+        &mut self,
+        Subject { target, modules, env }: Subject<'_>,
+        function: FunctionRef,
+        body: &FunctionBody,
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<Result<Copied, Refusal>, Error> {
+        let Some((file, module, f)) = modules.resolve(function) else { return Ok(Err(Refusal::NoSuchFunction)) };
+        let text = self.texts.entry(function.module.0).or_insert_with(|| {
+            let mut text = TextSpace::new();
+            text.add_padding(module.bias, module.image.padding());
+            text
+        });
+        let name = f.display_name();
+        let request = BodyRequest { body, bias: module.bias, name: &name };
+        let mut bytes = Arena::estimate_bytes(body.blocks.iter().map(|b| 1 + b.bytes.len() / 32).sum());
+        loop {
+            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
+            let Some(arena) = self.arenas.get_mut(index) else { return Ok(Err(Refusal::NoRoomNearby)) };
+            let woven = weave_body(env, arena, text, &request).map_err(codegen_error)?;
+            match woven {
+                Ok(woven) => {
+                    verify_body(arena, text, &request, &woven).map_err(|e| defect(&e))?;
+                    let body = Arc::new(Body { woven: woven.body, arena: index });
+                    return Ok(Ok((file.id(), body, woven.plan)));
+                }
+                Err(_) if arena.lacked_room() && bytes < ARENA_MAX => bytes = (bytes * 4).min(ARENA_MAX),
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+        }
+    }
+}
+
+/// A copy, with the file whose text it changes and the plan that inserts it.
+type Copied = (crate::program::file_id::FileId, Arc<Body>, ingraft_model::PatchPlan);
+
+/// Refusal of a function that gets points in the text.
+fn overlap(modules: &Modules, function: FunctionRef) -> Refusal {
+    let other = modules.resolve(function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned());
+    Refusal::Overlap { other }
+}
+
+/// Copies of functions, by function.
+pub(super) type Bodies = BTreeMap<FunctionRef, Arc<Body>>;
