@@ -1,0 +1,67 @@
+//! Counters, and the places that cannot have one.
+
+use std::collections::BTreeSet;
+
+use crate::graph::{Edge, Graph};
+use crate::map::{EdgeId, Key, Vertex};
+
+/// A place that counts how often control passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Counter {
+    /// Counts passages along an edge.
+    Edge(EdgeId),
+    /// Counts arrivals at a block, by its index.
+    Block(usize),
+}
+
+/// Edges and blocks that no counter can be placed on, besides silent edges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Barred {
+    edges: BTreeSet<EdgeId>,
+    blocks: BTreeSet<usize>,
+}
+
+/// Reason why no placement of counters exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The edge closes a cycle of edges that cannot carry a counter, so its count cannot be derived.
+    #[error("edge {0} needs a counter and cannot carry one")]
+    Edge(EdgeId),
+    /// The block cannot carry a counter, and its count cannot be derived.
+    #[error("block {0} needs a counter and cannot carry one")]
+    Block(usize),
+}
+
+impl Barred {
+    /// Bars nothing.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Bars a counter on an edge.
+    pub fn edge(&mut self, edge: EdgeId) {
+        self.edges.insert(edge);
+    }
+
+    /// Bars a counter in a block. The block's edges can still carry counters.
+    pub fn block(&mut self, block: usize) {
+        self.blocks.insert(block);
+    }
+
+    /// Bars a counter in a block and on every edge that enters or leaves it. This is right for a block that stays where the program has it.
+    pub fn block_with_edges(&mut self, graph: &Graph, block: usize) {
+        self.block(block);
+        let vertex = Vertex::at(block);
+        self.edges.extend(graph.leaving_ids(vertex).iter().chain(graph.entering_ids(vertex)));
+    }
+
+    /// Whether an edge can carry a counter: it is neither silent nor barred.
+    pub fn allows_edge(&self, id: EdgeId, edge: &Edge) -> bool {
+        !edge.silent && !self.edges.contains(&id)
+    }
+
+    /// Whether a block can carry a counter.
+    pub fn allows_block(&self, block: usize) -> bool {
+        !self.blocks.contains(&block)
+    }
+}

@@ -1,0 +1,29 @@
+//! Where to count in a control-flow graph, and all counts from these.
+//!
+//! The crate has the algorithms of Ball and Larus, "Optimally profiling and tracing programs" (1994), and of Ball, "Efficiently counting
+//! program events with support for on-line queries" (1994). Graphs go in and tables come out: no code of this crate reads a file, a clock or a
+//! process.
+//!
+//! 1. [`Shape`] takes blocks and edges, and becomes a [`Graph`] if an exact profile is possible.
+//! 2. [`Weights`] say how often each edge is expected to run.
+
+#![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic, clippy::expect_used, clippy::unwrap_used))]
+
+mod adjacency;
+mod barred;
+mod estimate;
+mod graph;
+mod map;
+mod reach;
+mod shape;
+mod structure;
+mod weights;
+
+pub use barred::{Barred, Counter, Refused};
+pub use estimate::LOOP_MULTIPLIER;
+pub use graph::{Edge, EdgeKind, Graph};
+pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
+pub use shape::{Inexact, Shape};
+pub use weights::Weights;

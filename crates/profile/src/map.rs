@@ -1,0 +1,99 @@
+//! Names of vertices and edges, and values for each of them.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+/// A vertex of a [`Graph`](crate::Graph): a block by its index, the entry or the exit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vertex(pub u32);
+
+/// An edge of a [`Graph`](crate::Graph), by its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EdgeId(pub u32);
+
+impl fmt::Display for EdgeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A name that is a number from 0 on.
+pub trait Key: Copy {
+    /// The number of this name.
+    fn index(self) -> usize;
+    /// The name with a number. A number above `u32::MAX` gives the last name.
+    fn at(index: usize) -> Self;
+}
+
+impl Key for Vertex {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    fn at(index: usize) -> Self {
+        Vertex(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+impl Key for EdgeId {
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    fn at(index: usize) -> Self {
+        EdgeId(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
+
+/// A value for each vertex or each edge of one graph. A name outside of the graph has the default value, and cannot be given another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Map<K, T> {
+    values: Vec<T>,
+    key: PhantomData<K>,
+}
+
+/// A value for each edge.
+pub type PerEdge<T> = Map<EdgeId, T>;
+/// A value for each vertex.
+pub type PerVertex<T> = Map<Vertex, T>;
+
+impl<K: Key, T: Copy + Default> Map<K, T> {
+    /// Creates a map of `count` names, each with the default value.
+    pub fn new(count: usize) -> Self {
+        Map { values: vec![T::default(); count], key: PhantomData }
+    }
+
+    /// The value of a name.
+    pub fn get(&self, key: K) -> T {
+        self.values.get(key.index()).copied().unwrap_or_default()
+    }
+
+    /// Sets the value of a name. Nothing happens if the name is outside of the graph.
+    pub fn set(&mut self, key: K, value: T) {
+        if let Some(slot) = self.values.get_mut(key.index()) {
+            *slot = value;
+        }
+    }
+
+    /// Replaces the value of a name by a function of it, and returns the new value.
+    pub fn update(&mut self, key: K, change: impl FnOnce(T) -> T) -> T {
+        let value = change(self.get(key));
+        self.set(key, value);
+        value
+    }
+
+    /// All names with their values, in ascending order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, T)> + ExactSizeIterator {
+        self.values.iter().enumerate().map(|(index, value)| (K::at(index), *value))
+    }
+
+    /// Number of names.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether the map has no names.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}

@@ -1,0 +1,168 @@
+//! A profile graph in the making: blocks and edges, from a control-flow graph or one by one.
+
+use std::collections::BTreeMap;
+
+use ingraft_model::{Cfg, EdgeTarget, Refusal, Svma};
+
+use crate::graph::{Edge, EdgeKind, Graph};
+use crate::map::{EdgeId, Key, Vertex};
+
+/// Reason why no exact profile of a function is possible.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Inexact {
+    /// It is not proven that all ways into the function are known.
+    #[error("not all ways in are proven: {0}")]
+    WaysIn(Refusal),
+    /// It is not proven that all ways out of the function are known.
+    #[error("not all ways out are proven: {0}")]
+    WaysOut(Refusal),
+    /// Not all targets of an indirect jump are known.
+    #[error("the indirect jump at {0} has unknown targets")]
+    Unresolved(Svma),
+    /// Control arrives at no block from outside.
+    #[error("control arrives at no block from outside")]
+    NoWayIn,
+    /// An edge names a block that does not exist.
+    #[error("edge {0} names a block that does not exist")]
+    UnknownBlock(EdgeId),
+    /// The function has more vertices or edges than a name can count.
+    #[error("the function has too many blocks or edges")]
+    TooLarge,
+}
+
+/// Largest number of vertices, and of edges, of a profile graph.
+const MOST: usize = (u32::MAX / 4) as usize;
+
+/// Blocks and edges of a profile graph in the making. Every method that adds an edge returns the name of the edge; names count from 0 in
+/// the order of the calls.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    blocks: usize,
+    joints: usize,
+    edges: Vec<Edge>,
+    /// The end edge of each block that has one.
+    ends: BTreeMap<Vertex, EdgeId>,
+    /// The first edge with an end that does not exist.
+    wrong: Option<EdgeId>,
+}
+
+impl Shape {
+    /// Creates a shape of blocks without edges.
+    pub fn new(blocks: usize) -> Self {
+        Shape { blocks, joints: 0, edges: Vec::new(), ends: BTreeMap::new(), wrong: None }
+    }
+
+    /// Takes blocks and edges of a control-flow graph. Edge `n` is `cfg.edges[n]`; the edges after these lead from ENTRY to the blocks of
+    /// [`Cfg::roots`], in that order. Returns the reason if the control-flow graph is not proven to be complete.
+    ///
+    /// A call that may not return, and a call that may return twice, look like other calls in a control-flow graph. The caller adds them by
+    /// [`Shape::may_end`] and [`Shape::returns_again`].
+    pub fn of(cfg: &Cfg) -> Result<Self, Inexact> {
+        cfg.ways_in_proven.clone().map_err(Inexact::WaysIn)?;
+        cfg.ways_out_proven.clone().map_err(Inexact::WaysOut)?;
+        if let Some(at) = cfg.unresolved.first() {
+            return Err(Inexact::Unresolved(*at));
+        }
+        let mut shape = Shape::new(cfg.blocks.len());
+        for edge in &cfg.edges {
+            match edge.to {
+                EdgeTarget::Block(to) if to >= cfg.blocks.len() => {
+                    return Err(Inexact::UnknownBlock(EdgeId::at(shape.edges.len())));
+                }
+                EdgeTarget::Block(to) => shape.edge(edge.from, to),
+                EdgeTarget::Outside(_) | EdgeTarget::Dynamic => shape.leave(edge.from),
+            };
+        }
+        for root in cfg.roots() {
+            shape.root(root);
+        }
+        Ok(shape)
+    }
+
+    /// Adds an edge from block to block. Several edges may have the same ends, and both ends may be the same block.
+    pub fn edge(&mut self, from: usize, to: usize) -> EdgeId {
+        let (from, to) = (self.block(from), self.block(to));
+        self.push(from, to, EdgeKind::Inner, false)
+    }
+
+    /// Adds a way in: control arrives at a block from outside.
+    pub fn root(&mut self, block: usize) -> EdgeId {
+        let to = self.block(block);
+        self.push(self.entry(), to, EdgeKind::Root, false)
+    }
+
+    /// Adds a way out at the end of a block: a return or a jump to another function.
+    pub fn leave(&mut self, block: usize) -> EdgeId {
+        let from = self.block(block);
+        self.push(from, self.exit(), EdgeKind::Leave, false)
+    }
+
+    /// Adds the possibility that control ends in a block, for example in a call that may throw, jump away or end the thread. The edge is
+    /// silent, so its count is derived. A block has at most one such edge; a second call returns the first edge.
+    pub fn may_end(&mut self, block: usize) -> EdgeId {
+        let from = self.block(block);
+        if let Some(end) = self.ends.get(&from) {
+            return *end;
+        }
+        let end = self.push(from, self.exit(), EdgeKind::End, true);
+        self.ends.insert(from, end);
+        end
+    }
+
+    /// Makes an edge the return of a call that may return several times, as `setjmp` and `vfork` do. The first return follows the edge and
+    /// each further one comes from ENTRY, but both run the same code. So the edge leads to a new vertex, a joint, where the further returns
+    /// arrive; only the edge from the joint to the edge's former target can carry a counter. Returns the edge of the further returns and the
+    /// edge out of the joint, or `None` if the edge is no inner edge that can carry a counter.
+    pub fn returns_again(&mut self, edge: EdgeId) -> Option<(EdgeId, EdgeId)> {
+        let joint = Vertex::at(self.blocks.saturating_add(2).saturating_add(self.joints));
+        let first = self.edges.get_mut(edge.index()).filter(|edge| edge.kind == EdgeKind::Inner && !edge.silent)?;
+        let to = std::mem::replace(&mut first.to, joint);
+        first.silent = true;
+        self.joints += 1;
+        let again = self.push(self.entry(), joint, EdgeKind::Root, true);
+        Some((again, self.push(joint, to, EdgeKind::Inner, false)))
+    }
+
+    /// Completes the graph. An end edge is added for each set of blocks that control cannot leave, so that every block that control reaches
+    /// leads to EXIT. The closing edge is last. Takes linear time.
+    pub fn build(mut self) -> Result<Graph, Inexact> {
+        let vertices = self.blocks.saturating_add(2).saturating_add(self.joints);
+        if vertices > MOST || self.edges.len() > MOST {
+            return Err(Inexact::TooLarge);
+        }
+        if let Some(edge) = self.wrong {
+            return Err(Inexact::UnknownBlock(edge));
+        }
+        if !self.edges.iter().any(|edge| edge.kind == EdgeKind::Root) {
+            return Err(Inexact::NoWayIn);
+        }
+        let live = crate::reach::live(vertices, &self.edges, self.entry());
+        for block in crate::reach::endless(vertices, &self.edges, &live, self.exit()) {
+            self.push(block, self.exit(), EdgeKind::End, true);
+        }
+        self.push(self.exit(), self.entry(), EdgeKind::Closing, true);
+        Ok(Graph::new(self.blocks, vertices, self.edges, live))
+    }
+
+    fn entry(&self) -> Vertex {
+        Vertex::at(self.blocks)
+    }
+
+    fn exit(&self) -> Vertex {
+        Vertex::at(self.blocks.saturating_add(1))
+    }
+
+    /// The vertex of a block. If the block does not exist, the next edge is noted as wrong.
+    fn block(&mut self, block: usize) -> Vertex {
+        if block >= self.blocks {
+            self.wrong.get_or_insert(EdgeId::at(self.edges.len()));
+        }
+        Vertex::at(block)
+    }
+
+    fn push(&mut self, from: Vertex, to: Vertex, kind: EdgeKind, silent: bool) -> EdgeId {
+        let id = EdgeId::at(self.edges.len());
+        self.edges.push(Edge { from, to, kind, silent });
+        id
+    }
+}

@@ -1,0 +1,55 @@
+//! Weights: expected or measured frequencies of edges, which say where a counter is cheap.
+
+use crate::barred::Counter;
+use crate::graph::Graph;
+use crate::map::{EdgeId, Key, PerEdge, Vertex};
+
+/// Largest weight. Estimates for deeply nested loops stop growing there, so that no sum of weights is infinite.
+pub(crate) const WEIGHT_MAX: f64 = 1e200;
+
+/// A weight for each edge of a graph: how often control is expected to pass the edge for each activation, or how often it did. Weights are
+/// finite and not negative. All arithmetic is in a fixed order, so equal graphs have equal weights on every machine.
+///
+/// Weights decide only where counters are placed, never what they count: any weights give exact profiles.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    edges: PerEdge<f64>,
+}
+
+impl Weights {
+    /// Takes weights from a function of the edge, for example the counts of an earlier profile. A negative weight and one that is no number
+    /// count as 0, one that is too large as the largest possible. Edges that are not live weigh 0.
+    pub fn of(graph: &Graph, weight: impl Fn(EdgeId) -> f64) -> Self {
+        let mut edges = graph.per_edge();
+        for (id, _) in graph.live_edges() {
+            let weight = weight(id);
+            edges.set(id, if weight > 0.0 { weight.min(WEIGHT_MAX) } else { 0.0 });
+        }
+        Weights { edges }
+    }
+
+    /// The same weight for every live edge. The placement with the fewest counters is the best one then.
+    pub fn uniform(graph: &Graph) -> Self {
+        Self::of(graph, |_| 1.0)
+    }
+
+    /// Weight of an edge.
+    pub fn edge(&self, edge: EdgeId) -> f64 {
+        self.edges.get(edge)
+    }
+
+    /// Weight of a vertex: the sum of the weights of the edges that enter it (1994, section 2).
+    pub fn vertex(&self, graph: &Graph, vertex: Vertex) -> f64 {
+        graph.entering(vertex).map(|(id, _)| self.edge(id)).sum()
+    }
+
+    /// Cost of counters: the sum of the weights of their edges and blocks (1994, section 2). It is the expected number of increments for
+    /// each activation, if the weights are.
+    pub fn cost(&self, graph: &Graph, counters: &[Counter]) -> f64 {
+        let one = |counter: &Counter| match counter {
+            Counter::Edge(edge) => self.edge(*edge),
+            Counter::Block(block) => self.vertex(graph, Vertex::at(*block)),
+        };
+        counters.iter().map(one).sum()
+    }
+}
