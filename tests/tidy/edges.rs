@@ -8,8 +8,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("analysis", &["model"]),
     ("mdl", &["model"]),
     ("process", &["model"]),
+    ("profile", &["model"]),
     ("codegen", &["model", "analysis"]),
-    ("engine", &["model", "analysis", "mdl", "process", "codegen"]),
+    ("engine", &["model", "analysis", "mdl", "process", "profile", "codegen"]),
     ("wire", &["model"]),
     ("daemon", &["engine", "wire", "model"]),
     ("cli", &["daemon", "wire", "model", "mdl"]),
@@ -86,7 +87,7 @@ fn every_crate_is_described() {
 #[test]
 fn pure_crates_know_no_system() {
     // A pure crate turns bytes and values into values, and uses no file, clock, process or thread.
-    const PURE: &[&str] = &["model", "analysis", "mdl", "codegen"];
+    const PURE: &[&str] = &["model", "analysis", "mdl", "profile", "codegen"];
     const SYSTEM: &[&str] = &[
         "std::fs",
         "std::process",

@@ -6,6 +6,8 @@
 //!
 //! 1. [`Shape`] takes blocks and edges, and becomes a [`Graph`] if an exact profile is possible.
 //! 2. [`Weights`] say how often each edge is expected to run.
+//! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
+//!    that were counted in part.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -13,17 +15,26 @@
 
 mod adjacency;
 mod barred;
+mod correction;
 mod estimate;
+mod flow;
 mod graph;
 mod map;
+mod placement;
+mod profile;
 mod reach;
 mod shape;
 mod structure;
+mod tree;
+mod union;
 mod weights;
 
 pub use barred::{Barred, Counter, Refused};
+pub use correction::Corrections;
 pub use estimate::LOOP_MULTIPLIER;
 pub use graph::{Edge, EdgeKind, Graph};
 pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
+pub use placement::{Placement, never_alternates};
+pub use profile::{Defect, Profile};
 pub use shape::{Inexact, Shape};
 pub use weights::Weights;

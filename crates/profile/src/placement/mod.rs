@@ -1,0 +1,155 @@
+//! Places of counters, and the profile that their counts give.
+
+mod block_counters;
+mod block_profile;
+mod edge_profile;
+
+pub use block_profile::never_alternates;
+
+use block_counters::BlockCounters;
+use block_profile::BlockProfile;
+use edge_profile::EdgeProfile;
+
+use crate::barred::{Barred, Counter, Refused};
+use crate::correction::Corrections;
+use crate::graph::Graph;
+use crate::map::{EdgeId, Key, PerEdge, Vertex};
+use crate::profile::{Defect, Profile, narrow};
+use crate::weights::Weights;
+
+/// A set of counters from which a profile can be derived.
+///
+/// The problems have the names of "Optimally profiling and tracing programs" (1994), section 3: `Eprof` and `Vprof` are the edge profile and
+/// the vertex profile, `Ecnt` and `Vcnt` counters on edges and in vertices.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    counters: Vec<Counter>,
+    scheme: Scheme,
+    /// Edge of the redundant counter. Its counter is the last one.
+    check: Option<EdgeId>,
+}
+
+#[derive(Clone, Debug)]
+enum Scheme {
+    Edges(EdgeProfile),
+    Blocks(BlockProfile),
+    Counted(BlockCounters),
+    EveryBlock,
+}
+
+impl Placement {
+    /// `Eprof(Ecnt)`: counters on the chords of a maximum spanning tree (section 3.2). Of all sets of edge counters that determine every
+    /// edge, it has the least cost for the weights. A set of barred edges with a cycle is refused. Takes `O(edges × log edges)`.
+    pub fn edge_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+        let scheme = EdgeProfile::new(graph, weights, barred)?;
+        let counters = scheme.chords().iter().map(|edge| Counter::Edge(*edge)).collect();
+        Ok(Placement { counters, scheme: Scheme::Edges(scheme), check: None })
+    }
+
+    /// `Vprof(Ecnt)`: edge counters that determine every block, but not every edge (section 3.3, Figure 11). They never cost more than
+    /// [`Placement::edge_profile`]. If [`never_alternates`] holds for the graph, they are the cheapest ones possible.
+    pub fn block_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+        let scheme = BlockProfile::new(graph, weights, barred)?;
+        let counters = scheme.counters().iter().map(|edge| Counter::Edge(*edge)).collect();
+        Ok(Placement { counters, scheme: Scheme::Blocks(scheme), check: None })
+    }
+
+    /// `Vprof(Vcnt)`: block counters that determine every block, by Knuth and Stevenson, "Optimal measurement points for program frequency
+    /// counts" (1973), with the least cost for the weights. The edges stay unknown.
+    pub fn block_counters(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+        let scheme = BlockCounters::new(graph, weights, barred)?;
+        let counters = scheme.counters().iter().map(|block| Counter::Block(*block)).collect();
+        Ok(Placement { counters, scheme: Scheme::Counted(scheme), check: None })
+    }
+
+    /// The redundant mode (section 6.1): a counter in every live block. Nothing is derived, and the edges stay unknown.
+    pub fn every_block(graph: &Graph, barred: &Barred) -> Result<Self, Refused> {
+        let live = (0..graph.blocks()).filter(|block| graph.is_live(Vertex::at(*block)));
+        let one =
+            |block| if barred.allows_block(block) { Ok(Counter::Block(block)) } else { Err(Refused::Block(block)) };
+        Ok(Placement { counters: live.map(one).collect::<Result<_, _>>()?, scheme: Scheme::EveryBlock, check: None })
+    }
+
+    /// Adds a redundant counter on an edge whose count the others determine, as the last counter. [`Placement::profile`] compares the two.
+    /// Counts that are derived from chords satisfy Kirchhoff's law whatever the chords hold, so only a redundant counter shows that a count
+    /// was lost. The edge is refused if it cannot carry a counter, has one, or is not determined.
+    pub fn with_check(mut self, graph: &Graph, barred: &Barred, edge: EdgeId) -> Result<Self, Refused> {
+        if self.check.is_some() || !self.can_check(graph, barred, edge) {
+            return Err(Refused::Edge(edge));
+        }
+        self.check = Some(edge);
+        self.counters.push(Counter::Edge(edge));
+        Ok(self)
+    }
+
+    /// The edge of least weight that [`Placement::with_check`] accepts; `None` if no edge is accepted.
+    pub fn cheapest_check(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Option<EdgeId> {
+        let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
+        fit.min_by(|a, b| weights.edge(*a).total_cmp(&weights.edge(*b)))
+    }
+
+    /// The counters, in the order of the counts that [`Placement::profile`] takes.
+    pub fn counters(&self) -> &[Counter] {
+        &self.counters
+    }
+
+    /// Derives the profile in linear time. `counts` has one number for each of [`Placement::counters`], in that order; all of them begin at
+    /// 0 when counting begins. The graph is the one of the placement.
+    ///
+    /// Fails if the counts are not those of any execution with these corrections.
+    pub fn profile(&self, graph: &Graph, counts: &[u64], corrections: &Corrections) -> Result<Profile, Defect> {
+        if counts.len() != self.counters.len() {
+            return Err(Defect::Counters { expected: self.counters.len(), given: counts.len() });
+        }
+        let excess = corrections.excess(graph)?;
+        let profile = match &self.scheme {
+            Scheme::Edges(scheme) => scheme.profile(graph, counts, excess)?,
+            Scheme::Blocks(scheme) => scheme.profile(graph, counts, excess)?,
+            Scheme::Counted(scheme) => scheme.profile(graph, counts, excess)?,
+            Scheme::EveryBlock => {
+                let mut blocks = graph.per_vertex();
+                for (counter, count) in self.counters.iter().zip(counts) {
+                    if let Counter::Block(block) = counter {
+                        blocks.set(Vertex::at(*block), *count);
+                    }
+                }
+                Profile { edges: graph.per_edge(), blocks }
+            }
+        };
+        if let (Some(edge), Some(&measured)) = (self.check, counts.last()) {
+            let derived = profile.edge(edge).unwrap_or_default();
+            if derived != measured {
+                return Err(Defect::Check { edge, measured, derived });
+            }
+        }
+        Ok(profile)
+    }
+
+    fn can_check(&self, graph: &Graph, barred: &Barred, id: EdgeId) -> bool {
+        let allowed = graph.edge(id).is_some_and(|edge| graph.is_live(edge.from) && barred.allows_edge(id, edge));
+        let derived = match &self.scheme {
+            Scheme::Edges(scheme) => scheme.derives(id),
+            Scheme::Blocks(scheme) => scheme.derives(id),
+            Scheme::Counted(_) | Scheme::EveryBlock => false,
+        };
+        allowed && derived
+    }
+}
+
+/// The counts of edges as 64 bits, without those for which `known` fails, and the sums at the blocks.
+fn finish(graph: &Graph, counts: &PerEdge<i128>, known: impl Fn(EdgeId) -> bool) -> Result<Profile, Defect> {
+    let mut profile = Profile { edges: graph.per_edge(), blocks: graph.per_vertex() };
+    let mut arrivals = graph.per_vertex::<i128>();
+    for (index, edge) in graph.edges().iter().enumerate() {
+        let id = EdgeId::at(index);
+        let count = counts.get(id);
+        arrivals.update(edge.to, |sum| sum.wrapping_add(count));
+        if known(id) {
+            profile.edges.set(id, Some(narrow(count, Counter::Edge(id))?));
+        }
+    }
+    for (vertex, sum) in arrivals.iter().take(graph.blocks()) {
+        profile.blocks.set(vertex, narrow(sum, Counter::Block(vertex.index()))?);
+    }
+    Ok(profile)
+}

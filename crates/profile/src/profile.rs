@@ -1,0 +1,72 @@
+//! The result of profiling: counts of edges and blocks.
+
+use crate::barred::Counter;
+use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+
+/// Counts of one function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    pub(crate) edges: PerEdge<Option<u64>>,
+    pub(crate) blocks: PerVertex<u64>,
+}
+
+impl Profile {
+    /// How often control passed an edge; `None` if the placement does not determine it. The count of the closing edge is the number of
+    /// activations, those with a late start included.
+    pub fn edge(&self, edge: EdgeId) -> Option<u64> {
+        self.edges.get(edge)
+    }
+
+    /// How often control arrived at a block, by its index. The arrival of an activation with a late start at the block where it started is
+    /// not counted. A block that does not exist has the count 0.
+    pub fn block(&self, block: usize) -> u64 {
+        self.blocks.get(Vertex::at(block))
+    }
+}
+
+/// Reason why counts cannot be those of any execution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Defect {
+    /// The number of counts is not the number of counters.
+    #[error("the placement has {expected} counters, but {given} counts were given")]
+    Counters {
+        /// Number of counters.
+        expected: usize,
+        /// Number of counts.
+        given: usize,
+    },
+    /// A correction or a step names a block that does not exist, or that control cannot reach.
+    #[error("control cannot be at block {0}")]
+    UnknownBlock(usize),
+    /// The derived count of an edge or block is less than 0. An activation was lost, or was corrected twice.
+    #[error("the derived count of {} is negative", place(.0))]
+    Negative(Counter),
+    /// The derived count of an edge or block exceeds 64 bits.
+    #[error("the derived count of {} exceeds 64 bits", place(.0))]
+    Overflow(Counter),
+    /// The redundant counter of an edge differs from the count derived for the edge.
+    #[error("edge {edge} was counted {measured} times, but {derived} times by the other counters")]
+    Check {
+        /// Edge with the redundant counter.
+        edge: EdgeId,
+        /// Count of the redundant counter.
+        measured: u64,
+        /// Count that the other counters give.
+        derived: u64,
+    },
+}
+
+fn place(counter: &Counter) -> String {
+    match counter {
+        Counter::Edge(edge) => format!("edge {edge}"),
+        Counter::Block(block) => format!("block {block}"),
+    }
+}
+
+/// A derived count as 64 bits.
+pub(crate) fn narrow(value: i128, place: Counter) -> Result<u64, Defect> {
+    if value < 0 {
+        return Err(Defect::Negative(place));
+    }
+    u64::try_from(value).map_err(|_| Defect::Overflow(place))
+}

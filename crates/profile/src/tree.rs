@@ -1,0 +1,99 @@
+//! Maximum spanning trees, and the order in which counts are derived along them.
+
+use crate::barred::{Barred, Refused};
+use crate::graph::{Edge, Graph};
+use crate::map::{EdgeId, PerEdge, PerVertex, Vertex};
+use crate::union::Sets;
+use crate::weights::Weights;
+
+/// Edges without a cycle (edges taken in both directions).
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    within: PerEdge<bool>,
+}
+
+impl Tree {
+    /// Kruskal's maximum spanning tree of the live vertices, with all edges that can carry no counter. Of edges with equal weights, the one
+    /// with the lower number is taken first. If the edges that can carry no counter close a cycle, one of that cycle is named.
+    pub(crate) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Tree, Refused> {
+        Self::without(graph, weights, barred, |_| false)
+    }
+
+    /// As [`Tree::new`], without the edges that `left_out` names. The result is a forest if these disconnect the graph.
+    pub(crate) fn without(
+        graph: &Graph,
+        weights: &Weights,
+        barred: &Barred,
+        left_out: impl Fn(EdgeId) -> bool,
+    ) -> Result<Tree, Refused> {
+        let mut tree = Tree { within: graph.per_edge() };
+        let mut sets = Sets::new(graph.vertices());
+        let mut open = Vec::with_capacity(graph.edges().len());
+        for (id, edge) in graph.live_edges().filter(|(id, _)| !left_out(*id)) {
+            if barred.allows_edge(id, edge) {
+                open.push((weights.edge(id), id, edge.from, edge.to));
+            } else if sets.unite(edge.from, edge.to) {
+                tree.within.set(id, true);
+            } else {
+                return Err(Refused::Edge(id));
+            }
+        }
+        open.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (_, id, from, to) in open {
+            if sets.unite(from, to) {
+                tree.within.set(id, true);
+            }
+        }
+        Ok(tree)
+    }
+
+    /// Whether an edge is in the tree.
+    pub(crate) fn contains(&self, edge: EdgeId) -> bool {
+        self.within.get(edge)
+    }
+
+    /// The live edges outside of the tree, the chords, in the order of their names.
+    pub(crate) fn chords(&self, graph: &Graph) -> Vec<EdgeId> {
+        graph.live_edges().filter(|(id, _)| !self.contains(*id)).map(|(id, _)| id).collect()
+    }
+
+    /// The tree edges at a vertex.
+    pub(crate) fn around<'a>(&'a self, graph: &'a Graph, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &'a Edge)> {
+        graph.leaving(vertex).chain(graph.entering(vertex)).filter(|(id, _)| self.contains(*id))
+    }
+
+    /// The vertices of each tree, every vertex after the one above it. ENTRY is the root of its tree.
+    pub(crate) fn rooted(&self, graph: &Graph) -> Rooted {
+        let mut rooted = Rooted { order: Vec::with_capacity(graph.vertices()), above: graph.per_vertex() };
+        let mut seen: PerVertex<bool> = graph.per_vertex();
+        let blocks = seen.iter().map(|(vertex, _)| vertex).collect::<Vec<_>>();
+        for root in [graph.entry()].into_iter().chain(blocks) {
+            if seen.get(root) || !graph.is_live(root) {
+                continue;
+            }
+            seen.set(root, true);
+            let mut open = vec![root];
+            while let Some(vertex) = open.pop() {
+                rooted.order.push(vertex);
+                for (id, edge) in self.around(graph, vertex) {
+                    let next = edge.other(vertex);
+                    if !seen.get(next) {
+                        seen.set(next, true);
+                        rooted.above.set(next, Some(id));
+                        open.push(next);
+                    }
+                }
+            }
+        }
+        rooted
+    }
+}
+
+/// A tree or forest with roots.
+#[derive(Clone, Debug)]
+pub(crate) struct Rooted {
+    /// The live vertices in depth-first order: every vertex comes after the one above it, and a subtree is a run.
+    pub(crate) order: Vec<Vertex>,
+    /// The tree edge from each vertex to the vertex above it; `None` for a root.
+    pub(crate) above: PerVertex<Option<EdgeId>>,
+}

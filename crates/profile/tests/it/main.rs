@@ -1,0 +1,8 @@
+//! Tests of the profile crate: the figures of the papers, and random executions of random graphs.
+
+#![forbid(unsafe_code)]
+
+mod execution;
+mod figures;
+mod placements;
+mod random;

@@ -1,0 +1,38 @@
+//! Random graphs, reducible or not, with parallel edges, self loops, several ways in and out, and blocks without a way out.
+
+use ingraft_profile::{Graph, Shape};
+use proptest::prelude::*;
+
+/// A random graph, and the numbers that guide a random execution of it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub blocks: usize,
+    pub edges: Vec<(usize, usize)>,
+    pub roots: Vec<usize>,
+    pub leaves: Vec<usize>,
+    pub ends: Vec<usize>,
+    /// Choices of the execution.
+    pub choices: Vec<u8>,
+}
+
+impl Case {
+    pub fn graph(&self) -> Graph {
+        let mut shape = Shape::new(self.blocks);
+        self.edges.iter().for_each(|(from, to)| _ = shape.edge(*from, *to));
+        self.roots.iter().for_each(|block| _ = shape.root(*block));
+        self.leaves.iter().for_each(|block| _ = shape.leave(*block));
+        self.ends.iter().for_each(|block| _ = shape.may_end(*block));
+        shape.build().expect("a graph")
+    }
+}
+
+/// Graphs of up to `most` blocks.
+pub fn case(most: usize) -> impl Strategy<Value = Case> {
+    (1..=most).prop_flat_map(|blocks| {
+        let some = |least, most| prop::collection::vec(0..blocks, least..=most);
+        let edges = prop::collection::vec((0..blocks, 0..blocks), 0..=blocks * 2);
+        let choices = prop::collection::vec(any::<u8>(), 0..200);
+        (edges, some(1, 3), some(0, 3), some(0, 2), choices)
+            .prop_map(move |(edges, roots, leaves, ends, choices)| Case { blocks, edges, roots, leaves, ends, choices })
+    })
+}
