@@ -8,6 +8,7 @@
 //! 2. [`Weights`] say how often each edge is expected to run.
 //! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
 //!    that were counted in part.
+//! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -17,6 +18,7 @@ mod adjacency;
 mod barred;
 mod correction;
 mod estimate;
+mod events;
 mod flow;
 mod graph;
 mod map;
@@ -32,6 +34,7 @@ mod weights;
 pub use barred::{Barred, Counter, Refused};
 pub use correction::Corrections;
 pub use estimate::LOOP_MULTIPLIER;
+pub use events::{EventPlan, Events, Uncountable};
 pub use graph::{Edge, EdgeKind, Graph};
 pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
 pub use placement::{Placement, never_alternates};

@@ -26,16 +26,27 @@ impl Tree {
         barred: &Barred,
         left_out: impl Fn(EdgeId) -> bool,
     ) -> Result<Tree, Refused> {
+        let (tree, bare) = Self::with_bare(graph, weights, barred, left_out);
+        bare.first().map_or(Ok(tree), |edge| Err(Refused::Edge(*edge)))
+    }
+
+    /// As [`Tree::without`], but returns the edges that can carry no counter and close a cycle with others of this kind.
+    pub(crate) fn with_bare(
+        graph: &Graph,
+        weights: &Weights,
+        barred: &Barred,
+        left_out: impl Fn(EdgeId) -> bool,
+    ) -> (Tree, Vec<EdgeId>) {
         let mut tree = Tree { within: graph.per_edge() };
         let mut sets = Sets::new(graph.vertices());
-        let mut open = Vec::with_capacity(graph.edges().len());
+        let (mut open, mut bare) = (Vec::with_capacity(graph.edges().len()), Vec::new());
         for (id, edge) in graph.live_edges().filter(|(id, _)| !left_out(*id)) {
             if barred.allows_edge(id, edge) {
                 open.push((weights.edge(id), id, edge.from, edge.to));
             } else if sets.unite(edge.from, edge.to) {
                 tree.within.set(id, true);
             } else {
-                return Err(Refused::Edge(id));
+                bare.push(id);
             }
         }
         open.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
@@ -44,7 +55,7 @@ impl Tree {
                 tree.within.set(id, true);
             }
         }
-        Ok(tree)
+        (tree, bare)
     }
 
     /// Whether an edge is in the tree.

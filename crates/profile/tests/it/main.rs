@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod events;
 mod execution;
 mod figures;
 mod placements;

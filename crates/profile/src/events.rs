@@ -1,0 +1,140 @@
+//! Events counted in one counter: "Efficiently counting program events with support for on-line queries" (1994).
+//!
+//! Each block and each edge has a constant number of events, such as its instructions. Instead of one counter for each chord, every chord
+//! adds a constant to the same counter. The paper finds the constants by a depth-first search of the spanning tree that negates a sum at each
+//! change of direction. Here every vertex has a *potential* `p`: the sum of the events along the tree path from ENTRY to the vertex, where an
+//! edge that the path takes backwards counts negatively. The events of the fundamental cycle of a chord `u → v` are then
+//! `events + p(u) - p(v)`, and the query increment after `v` is `p(v)`.
+//!
+//! The paper splits each vertex with events in two. Here the events of a vertex belong to every edge that enters it, with the same result.
+
+use crate::barred::{Barred, Counter, Refused};
+use crate::correction::Corrections;
+use crate::graph::{Edge, EdgeKind, Graph};
+use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::profile::Defect;
+use crate::tree::Tree;
+use crate::weights::Weights;
+
+/// Numbers of events of vertices and edges, each 0 at first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Events {
+    vertices: PerVertex<i64>,
+    edges: PerEdge<i64>,
+}
+
+impl Events {
+    /// No events, for a graph.
+    pub fn new(graph: &Graph) -> Self {
+        Events { vertices: graph.per_vertex(), edges: graph.per_edge() }
+    }
+
+    /// Sets the events of an arrival at a vertex. ENTRY has none, and an activation that ends along an end edge does not arrive at EXIT.
+    pub fn set_vertex(&mut self, vertex: Vertex, events: i64) {
+        self.vertices.set(vertex, events);
+    }
+
+    /// Sets the events of a passage along an edge.
+    pub fn set_edge(&mut self, edge: EdgeId, events: i64) {
+        self.edges.set(edge, events);
+    }
+
+    /// Events of a passage along an edge, with those of the arrival at its end. The closing edge has none.
+    pub fn of(&self, id: EdgeId, edge: &Edge) -> i128 {
+        let arrival = match edge.kind {
+            EdgeKind::Closing => return 0,
+            EdgeKind::End => 0,
+            EdgeKind::Inner | EdgeKind::Root | EdgeKind::Leave => self.vertices.get(edge.to),
+        };
+        i128::from(self.edges.get(id)) + i128::from(arrival)
+    }
+}
+
+/// Reason why events cannot be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Uncountable {
+    /// A cycle has events, but none of its edges can carry an increment.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The increment of the edge, or the query increment of the block, exceeds 64 bits.
+    #[error("an increment at {0:?} exceeds 64 bits")]
+    Overflow(Counter),
+}
+
+/// Increments of one counter that count the events of all activations of a function.
+#[derive(Clone, Debug)]
+pub struct EventPlan {
+    increments: Vec<(EdgeId, i64)>,
+    queries: PerVertex<i64>,
+    /// The vertices that an activation can be at.
+    live: PerVertex<bool>,
+}
+
+impl EventPlan {
+    /// Chooses the edges with increments: chords of a maximum spanning tree, except those whose increment is 0. If the edges that can carry
+    /// no increment close a cycle, the events of that cycle must add up to 0. Takes `O(edges × log edges)`.
+    pub fn new(graph: &Graph, weights: &Weights, barred: &Barred, events: &Events) -> Result<Self, Uncountable> {
+        let (tree, bare) = Tree::with_bare(graph, weights, barred, |_| false);
+        let potential = potentials(graph, &tree, events);
+        let mut increments = Vec::new();
+        for id in tree.chords(graph) {
+            let Some(edge) = graph.edge(id) else { continue };
+            let sum = events.of(id, edge) + potential.get(edge.from) - potential.get(edge.to);
+            let increment = i64::try_from(sum).map_err(|_| Uncountable::Overflow(Counter::Edge(id)))?;
+            if increment != 0 && bare.binary_search(&id).is_ok() {
+                return Err(Refused::Edge(id).into());
+            }
+            if increment != 0 {
+                increments.push((id, increment));
+            }
+        }
+        let (mut queries, mut live) = (graph.per_vertex(), graph.per_vertex());
+        for block in (0..graph.blocks()).map(Vertex::at).filter(|block| graph.is_live(*block)) {
+            let query = i64::try_from(potential.get(block));
+            queries.set(block, query.map_err(|_| Uncountable::Overflow(Counter::Block(block.index())))?);
+            live.set(block, true);
+        }
+        Ok(EventPlan { increments, queries, live })
+    }
+
+    /// The edges with increments, in the order of their names. No increment is 0.
+    pub fn increments(&self) -> &[(EdgeId, i64)] {
+        &self.increments
+    }
+
+    /// The query increment of a block, by its index: what an activation that is at this block has to add to the counter. For a global count
+    /// across calls, code before a call adds the query increment of the block with the call, and code after the call subtracts it
+    /// (section 4). `None` if control cannot reach the block.
+    pub fn query(&self, block: usize) -> Option<i64> {
+        let vertex = Vertex::at(block);
+        self.live.get(vertex).then(|| self.queries.get(vertex))
+    }
+
+    /// Number of events so far, from the value of the counter and the activations that began before it or are not over. Activations that are
+    /// running at the moment of the query count as early ends.
+    ///
+    /// The number is exact if it fits in an `i64`: all sums wrap around at 64 bits, as the counter does.
+    pub fn total(&self, counter: i64, corrections: &Corrections) -> Result<i64, Defect> {
+        let mut total = counter;
+        for (list, begins) in [(&corrections.late, true), (&corrections.early, false)] {
+            for (block, count) in list {
+                let query = self.query(*block).ok_or(Defect::UnknownBlock(*block))?;
+                let sum = query.wrapping_mul(count.cast_signed());
+                total = if begins { total.wrapping_sub(sum) } else { total.wrapping_add(sum) };
+            }
+        }
+        Ok(total)
+    }
+}
+
+/// The potential of each live vertex. Each is a sum of at most `u32::MAX` numbers of 65 bits.
+fn potentials(graph: &Graph, tree: &Tree, events: &Events) -> PerVertex<i128> {
+    let rooted = tree.rooted(graph);
+    let mut potential = graph.per_vertex::<i128>();
+    for vertex in &rooted.order {
+        let Some((id, edge)) = rooted.above.get(*vertex).and_then(|id| Some((id, graph.edge(id)?))) else { continue };
+        let (above, step) = (potential.get(edge.other(*vertex)), events.of(id, edge));
+        potential.set(*vertex, if edge.to == *vertex { above.wrapping_add(step) } else { above.wrapping_sub(step) });
+    }
+    potential
+}
