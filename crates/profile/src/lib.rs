@@ -9,6 +9,7 @@
 //! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
 //!    that were counted in part.
 //! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.
+//! 5. [`Witnesses`] chooses edges that write to a trace, and [`Replay`] regenerates the sequence of blocks from the trace.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -27,6 +28,7 @@ mod profile;
 mod reach;
 mod shape;
 mod structure;
+mod trace;
 mod tree;
 mod union;
 mod weights;
@@ -40,4 +42,5 @@ pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
 pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
 pub use shape::{Inexact, Shape};
+pub use trace::{Replay, Token, TraceDefect, Witnesses, regenerate};
 pub use weights::Weights;

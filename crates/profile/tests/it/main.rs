@@ -7,3 +7,4 @@ mod execution;
 mod figures;
 mod placements;
 mod random;
+mod traces;

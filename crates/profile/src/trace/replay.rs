@@ -1,0 +1,147 @@
+//! Regeneration of an execution from its trace: Figure 14 of the paper.
+
+use crate::graph::Graph;
+use crate::map::{EdgeId, Key, Vertex};
+use crate::trace::witness::{Witnesses, traced};
+
+/// An entry of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Token {
+    /// Control passed an edge with a witness.
+    Witness(EdgeId),
+    /// The activation is over, and ended at this vertex: EXIT, or the block of an early end. It is `EOF` of the paper.
+    End(Vertex),
+}
+
+/// Reason why a trace is not one of this graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceDefect {
+    /// No path without a witness leads from the vertex to the place of the next token.
+    #[error("at vertex {}, the trace cannot go on with {token:?}", .at.0)]
+    Impossible {
+        /// Vertex that the replay had come to.
+        at: Vertex,
+        /// Token that was read there.
+        token: Token,
+    },
+    /// The trace has no more tokens, but the activation is not over.
+    #[error("the trace ends while control is at vertex {}", .at.0)]
+    Short {
+        /// Vertex that the replay had come to.
+        at: Vertex,
+    },
+}
+
+/// One activation in the course of its regeneration.
+#[derive(Clone, Debug)]
+pub struct Replay<'a> {
+    graph: &'a Graph,
+    witnesses: &'a Witnesses,
+    at: Vertex,
+    /// The token that was read last and whose place the replay has not come to.
+    token: Option<Token>,
+    /// The edges to the place of the token, the last one first.
+    path: Vec<EdgeId>,
+    over: bool,
+}
+
+impl<'a> Replay<'a> {
+    /// Begins an activation at a vertex: ENTRY, or the block of a late start.
+    pub fn new(graph: &'a Graph, witnesses: &'a Witnesses, start: Vertex) -> Self {
+        Replay { graph, witnesses, at: start, token: None, path: Vec::new(), over: false }
+    }
+
+    /// The vertex that control is at.
+    pub fn at(&self) -> Vertex {
+        self.at
+    }
+
+    /// The next edge that control passes; `None` if the activation is over. `read` returns the next token of the trace. The edges up to a
+    /// token's place take linear time together.
+    ///
+    /// Without blockers, a token is read as soon as the last one is used up, so the trace has an end token for every activation. With blockers
+    /// ([`Witnesses::with_blockers`]), a token is read only where control can go several ways or an edge has a witness. Traces of several
+    /// functions can then share one buffer: where control comes to a block with a call, the caller runs the replay of the called function to
+    /// its end and then goes on with this one. An activation that reaches EXIT has no end token.
+    pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<Token>) -> Result<Option<EdgeId>, TraceDefect> {
+        if self.over || self.at == self.graph.exit() && self.witnesses.is_blocked() {
+            return Ok(None);
+        }
+        if self.token.is_none() && self.witnesses.is_blocked() {
+            if let Some(way) = self.witnesses.only_way(self.graph, self.at) {
+                return Ok(Some(self.pass(way)));
+            }
+            if traced(self.graph, self.at).next().is_none() {
+                self.over = true;
+                return Ok(None);
+            }
+        }
+        if self.token.is_none() {
+            let token = read().ok_or(TraceDefect::Short { at: self.at })?;
+            self.path = self.path_to(token).ok_or(TraceDefect::Impossible { at: self.at, token })?;
+            self.token = Some(token);
+        }
+        if let Some(edge) = self.path.pop() {
+            return Ok(Some(self.pass(edge)));
+        }
+        match self.token.take() {
+            Some(Token::Witness(edge)) => Ok(Some(self.pass(edge))),
+            _ => {
+                self.over = true;
+                Ok(None)
+            }
+        }
+    }
+
+    fn pass(&mut self, id: EdgeId) -> EdgeId {
+        self.at = self.graph.edge(id).map_or(self.at, |edge| edge.to);
+        id
+    }
+
+    /// The path without a witness from here to the place of a token, the last edge first. `None` if there is no such path.
+    fn path_to(&self, token: Token) -> Option<Vec<EdgeId>> {
+        let target = match token {
+            Token::Witness(edge) if self.witnesses.writes(edge) => self.graph.edge(edge)?.from,
+            Token::Witness(_) => return None,
+            Token::End(vertex) => (vertex.index() < self.graph.vertices()).then_some(vertex)?,
+        };
+        // Both ends climb the forest until they meet. The path goes up from here, then down to the target.
+        let (mut here, mut there) = (self.at, target);
+        let (mut up, mut path) = (Vec::new(), Vec::new());
+        while here != there {
+            let climb_here = self.witnesses.depth.get(here) >= self.witnesses.depth.get(there);
+            let vertex = if climb_here { here } else { there };
+            let id = self.witnesses.above.get(vertex)?;
+            let edge = self.graph.edge(id)?;
+            let forwards = if climb_here { edge.from == vertex } else { edge.to == vertex };
+            if !forwards {
+                return None;
+            }
+            if climb_here {
+                here = edge.to;
+                up.push(id);
+            } else {
+                there = edge.from;
+                path.push(id);
+            }
+        }
+        path.extend(up.into_iter().rev());
+        Some(path)
+    }
+}
+
+/// Regenerates one activation from its trace: the vertices that control came to after `start`, in order. `start` is ENTRY, or the block of
+/// a late start.
+pub fn regenerate(
+    graph: &Graph,
+    witnesses: &Witnesses,
+    start: Vertex,
+    trace: &[Token],
+) -> Result<Vec<Vertex>, TraceDefect> {
+    let (mut replay, mut tokens) = (Replay::new(graph, witnesses, start), trace.iter().copied());
+    let mut vertices = Vec::new();
+    while replay.next_edge(|| tokens.next())?.is_some() {
+        vertices.push(replay.at());
+    }
+    Ok(vertices)
+}

@@ -1,0 +1,146 @@
+//! Placement of witnesses: edges whose passage is written to a trace.
+//!
+//! The closing edge, end edges, and edges of further returns of a call are not traced. The other edges without a witness form a forest, so at most one path without a witness leads from a vertex to another. The paper asks for
+//! a different successor where this crate asks for a different edge, so that parallel edges are told apart too.
+
+use crate::barred::{Barred, Refused};
+use crate::graph::{Edge, EdgeKind, Graph};
+use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::trace::replay::Token;
+use crate::tree::Tree;
+use crate::weights::Weights;
+
+/// The edges of a graph that write witnesses.
+#[derive(Clone, Debug)]
+pub struct Witnesses {
+    edges: Vec<EdgeId>,
+    forest: Tree,
+    /// The forest's edge from each vertex to the vertex above it.
+    pub(super) above: PerVertex<Option<EdgeId>>,
+    /// Number of forest edges from each vertex to the root of its tree.
+    pub(super) depth: PerVertex<u32>,
+    /// Whether no path without a witness leads from a branch to EXIT or to a call.
+    blocked: bool,
+}
+
+impl Witnesses {
+    /// Witnesses for a trace of one function: the chords of a maximum spanning tree (section 4.1). The trace of each activation ends with
+    /// [`Token::End`].
+    pub fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
+        Self::of_tree(graph, Tree::without(graph, weights, barred, |id| !is_traced(graph, id))?, false)
+    }
+
+    /// Witnesses for traces of several functions in one buffer (section 4.2). Blocking witnesses lie on paths from branches to EXIT and to the
+    /// blocks of `calls`, as far from these as possible. So a replay that reads a token in this function never reads a witness of another
+    /// one. `calls` has the indices of the blocks that end with a call of a traced function.
+    pub fn with_blockers(graph: &Graph, weights: &Weights, barred: &Barred, calls: &[usize]) -> Result<Self, Refused> {
+        let blockers = blockers(graph, calls);
+        for (id, edge) in graph.live_edges().filter(|(id, _)| blockers.get(*id)) {
+            if !barred.allows_edge(id, edge) {
+                return Err(Refused::Edge(id));
+            }
+        }
+        let left_out = |id| blockers.get(id) || !is_traced(graph, id);
+        Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
+    }
+
+    /// Takes a given set of edges for a trace of one function. Refuses if the other edges form a cycle.
+    pub fn of(graph: &Graph, edges: &[EdgeId]) -> Result<Self, Refused> {
+        let mut given: PerEdge<bool> = graph.per_edge();
+        edges.iter().for_each(|edge| given.set(*edge, true));
+        let mut others = Barred::none();
+        graph.live_edges().for_each(|(id, _)| others.edge(id));
+        let left_out = |id| given.get(id) || !is_traced(graph, id);
+        Self::of_tree(graph, Tree::without(graph, &Weights::uniform(graph), &others, left_out)?, false)
+    }
+
+    fn of_tree(graph: &Graph, forest: Tree, blocked: bool) -> Result<Self, Refused> {
+        let rooted = forest.rooted(graph);
+        let mut depth: PerVertex<u32> = graph.per_vertex();
+        for vertex in &rooted.order {
+            if let Some(edge) = rooted.above.get(*vertex).and_then(|id| graph.edge(id)) {
+                depth.set(*vertex, depth.get(edge.other(*vertex)).saturating_add(1));
+            }
+        }
+        let edges: Vec<EdgeId> = forest.chords(graph).into_iter().filter(|id| is_traced(graph, *id)).collect();
+        match edges.iter().find(|id| graph.edge(**id).is_some_and(|edge| edge.silent)) {
+            Some(edge) => Err(Refused::Edge(*edge)),
+            None => Ok(Witnesses { edges, forest, above: rooted.above, depth, blocked }),
+        }
+    }
+
+    /// The edges that write witnesses, in the order of their names.
+    pub fn edges(&self) -> &[EdgeId] {
+        &self.edges
+    }
+
+    /// Whether an edge writes a witness.
+    pub fn writes(&self, edge: EdgeId) -> bool {
+        self.edges.binary_search(&edge).is_ok()
+    }
+
+    /// Whether a replay reads tokens only at branches. Otherwise it reads the next token as soon as the last one is used up.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// The only edge that control can leave a vertex by, if it writes no witness.
+    pub(super) fn only_way(&self, graph: &Graph, vertex: Vertex) -> Option<EdgeId> {
+        let mut ways = traced(graph, vertex);
+        let (id, _) = ways.next()?;
+        (ways.next().is_none() && self.forest.contains(id)).then_some(id)
+    }
+
+    /// The tokens that can come next in the trace if control passes an edge: the paper's `witness(p, q)`, in the order of [`Token`]. The sets
+    /// of edges that leave the same vertex share no token.
+    pub fn next_tokens(&self, graph: &Graph, edge: EdgeId) -> Vec<Token> {
+        let Some(first) = graph.edge(edge).filter(|_| is_traced(graph, edge)) else { return Vec::new() };
+        if self.writes(edge) {
+            return vec![Token::Witness(edge)];
+        }
+        let (mut tokens, mut open) = (Vec::new(), vec![first.to]);
+        while let Some(vertex) = open.pop() {
+            if vertex == graph.exit() {
+                tokens.push(Token::End(vertex));
+            }
+            for (id, next) in traced(graph, vertex) {
+                if self.writes(id) { tokens.push(Token::Witness(id)) } else { open.push(next.to) }
+            }
+        }
+        tokens.sort_unstable();
+        tokens
+    }
+}
+
+/// Whether an edge belongs to the graph of a trace.
+fn is_traced(graph: &Graph, edge: EdgeId) -> bool {
+    graph.edge(edge).is_some_and(|edge| match edge.kind {
+        EdgeKind::Closing | EdgeKind::End => false,
+        EdgeKind::Root => !edge.silent,
+        EdgeKind::Inner | EdgeKind::Leave => true,
+    })
+}
+
+/// The edges that leave a vertex in the graph of a trace.
+pub(super) fn traced(graph: &Graph, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
+    graph.leaving(vertex).filter(|(id, _)| is_traced(graph, *id))
+}
+
+/// The edges that leave a branch and lead to EXIT or to a block with a call, without another branch on the way: `blockers` of section 4.2.
+fn blockers(graph: &Graph, calls: &[usize]) -> PerEdge<bool> {
+    let (mut found, mut seen): (PerEdge<bool>, PerVertex<bool>) = (graph.per_edge(), graph.per_vertex());
+    let calls = calls.iter().map(|block| Vertex::at(*block)).filter(|block| graph.is_live_block(*block));
+    let mut open: Vec<Vertex> = calls.chain([graph.exit()]).collect();
+    open.iter().for_each(|vertex| seen.set(*vertex, true));
+    while let Some(vertex) = open.pop() {
+        for (id, edge) in graph.entering(vertex).filter(|(id, _)| is_traced(graph, *id)) {
+            if traced(graph, edge.from).nth(1).is_some() {
+                found.set(id, true);
+            } else if !seen.get(edge.from) {
+                seen.set(edge.from, true);
+                open.push(edge.from);
+            }
+        }
+    }
+    found
+}
