@@ -90,7 +90,7 @@ impl Dominators {
 
 /// Returns the nodes in depth-first order, and the depth-first number of each node's parent. Number 0 is the added node that leads to all
 /// entries.
-fn depth_first(successors: &[Vec<usize>], entries: &[usize]) -> (Vec<usize>, Vec<usize>) {
+pub(crate) fn depth_first(successors: &[Vec<usize>], entries: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let (mut order, mut parent) = (vec![NONE], vec![0]);
     let mut seen = vec![false; successors.len()];
     let mut open: Vec<(usize, &[usize])> = vec![(0, entries)];

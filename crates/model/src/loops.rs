@@ -2,7 +2,7 @@
 //! for the graphs of compilers.
 
 use crate::cfg::Cfg;
-use crate::dominators::Dominators;
+use crate::dominators::depth_first;
 
 const NONE: usize = usize::MAX;
 
@@ -43,8 +43,22 @@ impl Loops {
     /// The loops of a graph, given the successors of each node and the entries. The bodies take memory in proportion to nodes times depth.
     pub fn new(successors: &[Vec<usize>], entries: &[usize]) -> Self {
         let tree = Tree::new(successors, entries);
+        let mut loops = Self::nested(&tree, successors.len());
+        let mut reached = vec![false; successors.len()];
+        tree.order.iter().for_each(|node| reached[*node] = true);
+        loops.fill(successors, entries, &reached);
+        loops
+    }
+
+    /// The headers, parents and depths of the loops of a graph: [`Loop::entries`], [`Loop::body`] and [`Loop::latches`] are empty. Takes nearly
+    /// linear time and linear memory, however deep the loops are nested.
+    pub fn headers(successors: &[Vec<usize>], entries: &[usize]) -> Self {
+        Self::nested(&Tree::new(successors, entries), successors.len())
+    }
+
+    fn nested(tree: &Tree, nodes: usize) -> Self {
         let headers = tree.headers();
-        let mut loops = Loops { loops: Vec::new(), innermost: vec![NONE; successors.len()] };
+        let mut loops = Loops { loops: Vec::new(), innermost: vec![NONE; nodes] };
         // Outer loops come first, because a header comes before what it leads to.
         let mut loop_of = vec![NONE; tree.order.len()];
         for (at, &node) in tree.order.iter().enumerate() {
@@ -60,9 +74,6 @@ impl Loops {
             }
             loops.innermost[node] = loop_of[at];
         }
-        let mut reached = vec![false; successors.len()];
-        tree.order.iter().for_each(|node| reached[*node] = true);
-        loops.fill(successors, entries, &reached);
         loops
     }
 
@@ -137,15 +148,14 @@ struct Headers {
 
 impl Tree {
     fn new(successors: &[Vec<usize>], entries: &[usize]) -> Tree {
-        let tree = Dominators::new(successors, entries);
-        let order: Vec<usize> = tree.order().iter().map(|(node, _)| *node).collect();
+        // The first number is that of the node that leads to all entries; it is left out.
+        let (numbered, parent) = depth_first(successors, entries);
+        let order = numbered.get(1..).unwrap_or_default().to_vec();
         let mut place = vec![NONE; successors.len()];
         order.iter().enumerate().for_each(|(at, node)| place[*node] = at);
         let mut last: Vec<usize> = (0..order.len()).collect();
-        for (at, (_, parent)) in tree.order().iter().enumerate().rev() {
-            if let Some(parent) = parent {
-                last[place[*parent]] = last[place[*parent]].max(last[at]);
-            }
+        for (at, &above) in parent.iter().enumerate().skip(1).rev().filter(|(_, above)| **above != 0) {
+            last[above - 1] = last[above - 1].max(last[at - 1]);
         }
         let mut before = vec![Vec::new(); order.len()];
         for (at, &node) in order.iter().enumerate() {
@@ -221,6 +231,7 @@ fn find(stands_for: &mut [usize], mut at: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dominators::Dominators;
     use proptest::prelude::*;
 
     const NODES: usize = 9;
@@ -261,6 +272,11 @@ mod tests {
             let loops = Loops::new(&graph, &entries);
             let dominators = Dominators::new(&graph, &entries);
             let all = reached(&graph, &entries, |_| true);
+            let outline = |loops: &Loops| {
+                let one = |one: &Loop| (one.header, one.parent, one.depth);
+                (loops.innermost.clone(), loops.all().iter().map(one).collect::<Vec<_>>())
+            };
+            prop_assert_eq!(outline(&Loops::headers(&graph, &entries)), outline(&loops));
             for (index, one) in loops.all().iter().enumerate() {
                 let inside = |node: usize| one.body.contains(&node);
                 // Each node leads to each other inside.
