@@ -1,9 +1,15 @@
 //! A depth-first search of a profile graph, and its loops.
 
+use std::iter::successors;
+
 use ingraft_model::Loops;
 
-use crate::graph::{EdgeKind, Graph};
+use crate::graph::{Edge, EdgeKind, Graph};
 use crate::map::{EdgeId, Key, PerVertex, Vertex};
+
+/// Largest number of loops around a loop that counts as one. A loop that is nested deeper belongs to the loop around it, which bounds the
+/// time for the exits of loops.
+const DEPTH_MAX: usize = 63;
 
 /// Order and loops of the live vertices, without the closing edge.
 pub(crate) struct Structure {
@@ -12,7 +18,9 @@ pub(crate) struct Structure {
     /// The number of each vertex in the order of visits, and the number behind its subtree in the depth-first tree.
     span: PerVertex<(u32, u32)>,
     /// The loops, by Havlak's algorithm; no loops if the graph has no back edge.
-    pub(crate) loops: Loops,
+    loops: Loops,
+    /// For each loop, the innermost loop around it, or itself, that is not nested deeper than [`DEPTH_MAX`].
+    shallow: Vec<usize>,
 }
 
 impl Structure {
@@ -45,7 +53,12 @@ impl Structure {
         }
         order.reverse();
         let loops = if has_back_edge { loops(graph) } else { Loops::default() };
-        Structure { order, span, loops }
+        let mut shallow: Vec<usize> = Vec::with_capacity(loops.all().len());
+        for (index, one) in loops.all().iter().enumerate() {
+            let around = one.parent.filter(|_| one.depth > DEPTH_MAX).and_then(|parent| shallow.get(parent).copied());
+            shallow.push(around.unwrap_or(index));
+        }
+        Structure { order, span, loops, shallow }
     }
 
     /// Whether an edge leads back to a vertex that leads to it in the depth-first tree.
@@ -56,10 +69,42 @@ impl Structure {
         to <= from && from < end
     }
 
-    /// The loop that a vertex is the header of, by index.
+    /// Number of loops.
+    pub(crate) fn loops(&self) -> usize {
+        self.loops.all().len()
+    }
+
+    /// The loop that a vertex is the header of, by index, if it is not nested too deep.
     pub(crate) fn headed_by(&self, vertex: Vertex) -> Option<usize> {
         let innermost = self.loops.innermost(vertex.index())?;
-        self.loops.all().get(innermost).filter(|one| one.header == vertex.index()).map(|_| innermost)
+        let one = self.loops.all().get(innermost)?;
+        (one.header == vertex.index() && one.depth <= DEPTH_MAX).then_some(innermost)
+    }
+
+    /// The loops that an edge leaves, by index, without those that are nested too deep.
+    pub(crate) fn left_by(&self, edge: &Edge) -> impl Iterator<Item = usize> {
+        let (from, to) = (self.around(edge.from), self.around(edge.to));
+        let mut stays = to;
+        successors(from, |one| self.parent(*one)).take_while(move |one| {
+            // Both ends climb to the same depth.
+            while stays.is_some_and(|other| self.depth(other) > self.depth(*one)) {
+                stays = stays.and_then(|other| self.parent(other));
+            }
+            stays != Some(*one)
+        })
+    }
+
+    /// The innermost loop of a vertex that is not nested too deep.
+    fn around(&self, vertex: Vertex) -> Option<usize> {
+        self.shallow.get(self.loops.innermost(vertex.index())?).copied()
+    }
+
+    fn parent(&self, one: usize) -> Option<usize> {
+        self.loops.all().get(one)?.parent
+    }
+
+    fn depth(&self, one: usize) -> usize {
+        self.loops.all().get(one).map_or(0, |one| one.depth)
     }
 }
 
@@ -69,5 +114,5 @@ fn loops(graph: &Graph) -> Loops {
         inner.map(|(_, edge)| edge.to.index()).collect()
     };
     let successors: Vec<Vec<usize>> = (0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect();
-    Loops::new(&successors, &[graph.entry().index()])
+    Loops::headers(&successors, &[graph.entry().index()])
 }

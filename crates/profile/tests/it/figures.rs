@@ -233,3 +233,21 @@ fn shapes_without_an_exact_profile_are_refused() {
     assert_eq!(shape.build().expect_err("no block"), Inexact::UnknownBlock(wrong));
     assert_eq!(Shape::new(usize::MAX).build().expect_err("too many"), Inexact::TooLarge);
 }
+
+#[test]
+fn deep_nests_of_loops_take_linear_time() {
+    const DEPTH: usize = 50_000;
+    let mut shape = Shape::new(2 * DEPTH);
+    shape.root(0);
+    for header in 0..DEPTH {
+        let latch = 2 * DEPTH - 1 - header;
+        shape.edge(header, header + 1);
+        shape.edge(latch, header);
+        _ = if header == 0 { shape.leave(latch) } else { shape.edge(latch, latch + 1) };
+    }
+    let graph = shape.build().expect("a graph");
+    let weights = Weights::estimated(&graph);
+    let placement = Placement::edge_profile(&graph, &weights, &Barred::none()).expect("a placement");
+    assert_eq!(placement.counters().len(), DEPTH + 1);
+    assert!(weights.cost(&graph, placement.counters()).is_finite());
+}

@@ -1,0 +1,85 @@
+//! Prints how long placement and propagation take, for many small functions and for functions of growing size:
+//! `cargo run --release -p ingraft-profile --example speed`.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use ingraft_profile::{Barred, Corrections, EventPlan, Events, Graph, Placement, Shape, Weights};
+
+fn main() {
+    println!(
+        "{:>10} {:>9}  {}",
+        "functions", "blocks", "ns per block: graph, weights, edge profile, block profile, events, propagation"
+    );
+    for (functions, blocks) in [(200_000, 4), (100_000, 8), (50_000, 16), (10_000, 100)] {
+        report(functions, blocks);
+    }
+    for blocks in [1_000, 10_000, 100_000, 1_000_000] {
+        report(1_000_000 / blocks, blocks);
+    }
+}
+
+/// Measures all steps for a number of functions of equal size.
+fn report(functions: usize, blocks: usize) {
+    let shapes: Vec<Shape> = (0..functions).map(|seed| shape(blocks, seed as u64)).collect();
+    let mut times = [Duration::ZERO; 6];
+    for shape in shapes {
+        let mut start = Instant::now();
+        let mut lap = |step: usize| {
+            let now = Instant::now();
+            times[step] += now - start;
+            start = now;
+        };
+        let graph = shape.build().expect("a graph");
+        lap(0);
+        let weights = Weights::estimated(&graph);
+        lap(1);
+        let placement = Placement::edge_profile(&graph, &weights, &Barred::none()).expect("a placement");
+        lap(2);
+        black_box(Placement::block_profile(&graph, &weights, &Barred::none()).expect("a placement"));
+        lap(3);
+        black_box(EventPlan::new(&graph, &weights, &Barred::none(), &Events::new(&graph)).expect("a plan"));
+        lap(4);
+        let counts = vec![0; placement.counters().len()];
+        lap(5);
+        black_box(placement.profile(&graph, &counts, &Corrections::none()).expect("a profile"));
+        lap(5);
+        drop_later(graph);
+    }
+    let per_block = times.map(|time| format!("{:.0}", time.as_nanos() as f64 / (functions * blocks) as f64));
+    let needed = times[0] + times[1] + times[2] + times[5];
+    let rate = functions as f64 / needed.as_secs_f64();
+    println!("{functions:>10} {blocks:>9}  {}; edge profiles: {rate:.0} functions/s", per_block.join(", "));
+}
+
+fn drop_later(graph: Graph) {
+    black_box(graph);
+}
+
+/// A function of nested branches and loops, with some exits of loops, as compilers make them.
+fn shape(blocks: usize, seed: u64) -> Shape {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below.max(1)
+    };
+    let mut shape = Shape::new(blocks);
+    shape.root(0);
+    for block in 0..blocks {
+        let next = block + 1;
+        if next == blocks {
+            shape.leave(block);
+            continue;
+        }
+        shape.edge(block, next);
+        match random(8) {
+            // A branch forwards.
+            0..=3 => _ = shape.edge(block, (next + random(6)).min(blocks - 1)),
+            // A loop.
+            4 => _ = shape.edge(block, block - random(8).min(block)),
+            5 if random(4) == 0 => _ = shape.leave(block),
+            _ => {}
+        }
+    }
+    shape
+}
