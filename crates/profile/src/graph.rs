@@ -144,6 +144,10 @@ impl Graph {
         PerVertex::new(self.vertices())
     }
 
+    pub(crate) fn live(&self) -> &PerVertex<bool> {
+        &self.live
+    }
+
     pub(crate) fn leaving_ids(&self, vertex: Vertex) -> &[EdgeId] {
         self.out.of(vertex)
     }

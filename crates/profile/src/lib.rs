@@ -10,6 +10,7 @@
 //!    that were counted in part.
 //! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.
 //! 5. [`Witnesses`] chooses edges that write to a trace, and [`Replay`] regenerates the sequence of blocks from the trace.
+//! 6. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -23,6 +24,7 @@ mod events;
 mod flow;
 mod graph;
 mod map;
+mod paths;
 mod placement;
 mod profile;
 mod reach;
@@ -39,6 +41,7 @@ pub use estimate::LOOP_MULTIPLIER;
 pub use events::{EventPlan, Events, Uncountable};
 pub use graph::{Edge, EdgeKind, Graph};
 pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
+pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
 pub use shape::{Inexact, Shape};

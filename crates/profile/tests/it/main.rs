@@ -5,6 +5,7 @@
 mod events;
 mod execution;
 mod figures;
+mod paths;
 mod placements;
 mod random;
 mod traces;

@@ -1,0 +1,185 @@
+//! Numbers of acyclic paths: Ball and Larus, "Efficient path profiling" (1996).
+//!
+//! A path begins at ENTRY or behind a back edge, and ends with a back edge or at EXIT. Each edge has a value such that the sum of the values
+//! along a path is the number of the path, and numbers have no gaps and no repeats.
+
+use crate::barred::{Barred, Refused};
+use crate::events::{EventPlan, Events, Uncountable};
+use crate::graph::{Edge, EdgeKind, Graph};
+use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::structure::Structure;
+use crate::weights::Weights;
+
+/// The function has more than `i64::MAX` paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the function has more paths than a number of 63 bits can count")]
+pub struct TooManyPaths;
+
+/// The numbers of the acyclic paths of a graph.
+#[derive(Clone, Debug)]
+pub struct PathNumbers {
+    paths: i64,
+    values: PerEdge<i64>,
+    back: PerEdge<bool>,
+    /// The targets of back edges, each with the value of a path that begins there, in ascending order of both.
+    begins: Vec<(Vertex, i64)>,
+}
+
+/// One acyclic path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The first vertex: ENTRY, or the target of a back edge.
+    pub start: Vertex,
+    /// The edges of the path. The last one is a back edge or leads to EXIT.
+    pub edges: Vec<EdgeId>,
+}
+
+/// What code on edges does to a register that holds the number of the current path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathIncrements {
+    /// Edges that are no back edges, each with the number that control adds when it passes. The register is 0 at ENTRY, and holds the number
+    /// of the path at EXIT. Other edges add nothing.
+    pub add: Vec<(EdgeId, i64)>,
+    /// Back edges. The register plus `ends` is the number of the path that ends there; then the register becomes `begins`.
+    pub back: Vec<BackEdge>,
+}
+
+/// What code on a back edge does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackEdge {
+    /// The edge.
+    pub edge: EdgeId,
+    /// Number to add for the path that ends.
+    pub ends: i64,
+    /// First value of the register for the path that begins.
+    pub begins: i64,
+}
+
+impl PathNumbers {
+    /// Numbers the paths of a graph. Takes linear time. A back edge is one that leads back in a depth-first search from ENTRY; without the
+    /// back edges, no graph has a directed cycle, whether it is reducible or not.
+    pub fn new(graph: &Graph) -> Result<Self, TooManyPaths> {
+        let structure = Structure::new(graph);
+        let (mut values, mut back) = (graph.per_edge(), graph.per_edge::<bool>());
+        let (mut behind, mut heads): (PerVertex<i64>, PerVertex<bool>) = (graph.per_vertex(), graph.per_vertex());
+        for (id, edge) in graph.live_edges().filter(|(id, _)| structure.is_back_edge(graph, *id)) {
+            back.set(id, true);
+            heads.set(edge.to, true);
+        }
+        behind.set(graph.exit(), 1);
+        for vertex in structure.order.iter().rev().filter(|vertex| **vertex != graph.exit()) {
+            let mut sum = 0i64;
+            for (id, edge) in graph.leaving(*vertex) {
+                values.set(id, sum);
+                let paths = if back.get(id) { 1 } else { behind.get(edge.to) };
+                sum = sum.checked_add(paths).ok_or(TooManyPaths)?;
+            }
+            behind.set(*vertex, sum);
+        }
+        let mut paths = behind.get(graph.entry());
+        let mut begins = Vec::new();
+        for (head, _) in heads.iter().filter(|(_, is_head)| *is_head) {
+            begins.push((head, paths));
+            paths = paths.checked_add(behind.get(head)).ok_or(TooManyPaths)?;
+        }
+        Ok(PathNumbers { paths, values, back, begins })
+    }
+
+    /// Number of paths. The paths are numbered from 0.
+    pub fn paths(&self) -> i64 {
+        self.paths
+    }
+
+    /// The value that an edge adds to the number of a path.
+    pub fn value(&self, edge: EdgeId) -> i64 {
+        self.values.get(edge)
+    }
+
+    /// Whether an edge ends a path and begins another one.
+    pub fn is_back_edge(&self, edge: EdgeId) -> bool {
+        self.back.get(edge)
+    }
+
+    /// The first value of a path that begins at a vertex: 0 for ENTRY. `None` if no path begins there.
+    pub fn begins(&self, graph: &Graph, vertex: Vertex) -> Option<i64> {
+        if vertex == graph.entry() {
+            return Some(0);
+        }
+        let index = self.begins.binary_search_by_key(&vertex, |(head, _)| *head).ok()?;
+        self.begins.get(index).map(|(_, value)| *value)
+    }
+
+    /// The path with a number; `None` if there is no such path. Takes time in proportion to the edges at the vertices of the path.
+    pub fn path(&self, graph: &Graph, number: i64) -> Option<Path> {
+        if number < 0 || number >= self.paths {
+            return None;
+        }
+        let begun = self.begins.partition_point(|(_, value)| *value <= number);
+        let (start, first) =
+            begun.checked_sub(1).and_then(|at| self.begins.get(at)).copied().unwrap_or((graph.entry(), 0));
+        let (mut rest, mut at) = (number.checked_sub(first)?, start);
+        let mut edges = Vec::new();
+        while at != graph.exit() {
+            let (id, edge) = graph.leaving(at).filter(|(id, _)| self.value(*id) <= rest).last()?;
+            rest = rest.checked_sub(self.value(id))?;
+            edges.push(id);
+            if self.is_back_edge(id) {
+                break;
+            }
+            at = edge.to;
+        }
+        Some(Path { start, edges })
+    }
+
+    /// Moves the values to the chords of a maximum spanning tree of the graph without back edges, as [`EventPlan`] does with events (1996,
+    /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. An edge of
+    /// these kinds that is silent or barred is refused.
+    pub fn increments(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Result<PathIncrements, Uncountable> {
+        let needed = |id, edge: &Edge| matches!(edge.kind, EdgeKind::Root | EdgeKind::Leave) || self.is_back_edge(id);
+        if let Some((id, _)) = graph.live_edges().find(|(id, edge)| needed(*id, edge) && !barred.allows_edge(*id, edge))
+        {
+            return Err(Refused::Edge(id).into());
+        }
+        let (acyclic, first_begin) = self.acyclic(graph);
+        let weights = Weights::of(&acyclic, |id| match acyclic.edge(id).map(|edge| edge.kind) {
+            Some(EdgeKind::Inner) => weights.edge(id),
+            _ => 0.0,
+        });
+        let begin = |index: usize| EdgeId::at(first_begin.saturating_add(index));
+        let mut events = Events::new(&acyclic);
+        self.values.iter().take(first_begin).for_each(|(id, value)| events.set_edge(id, value));
+        for (index, (_, value)) in self.begins.iter().enumerate() {
+            events.set_edge(begin(index), *value);
+        }
+        let plan = EventPlan::new(&acyclic, &weights, barred, &events)?;
+        let mut increments: PerEdge<i64> = acyclic.per_edge();
+        plan.increments().iter().for_each(|(id, value)| increments.set(*id, *value));
+        let begins_at = |head: Vertex| {
+            let index = self.begins.binary_search_by_key(&head, |(vertex, _)| *vertex);
+            index.map_or(0, |index| increments.get(begin(index)))
+        };
+        let is_add = |id: EdgeId| id.index() < first_begin && !self.is_back_edge(id);
+        let add = plan.increments().iter().copied().filter(|(id, _)| is_add(*id)).collect();
+        let back = graph.live_edges().filter(|(id, _)| self.is_back_edge(*id));
+        let back = back.map(|(id, edge)| BackEdge { edge: id, ends: increments.get(id), begins: begins_at(edge.to) });
+        Ok(PathIncrements { add, back: back.collect() })
+    }
+
+    /// The graph in which each back edge leads to EXIT, and an edge from ENTRY leads to each target of back edges; and the number of the first
+    /// of these new edges. The other edges but the closing one keep their names.
+    fn acyclic(&self, graph: &Graph) -> (Graph, usize) {
+        let ended = |(id, edge): (EdgeId, &Edge)| match self.is_back_edge(id) {
+            true => Edge { to: graph.exit(), kind: EdgeKind::Leave, ..*edge },
+            false => *edge,
+        };
+        let named = graph.edges().iter().enumerate().map(|(index, edge)| (EdgeId::at(index), edge));
+        let mut edges: Vec<Edge> = named.map(ended).collect();
+        let closing = edges.pop();
+        let first_begin = edges.len();
+        let begin =
+            |(head, _): &(Vertex, i64)| Edge { from: graph.entry(), to: *head, kind: EdgeKind::Root, silent: false };
+        edges.extend(self.begins.iter().map(begin));
+        edges.extend(closing);
+        (Graph::new(graph.blocks(), graph.vertices(), edges, graph.live().clone()), first_begin)
+    }
+}
