@@ -1,7 +1,8 @@
 //! Placement of witnesses: edges whose passage is written to a trace.
 //!
-//! The closing edge, end edges, and edges of further returns of a call are not traced. The other edges without a witness form a forest, so at most one path without a witness leads from a vertex to another. The paper asks for
-//! a different successor where this crate asks for a different edge, so that parallel edges are told apart too.
+//! The closing edge, end edges, and edges of further returns of a call are not traced. The other edges without a witness form a forest, so at
+//! most one path without a witness leads from a vertex to another. The paper tells the successors of a branch apart; this crate tells its edges
+//! apart, so that parallel edges are regenerated too.
 
 use crate::barred::{Barred, Refused};
 use crate::graph::{Edge, EdgeKind, Graph};

@@ -29,7 +29,7 @@ pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
                 continue;
             }
             None => graph.entry(),
-            Some(block) if choice % 16 == 15 => {
+            Some(block) if choice % 16 == 15 && block < graph.entry() => {
                 steps.push(Step::Early(block));
                 at = None;
                 continue;
@@ -40,6 +40,12 @@ pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
         let (id, edge) = edges[choice % edges.len()];
         steps.push(Step::Pass(id));
         at = Some(edge.to).filter(|to| *to != graph.exit());
+    }
+    // Nothing happens at a joint, so an activation is never found there.
+    while let Some(joint) = at.filter(|block| *block > graph.exit()) {
+        let (id, edge) = graph.leaving(joint).next().expect("the edge out of a joint");
+        steps.push(Step::Pass(id));
+        at = Some(edge.to);
     }
     if let Some(block) = at {
         steps.push(Step::Early(block));

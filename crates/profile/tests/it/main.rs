@@ -8,4 +8,5 @@ mod figures;
 mod paths;
 mod placements;
 mod random;
+mod shapes;
 mod traces;

@@ -4,7 +4,7 @@ use ingraft_profile::{Barred, Counter, EdgeId, EdgeKind, Graph, Key, Placement, 
 use proptest::prelude::*;
 
 use crate::execution::{Truth, steps};
-use crate::random::{Case, case};
+use crate::random::{Case, case, case_with_joints};
 
 fn placements(graph: &Graph, weights: &Weights, barred: &Barred) -> Vec<Placement> {
     let edges = Placement::edge_profile(graph, weights, barred);
@@ -72,7 +72,19 @@ proptest! {
     }
 
     #[test]
-    fn barred_places_have_no_counter(case in case(7)) {
+    fn calls_that_return_again_are_counted(case in case_with_joints(7)) {
+        let graph = case.graph();
+        let truth = Truth::of(&graph, &steps(&graph, &case.choices));
+        let all = placements(&graph, &Weights::estimated(&graph), &Barred::none());
+        // No silent edge matters to counters in blocks.
+        prop_assert!(all.len() >= 2);
+        for placement in &all {
+            check_counts(&graph, placement, &truth)?;
+        }
+    }
+
+    #[test]
+    fn barred_places_have_no_counter(case in case_with_joints(7)) {
         let graph = case.graph();
         let truth = Truth::of(&graph, &steps(&graph, &case.choices));
         let (weights, barred) = (Weights::estimated(&graph), barred(&graph, &case));

@@ -1,6 +1,6 @@
 //! Random graphs, reducible or not, with parallel edges, self loops, several ways in and out, and blocks without a way out.
 
-use ingraft_profile::{Graph, Shape};
+use ingraft_profile::{EdgeId, Graph, Shape};
 use proptest::prelude::*;
 
 /// A random graph, and the numbers that guide a random execution of it.
@@ -11,6 +11,8 @@ pub struct Case {
     pub roots: Vec<usize>,
     pub leaves: Vec<usize>,
     pub ends: Vec<usize>,
+    /// Edges of calls that may return several times.
+    pub again: Vec<usize>,
     /// Choices of the execution.
     pub choices: Vec<u8>,
 }
@@ -18,7 +20,8 @@ pub struct Case {
 impl Case {
     pub fn graph(&self) -> Graph {
         let mut shape = Shape::new(self.blocks);
-        self.edges.iter().for_each(|(from, to)| _ = shape.edge(*from, *to));
+        let edges: Vec<EdgeId> = self.edges.iter().map(|(from, to)| shape.edge(*from, *to)).collect();
+        self.again.iter().filter_map(|edge| edges.get(*edge)).for_each(|edge| _ = shape.returns_again(*edge));
         self.roots.iter().for_each(|block| _ = shape.root(*block));
         self.leaves.iter().for_each(|block| _ = shape.leave(*block));
         self.ends.iter().for_each(|block| _ = shape.may_end(*block));
@@ -26,13 +29,20 @@ impl Case {
     }
 }
 
-/// Graphs of up to `most` blocks.
+/// Graphs of up to `most` blocks, without calls that may return several times.
 pub fn case(most: usize) -> impl Strategy<Value = Case> {
     (1..=most).prop_flat_map(|blocks| {
         let some = |least, most| prop::collection::vec(0..blocks, least..=most);
         let edges = prop::collection::vec((0..blocks, 0..blocks), 0..=blocks * 2);
         let choices = prop::collection::vec(any::<u8>(), 0..200);
-        (edges, some(1, 3), some(0, 3), some(0, 2), choices)
-            .prop_map(move |(edges, roots, leaves, ends, choices)| Case { blocks, edges, roots, leaves, ends, choices })
+        (edges, some(1, 3), some(0, 3), some(0, 2), choices).prop_map(move |(edges, roots, leaves, ends, choices)| {
+            let again = Vec::new();
+            Case { blocks, edges, roots, leaves, ends, again, choices }
+        })
     })
+}
+
+/// As [`case`], with calls that may return several times.
+pub fn case_with_joints(most: usize) -> impl Strategy<Value = Case> {
+    (case(most), prop::collection::vec(0..most, 1..3)).prop_map(|(case, again)| Case { again, ..case })
 }
