@@ -123,6 +123,9 @@ impl PathNumbers {
             let (id, edge) = graph.leaving(at).filter(|(id, _)| self.value(*id) <= rest).last()?;
             rest = rest.checked_sub(self.value(id))?;
             edges.push(id);
+            if edges.len() > graph.vertices() {
+                return None; // the graph of other numbers
+            }
             if self.is_back_edge(id) {
                 break;
             }

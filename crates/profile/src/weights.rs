@@ -1,8 +1,9 @@
 //! Weights: expected or measured frequencies of edges, which say where a counter is cheap.
 
 use crate::barred::Counter;
-use crate::graph::Graph;
+use crate::graph::{Edge, Graph};
 use crate::map::{EdgeId, Key, PerEdge, Vertex};
+use crate::profile::Profile;
 
 /// Largest weight. Estimates for deeply nested loops stop growing there, so that no sum of weights is infinite.
 pub(crate) const WEIGHT_MAX: f64 = 1e200;
@@ -17,7 +18,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Takes weights from a function of the edge, for example the counts of an earlier profile. A negative weight and one that is no number
+    /// Takes weights from a function of the edge. A negative weight and one that is no number
     /// count as 0, one that is too large as the largest possible. Edges that are not live weigh 0.
     pub fn of(graph: &Graph, weight: impl Fn(EdgeId) -> f64) -> Self {
         let mut edges = graph.per_edge();
@@ -26,6 +27,15 @@ impl Weights {
             edges.set(id, if weight > 0.0 { weight.min(WEIGHT_MAX) } else { 0.0 });
         }
         Weights { edges }
+    }
+
+    /// Takes the counts of an earlier profile of the same graph. An edge whose count is unknown weighs the smaller count of its two blocks.
+    pub fn measured(graph: &Graph, profile: &Profile) -> Self {
+        let bound = |edge: &Edge| {
+            let ends = [edge.from, edge.to].into_iter().filter(|end| graph.is_live_block(*end));
+            ends.map(|end| profile.block(end.index())).min().unwrap_or(0)
+        };
+        Self::of(graph, |id| profile.edge(id).or_else(|| graph.edge(id).map(bound)).unwrap_or(0) as f64)
     }
 
     /// The same weight for every live edge. The placement with the fewest counters is the best one then.

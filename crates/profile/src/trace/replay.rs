@@ -114,7 +114,8 @@ impl<'a> Replay<'a> {
             let id = self.witnesses.above.get(vertex)?;
             let edge = self.graph.edge(id)?;
             let forwards = if climb_here { edge.from == vertex } else { edge.to == vertex };
-            if !forwards {
+            // A path in a forest visits no vertex twice; with the graph of other witnesses, it might.
+            if !forwards || up.len() + path.len() > self.graph.vertices() {
                 return None;
             }
             if climb_here {

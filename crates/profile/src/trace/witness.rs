@@ -100,7 +100,12 @@ impl Witnesses {
             return vec![Token::Witness(edge)];
         }
         let (mut tokens, mut open) = (Vec::new(), vec![first.to]);
+        let mut seen: PerVertex<bool> = graph.per_vertex();
         while let Some(vertex) = open.pop() {
+            if seen.get(vertex) {
+                continue;
+            }
+            seen.set(vertex, true);
             if vertex == graph.exit() {
                 tokens.push(Token::End(vertex));
             }

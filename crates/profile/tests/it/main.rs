@@ -5,6 +5,7 @@
 mod events;
 mod execution;
 mod figures;
+mod misuse;
 mod paths;
 mod placements;
 mod random;

@@ -1,6 +1,8 @@
 //! Placements on random graphs: their counters give the counts of every execution, and cost no more than others.
 
-use ingraft_profile::{Barred, Counter, EdgeId, EdgeKind, Graph, Key, Placement, Refused, Weights, never_alternates};
+use ingraft_profile::{
+    Barred, Counter, Edge, EdgeId, EdgeKind, Graph, Key, Placement, Refused, Vertex, Weights, never_alternates,
+};
 use proptest::prelude::*;
 
 use crate::execution::{Truth, steps};
@@ -52,6 +54,31 @@ fn acyclic(graph: &Graph, edges: &[EdgeId]) -> bool {
     }
 }
 
+/// Whether a set of edges is a simple cycle with a pipe: a vertex that one edge of the set enters and one leaves.
+fn is_piped_cycle(graph: &Graph, edges: &[EdgeId], set: u32) -> bool {
+    let chosen: Vec<_> =
+        (0..).zip(edges).filter(|(n, _)| set >> n & 1 == 1).filter_map(|(_, id)| graph.edge(*id)).collect();
+    let at = |vertex| {
+        let ends = |end: fn(&Edge) -> Vertex| chosen.iter().filter(|edge| end(edge) == vertex).count();
+        (ends(|edge| edge.to), ends(|edge| edge.from))
+    };
+    // Every vertex of the set has two edges, and the set is connected.
+    let mut reached = vec![chosen[0].from];
+    let mut next = 0;
+    while next < reached.len() {
+        let here = reached[next];
+        for edge in chosen.iter().filter(|edge| edge.from == here || edge.to == here) {
+            if !reached.contains(&edge.other(here)) {
+                reached.push(edge.other(here));
+            }
+        }
+        next += 1;
+    }
+    let degrees: Vec<_> = reached.iter().map(|vertex| at(*vertex)).collect();
+    let all = degrees.iter().map(|(into, out)| into + out).sum::<usize>() == 2 * chosen.len();
+    all && degrees.iter().all(|(into, out)| into + out == 2) && degrees.contains(&(1, 1))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -59,7 +86,12 @@ proptest! {
     fn counters_give_all_counts(case in case(9)) {
         let graph = case.graph();
         let truth = Truth::of(&graph, &steps(&graph, &case.choices));
-        for weights in [Weights::estimated(&graph), Weights::of(&graph, |id| truth.edge(id) as f64)] {
+        let estimated = Weights::estimated(&graph);
+        let earlier = Placement::edge_profile(&graph, &estimated, &Barred::none()).expect("a placement");
+        let earlier = earlier.profile(&graph, &truth.counts(earlier.counters()), &truth.corrections).expect("a profile");
+        let measured = Weights::measured(&graph, &earlier);
+        prop_assert!(graph.live_edges().all(|(id, _)| measured.edge(id) == truth.edge(id) as f64));
+        for weights in [estimated, measured] {
             let all = placements(&graph, &weights, &Barred::none());
             prop_assert_eq!(all.len(), 4);
             for placement in &all {
@@ -140,6 +172,30 @@ proptest! {
             }
         }
         prop_assert_eq!(weights.cost(&graph, placement.counters()), best);
+    }
+
+    #[test]
+    fn block_profiles_lie_between_the_optimum_and_edge_profiles(
+        case in case(4),
+        seed in prop::collection::vec(0u8..20, 16),
+    ) {
+        let graph = case.graph();
+        let weights = Weights::of(&graph, |id| f64::from(seed[id.index() % 16]));
+        let edges: Vec<EdgeId> = graph.live_edges().map(|(id, _)| id).collect();
+        prop_assume!(edges.len() <= 13);
+        let silent = |id: &EdgeId| graph.edge(*id).is_some_and(|edge| edge.silent);
+        let silent: u32 = (0..).zip(&edges).filter(|(_, id)| silent(id)).map(|(n, _)| 1 << n).sum();
+        let piped: Vec<u32> = (1..1 << edges.len()).filter(|set| is_piped_cycle(&graph, &edges, *set)).collect();
+        let cost = |free: u32| (0..).zip(&edges).filter(|(n, _)| free >> n & 1 == 0).map(|(_, id)| weights.edge(*id)).sum::<f64>();
+        let sets = (0u32..1 << edges.len()).filter(|free| free & silent == silent);
+        let valid = sets.filter(|free| piped.iter().all(|cycle| free & cycle != *cycle));
+        let optimum = valid.map(cost).fold(f64::INFINITY, f64::min);
+        let costs = [Placement::edge_profile, Placement::block_profile]
+            .map(|place| weights.cost(&graph, place(&graph, &weights, &Barred::none()).expect("a placement").counters()));
+        prop_assert!(optimum <= costs[1] && costs[1] <= costs[0], "{} {:?}", optimum, costs);
+        if never_alternates(&graph) {
+            prop_assert_eq!(optimum, costs[0]);
+        }
     }
 
     #[test]
