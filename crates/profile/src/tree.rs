@@ -108,3 +108,16 @@ pub(crate) struct Rooted {
     /// The tree edge from each vertex to the vertex above it; `None` for a root.
     pub(crate) above: PerVertex<Option<EdgeId>>,
 }
+
+impl Rooted {
+    /// Number of tree edges from each live vertex to the root of its tree.
+    pub(crate) fn depths(&self, graph: &Graph) -> PerVertex<u32> {
+        let mut depths: PerVertex<u32> = graph.per_vertex();
+        for vertex in &self.order {
+            if let Some(edge) = self.above.get(*vertex).and_then(|id| graph.edge(id)) {
+                depths.set(*vertex, depths.get(edge.other(*vertex)).saturating_add(1));
+            }
+        }
+        depths
+    }
+}

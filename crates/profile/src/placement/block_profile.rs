@@ -2,10 +2,18 @@
 //!
 //! "Optimally profiling and tracing programs" (1994), section 3.3: edges without counters may form a cycle if the cycle has no pipe, that is,
 //! if the directions of its edges alternate. The counts of the cycle's edges are then unknown, but those of its blocks are not.
+//!
+//! The paper's Figure 11 removes the counters of chords whose cycle in the spanning tree has no pipe, one by one, and only if the cycles share
+//! no vertex. The latter is not necessary, so this crate removes the counters of all such chords. The reason: let the *split graph* have two
+//! vertices for each vertex here, one for its beginning and one for its end, and let an edge lead from the end of its source to the beginning
+//! of its target. A simple cycle without a pipe uses an even number of edges at each vertex of the split graph. So does every sum (modulo 2)
+//! of such cycles. Every simple cycle of tree edges and removed chords is a sum of cycles without a pipe, so it has two edges at the beginning
+//! or two at the end of each of its vertices, and no pipe. It also follows that a chord's cycle has no pipe if, and only if, tree edges
+//! connect the ends of the chord in the split graph.
 
 use crate::barred::{Barred, Refused};
 use crate::flow::propagate;
-use crate::graph::Graph;
+use crate::graph::{Edge, Graph};
 use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
 use crate::profile::{Defect, Profile};
 use crate::tree::{Rooted, Tree};
@@ -25,13 +33,12 @@ impl BlockProfile {
     pub(super) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let tree = Tree::new(graph, weights, barred)?;
         let rooted = tree.rooted(graph);
-        let mut chords = tree.chords(graph);
-        chords.sort_by(|a, b| weights.edge(*b).total_cmp(&weights.edge(*a)).then(a.cmp(b)));
-        let mut removal = Removal::new(graph, &rooted);
-        chords.retain(|chord| !removal.remove(*chord));
-        chords.sort_unstable();
-        let unknown = removal.unknown;
-        Ok(BlockProfile { tree, rooted, counters: chords, unknown })
+        let mut split = Split::new(graph);
+        graph.live_edges().filter(|(id, _)| tree.contains(*id)).for_each(|(_, edge)| _ = split.unite(edge));
+        let closes = |id: &EdgeId| graph.edge(*id).is_some_and(|edge| split.connects(edge));
+        let (removed, counters) = tree.chords(graph).into_iter().partition::<Vec<_>, _>(closes);
+        let unknown = on_cycles(graph, &rooted, &removed);
+        Ok(BlockProfile { tree, rooted, counters, unknown })
     }
 
     pub(super) fn counters(&self) -> &[EdgeId] {
@@ -55,73 +62,72 @@ impl BlockProfile {
     }
 }
 
-/// Removal of counters from chords whose cycle has no pipe: the paper's Figure 11.
-struct Removal<'a> {
-    graph: &'a Graph,
-    rooted: &'a Rooted,
-    depth: PerVertex<u32>,
-    /// The vertices on cycles without counters. Two such cycles share no vertex, because together they could form one with a pipe.
-    marked: PerVertex<bool>,
-    unknown: PerEdge<bool>,
+/// Sets of connected vertices of the split graph. The beginnings of vertices lie behind the ends of all.
+struct Split {
+    sets: Sets,
+    vertices: usize,
 }
 
-/// One end of a path that grows towards the root of the tree.
-#[derive(Clone, Copy)]
-struct End {
-    vertex: Vertex,
-    /// Whether the last edge of the path enters the vertex.
-    entered: bool,
+impl Split {
+    fn new(graph: &Graph) -> Self {
+        Split { sets: Sets::new(graph.vertices() * 2), vertices: graph.vertices() }
+    }
+
+    fn beginning(&self, vertex: Vertex) -> Vertex {
+        Vertex::at(self.vertices + vertex.index())
+    }
+
+    /// Connects the ends of an edge. Returns whether they were not connected before.
+    fn unite(&mut self, edge: &Edge) -> bool {
+        self.sets.unite(edge.from, self.beginning(edge.to))
+    }
+
+    fn connects(&mut self, edge: &Edge) -> bool {
+        self.sets.find(edge.from) == self.sets.find(self.beginning(edge.to))
+    }
 }
 
-impl<'a> Removal<'a> {
-    fn new(graph: &'a Graph, rooted: &'a Rooted) -> Self {
-        let mut depth: PerVertex<u32> = graph.per_vertex();
-        for vertex in &rooted.order {
-            if let Some(edge) = rooted.above.get(*vertex).and_then(|id| graph.edge(id)) {
-                depth.set(*vertex, depth.get(edge.other(*vertex)).saturating_add(1));
-            }
-        }
-        Removal { graph, rooted, depth, marked: graph.per_vertex(), unknown: graph.per_edge() }
+/// The edges on the cycles that chords close in the tree, the chords included. Takes nearly linear time: every tree edge is found once, and
+/// skipped from then on.
+fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[EdgeId]) -> PerEdge<bool> {
+    let mut found = graph.per_edge();
+    if chords.is_empty() {
+        return found;
     }
-
-    /// Whether the counter of a chord can be removed. If so, the vertices of the chord's cycle are marked, and its edges are unknown.
-    fn remove(&mut self, chord: EdgeId) -> bool {
-        let Some((vertices, edges)) = self.cycle(chord) else { return false };
-        vertices.into_iter().for_each(|vertex| self.marked.set(vertex, true));
-        edges.into_iter().for_each(|edge| self.unknown.set(edge, true));
-        true
-    }
-
-    /// The cycle that a chord closes, if it has no pipe and no marked vertex.
-    fn cycle(&self, chord: EdgeId) -> Option<(Vec<Vertex>, Vec<EdgeId>)> {
-        let edge = self.graph.edge(chord)?;
-        let (mut a, mut b) = (End { vertex: edge.to, entered: true }, End { vertex: edge.from, entered: false });
-        let (mut vertices, mut edges) = (vec![a.vertex, b.vertex], vec![chord]);
-        if vertices.iter().any(|vertex| self.marked.get(*vertex)) {
-            return None;
+    let depth = rooted.depths(graph);
+    // For each vertex, the vertex itself or one above it, such that the tree edges between them are found.
+    let mut skip: PerVertex<Option<Vertex>> = graph.per_vertex();
+    let climb = |skip: &mut PerVertex<Option<Vertex>>, mut at: Vertex| {
+        while let Some(above) = skip.get(at) {
+            let next = skip.get(above).unwrap_or(above);
+            skip.set(at, Some(next));
+            at = next;
         }
-        while a.vertex != b.vertex {
-            let deeper = if self.depth.get(a.vertex) >= self.depth.get(b.vertex) { &mut a } else { &mut b };
-            let id = self.rooted.above.get(deeper.vertex)?;
-            let above = self.graph.edge(id)?;
-            let enters = above.to == deeper.vertex;
-            let next = above.other(deeper.vertex);
-            if enters != deeper.entered || self.marked.get(next) {
-                return None;
-            }
-            *deeper = End { vertex: next, entered: !enters };
-            vertices.push(next);
-            edges.push(id);
+        at
+    };
+    for chord in chords {
+        found.set(*chord, true);
+        let Some(edge) = graph.edge(*chord) else { continue };
+        let (mut a, mut b) = (climb(&mut skip, edge.from), climb(&mut skip, edge.to));
+        while a != b {
+            let deeper = if depth.get(a) >= depth.get(b) { &mut a } else { &mut b };
+            let Some((id, tree_edge)) = rooted.above.get(*deeper).and_then(|id| Some((id, graph.edge(id)?))) else {
+                break;
+            };
+            found.set(id, true);
+            let above = tree_edge.other(*deeper);
+            skip.set(*deeper, Some(above));
+            *deeper = climb(&mut skip, above);
         }
-        (a.entered == b.entered).then_some((vertices, edges))
     }
+    found
 }
 
 /// Whether no walk along the edges, which changes its direction at every vertex, comes back to where it began. Every cycle of the graph has a
 /// pipe then, so the graph is in the class `G*` of section 3.3.2, for which an optimal `Eprof(Ecnt)` is an optimal `Vprof(Ecnt)`. The converse
 /// does not hold: the walk may pass a vertex twice. Takes nearly linear time.
 pub fn never_alternates(graph: &Graph) -> bool {
-    // Such a walk is a cycle of the graph that has two vertices for each one here, where an edge leads from a first to a second one.
-    let mut sets = Sets::new(graph.vertices() * 2);
-    graph.live_edges().all(|(_, edge)| sets.unite(edge.from, Vertex::at(graph.vertices() + edge.to.index())))
+    // Such a walk is a cycle of the split graph.
+    let mut split = Split::new(graph);
+    graph.live_edges().all(|(_, edge)| split.unite(edge))
 }

@@ -46,8 +46,8 @@ impl Placement {
         Ok(Placement { counters, scheme: Scheme::Edges(scheme), check: None })
     }
 
-    /// `Vprof(Ecnt)`: edge counters that determine every block, but not every edge (section 3.3, Figure 11). They never cost more than
-    /// [`Placement::edge_profile`]. If [`never_alternates`] holds for the graph, they are the cheapest ones possible.
+    /// `Vprof(Ecnt)`: edge counters that determine every block, but not every edge (section 3.3). They never cost more than
+    /// [`Placement::edge_profile`], nor more than the paper's heuristic. If [`never_alternates`] holds for the graph, they are the cheapest ones possible.
     pub fn block_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let scheme = BlockProfile::new(graph, weights, barred)?;
         let counters = scheme.counters().iter().map(|edge| Counter::Edge(*edge)).collect();

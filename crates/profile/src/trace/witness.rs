@@ -57,12 +57,7 @@ impl Witnesses {
 
     fn of_tree(graph: &Graph, forest: Tree, blocked: bool) -> Result<Self, Refused> {
         let rooted = forest.rooted(graph);
-        let mut depth: PerVertex<u32> = graph.per_vertex();
-        for vertex in &rooted.order {
-            if let Some(edge) = rooted.above.get(*vertex).and_then(|id| graph.edge(id)) {
-                depth.set(*vertex, depth.get(edge.other(*vertex)).saturating_add(1));
-            }
-        }
+        let depth = rooted.depths(graph);
         let edges: Vec<EdgeId> = forest.chords(graph).into_iter().filter(|id| is_traced(graph, *id)).collect();
         match edges.iter().find(|id| graph.edge(**id).is_some_and(|edge| edge.silent)) {
             Some(edge) => Err(Refused::Edge(*edge)),

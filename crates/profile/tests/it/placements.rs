@@ -176,7 +176,7 @@ proptest! {
 
     #[test]
     fn block_profiles_lie_between_the_optimum_and_edge_profiles(
-        case in case(4),
+        case in case(5),
         seed in prop::collection::vec(0u8..20, 16),
     ) {
         let graph = case.graph();
@@ -195,6 +195,17 @@ proptest! {
         prop_assert!(optimum <= costs[1] && costs[1] <= costs[0], "{} {:?}", optimum, costs);
         if never_alternates(&graph) {
             prop_assert_eq!(optimum, costs[0]);
+        }
+        // No cycle without counters has a pipe, and no other counter can be removed.
+        let placement = Placement::block_profile(&graph, &weights, &Barred::none()).expect("a placement");
+        let bits = |wanted: &dyn Fn(&Counter) -> bool| -> u32 {
+            (0..).zip(&edges).filter(|(_, id)| wanted(&Counter::Edge(**id))).map(|(n, _)| 1 << n).sum()
+        };
+        let free = bits(&|edge| !placement.counters().contains(edge));
+        prop_assert!(piped.iter().all(|cycle| free & cycle != *cycle));
+        for counter in placement.counters() {
+            let more = free | bits(&|edge| edge == counter);
+            prop_assert!(piped.iter().any(|cycle| more & cycle == *cycle), "{counter:?}");
         }
     }
 
