@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::graph::{Edge, Graph};
 use crate::map::{EdgeId, Key, Vertex};
 
-/// A place that counts how often control passes.
+/// The place of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Counter {
     /// Counts passages along an edge.
@@ -48,7 +48,7 @@ impl Barred {
         self.blocks.insert(block);
     }
 
-    /// Bars a counter in a block and on every edge that enters or leaves it. This is right for a block that stays where the program has it.
+    /// Bars a counter in a block and on every edge that enters or leaves it. A block that is executed at its original address needs this.
     pub fn block_with_edges(&mut self, graph: &Graph, block: usize) {
         self.block(block);
         let vertex = Vertex::at(block);

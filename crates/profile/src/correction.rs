@@ -1,13 +1,13 @@
-//! Activations that counters saw only in part.
+//! Activations that were counted only in part.
 
 use crate::graph::Graph;
 use crate::map::{Key, PerVertex, Vertex};
 use crate::profile::Defect;
 
-/// Activations that break Kirchhoff's law, because counting began after they did or ended before they did.
+/// Activations that break Kirchhoff's law, because they began before the counting or were not over at its end.
 ///
 /// An activation is *at* a block if control has arrived there and has not left by one of the block's edges. A call ends its block, so an
-/// activation that waits for a call is at the block with the call.
+/// activation that waits for a call is at the block that ends with the call.
 ///
 /// "Optimally profiling and tracing programs" (1994), section 3.2, mends an early end by an edge from the block to EXIT with the count 1. A
 /// late start is the mirror image: an edge from ENTRY to the block.

@@ -1,25 +1,26 @@
 //! Weights from the structure of a graph alone: "Optimally profiling and tracing programs" (1994), section 5.
 //!
-//! Every loop is expected to run ten times, and every branch to go each way equally often. The paper's three rules are kept, with these
-//! additions:
+//! The estimate assumes that every loop runs ten times, and that every branch goes each way equally often. It follows the paper's three rules,
+//! with these additions:
 //!
 //! - The paper finds loops as natural loops of back edges, which do not nest in an irreducible graph. Havlak's loops nest in any graph, and
 //!   are the same in a reducible one.
 //! - An end edge weighs 0 where another edge leaves its vertex: a call that may not return usually does.
-//! - Where the exits of a loop leave a vertex that is expected to run less often than they are, rule 3 would give its other edges negative
-//!   weights. They weigh 0 instead.
+//! - If the exits of a loop that leave a vertex weigh more than the vertex, rule 3 would give its other edges negative weights. They weigh 0
+//!   instead.
+//! - If more than 63 loops lie around a loop, its blocks belong to the loop around it.
 
 use crate::graph::{EdgeKind, Graph};
 use crate::map::{EdgeId, PerEdge, PerVertex, Vertex};
 use crate::structure::Structure;
 use crate::weights::{WEIGHT_MAX, Weights};
 
-/// How often a loop is expected to run for each time that control enters it.
+/// Expected number of iterations of a loop for each time that control enters it.
 pub const LOOP_MULTIPLIER: f64 = 10.0;
 
 impl Weights {
     /// Estimates weights from the structure of the graph. The closing edge weighs 1, so a weight is a number of passages for each
-    /// activation. Takes nearly linear time: loops that are nested in more than 63 others are not told apart.
+    /// activation. Takes nearly linear time.
     pub fn estimated(graph: &Graph) -> Self {
         let structure = Structure::new(graph);
         let mut estimate = Estimate { graph, structure, exits: Vec::new(), weight: graph.per_edge() };

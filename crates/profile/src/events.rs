@@ -2,8 +2,8 @@
 //!
 //! Each block and each edge has a constant number of events, such as its instructions. Instead of one counter for each chord, every chord
 //! adds a constant to the same counter. The paper finds the constants by a depth-first search of the spanning tree that negates a sum at each
-//! change of direction. Here every vertex has a *potential* `p`: the sum of the events along the tree path from ENTRY to the vertex, where an
-//! edge that the path takes backwards counts negatively. The events of the fundamental cycle of a chord `u → v` are then
+//! change of direction. Here every vertex has a *potential* `p`: the sum of the events along the tree path from ENTRY to the vertex. An edge that
+//! the path takes backwards counts negatively. The events of the fundamental cycle of a chord `u → v` are then
 //! `events + p(u) - p(v)`, and the query increment after `v` is `p(v)`.
 //!
 //! The paper splits each vertex with events in two. Here the events of a vertex belong to every edge that enters it, with the same result.
@@ -66,13 +66,13 @@ pub enum Uncountable {
 pub struct EventPlan {
     increments: Vec<(EdgeId, i64)>,
     queries: PerVertex<i64>,
-    /// The vertices that an activation can be at.
+    /// The blocks that control can reach.
     live: PerVertex<bool>,
 }
 
 impl EventPlan {
-    /// Chooses the edges with increments: chords of a maximum spanning tree, except those whose increment is 0. If the edges that can carry
-    /// no increment close a cycle, the events of that cycle must add up to 0. Takes `O(edges × log edges)`.
+    /// Chooses the edges with increments: chords of a maximum spanning tree, except those whose increment is 0. If edges that can carry no
+    /// increment form a cycle whose events do not add up to 0, an edge of the cycle is refused. Takes `O(edges × log edges)`.
     pub fn new(graph: &Graph, weights: &Weights, barred: &Barred, events: &Events) -> Result<Self, Uncountable> {
         let (tree, bare) = Tree::with_bare(graph, weights, barred, |_| false);
         let potential = potentials(graph, &tree, events);
@@ -97,23 +97,25 @@ impl EventPlan {
         Ok(EventPlan { increments, queries, live })
     }
 
-    /// The edges with increments, in the order of their names. No increment is 0.
+    /// The edges with increments, in ascending order. No increment is 0.
     pub fn increments(&self) -> &[(EdgeId, i64)] {
         &self.increments
     }
 
-    /// The query increment of a block, by its index: what an activation that is at this block has to add to the counter. For a global count
-    /// across calls, code before a call adds the query increment of the block with the call, and code after the call subtracts it
-    /// (section 4). `None` if control cannot reach the block.
+    /// Query increment of a block, by its index: the number to add to the counter for each activation that is at this block. `None` if
+    /// control cannot reach the block.
+    ///
+    /// If one counter counts the events of several functions, a query would need the block of every activation. To avoid this, code before a
+    /// call adds the query increment of the block with the call, and code after the call subtracts it (section 4).
     pub fn query(&self, block: usize) -> Option<i64> {
         let vertex = Vertex::at(block);
         self.live.get(vertex).then(|| self.queries.get(vertex))
     }
 
-    /// Number of events so far, from the value of the counter and the activations that began before it or are not over. Activations that are
-    /// running at the moment of the query count as early ends.
+    /// Number of events so far, from the value of the counter. `corrections` has the activations that began before the counting, and as early
+    /// ends those that are running at the moment of the query. Fails if a correction names a block that control cannot reach.
     ///
-    /// The number is exact if it fits in an `i64`: all sums wrap around at 64 bits, as the counter does.
+    /// All sums wrap around at 64 bits, as the counter does. So the number is exact if it fits in an `i64`.
     pub fn total(&self, counter: i64, corrections: &Corrections) -> Result<i64, Defect> {
         let mut total = counter;
         for (list, begins) in [(&corrections.late, true), (&corrections.early, false)] {
@@ -127,7 +129,7 @@ impl EventPlan {
     }
 }
 
-/// The potential of each live vertex. Each is a sum of at most `u32::MAX` numbers of 65 bits.
+/// The potential of each live vertex: a sum of at most `u32::MAX` numbers of 65 bits.
 fn potentials(graph: &Graph, tree: &Tree, events: &Events) -> PerVertex<i128> {
     let rooted = tree.rooted(graph);
     let mut potential = graph.per_vertex::<i128>();

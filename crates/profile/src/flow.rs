@@ -7,9 +7,9 @@ use crate::tree::{Rooted, Tree};
 /// Derives the count of each tree edge by Kirchhoff's law at the vertices, from the leaves to the root ("Optimally profiling and tracing
 /// programs" (1994), Figure 6, without recursion and with signs). Takes linear time.
 ///
-/// `counts` has the counts of the chords on entry, and those of all live edges on return. `excess` is what arrives at each vertex other than
-/// along edges; its sum is 0. A count that no execution can have is negative or exceeds 64 bits. Chord counts have 64 bits, names of edges
-/// 32, so no sum exceeds 128 bits.
+/// `counts` has the counts of the chords on entry, and those of all live edges on return. `excess` is the number of arrivals
+/// at each vertex other than along edges; its sum is 0. If no execution has the counts, a derived count may be negative or exceed 64 bits.
+/// Counts of chords have 64 bits and indices of edges 32, so no sum exceeds 128 bits.
 pub(crate) fn propagate(
     graph: &Graph,
     tree: &Tree,

@@ -1,7 +1,7 @@
-//! The graph that profiles are made on.
+//! The graph on which counters are placed.
 //!
-//! It is the control-flow graph of "Optimally profiling and tracing programs" (1994), section 2, with two changes. The paper has one root
-//! block; here a vertex ENTRY leads to each block at which control arrives from outside. And an edge may be silent: no code runs on it, so
+//! The graph is the control-flow graph of "Optimally profiling and tracing programs" (1994), section 2, with two changes. The paper has one
+//! root block. Here a vertex ENTRY leads to each block at which control arrives from outside. And an edge may be silent: no code runs on it, so
 //! it never carries a counter, and its count is derived.
 //!
 //! ```text
@@ -25,7 +25,7 @@ pub enum EdgeKind {
     /// From a block to EXIT: a return or a jump to another function.
     Leave,
     /// From a block to EXIT: control ends there without an instruction that leaves the function. Examples are a call that never returns and
-    /// a loop without an end. The edge is silent.
+    /// an endless loop. The edge is silent.
     End,
     /// From EXIT to ENTRY. It makes the graph strongly connected and is silent. Its count is the number of activations.
     Closing,
@@ -83,7 +83,7 @@ impl Graph {
         self.live.len()
     }
 
-    /// All edges, live or not, in the order of their names.
+    /// All edges, live or not, in ascending order.
     pub fn edges(&self) -> &[Edge] {
         &self.edges
     }
@@ -103,7 +103,7 @@ impl Graph {
         EdgeId::at(self.edges.len().saturating_sub(1))
     }
 
-    /// An edge by its name; `None` if it does not exist.
+    /// An edge by its index; `None` if it does not exist.
     pub fn edge(&self, id: EdgeId) -> Option<&Edge> {
         self.edges.get(id.index())
     }
@@ -118,18 +118,18 @@ impl Graph {
         vertex.index() < self.blocks && self.is_live(vertex)
     }
 
-    /// All live edges, in the order of their names.
+    /// All live edges, in ascending order.
     pub fn live_edges(&self) -> impl Iterator<Item = (EdgeId, &Edge)> {
         let named = self.edges.iter().enumerate().map(|(index, edge)| (EdgeId::at(index), edge));
         named.filter(|(_, edge)| self.is_live(edge.from))
     }
 
-    /// The live edges that leave a vertex, in the order of their names.
+    /// The live edges that leave a vertex, in ascending order.
     pub fn leaving(&self, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
         self.named(self.out.of(vertex))
     }
 
-    /// The live edges that enter a vertex, in the order of their names.
+    /// The live edges that enter a vertex, in ascending order.
     pub fn entering(&self, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
         self.named(self.into.of(vertex))
     }

@@ -1,11 +1,11 @@
 //! Where to count in a control-flow graph, and all counts from these.
 //!
 //! The crate has the algorithms of Ball and Larus, "Optimally profiling and tracing programs" (1994), and of Ball, "Efficiently counting
-//! program events with support for on-line queries" (1994). Graphs go in and tables come out: no code of this crate reads a file, a clock or a
+//! program events with support for on-line queries" (1994). Graphs go in and tables come out. No code of this crate reads a file, a clock or a
 //! process.
 //!
 //! 1. [`Shape`] takes blocks and edges, and becomes a [`Graph`] if an exact profile is possible.
-//! 2. [`Weights`] say how often each edge is expected to run.
+//! 2. [`Weights`] hold the expected or measured number of passages along each edge.
 //! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
 //!    that were counted in part.
 //! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.

@@ -1,9 +1,9 @@
-//! Names of vertices and edges, and values for each of them.
+//! Indices of vertices and edges, and values for each of them.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-/// A vertex of a [`Graph`](crate::Graph): a block by its index, the entry or the exit.
+/// A vertex of a [`Graph`](crate::Graph): a block by its index, ENTRY, EXIT or a joint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vertex(pub u32);
 
@@ -17,11 +17,11 @@ impl fmt::Display for EdgeId {
     }
 }
 
-/// A name that is a number from 0 on.
+/// An index of one kind of things.
 pub trait Key: Copy {
-    /// The number of this name.
+    /// This index as a number.
     fn index(self) -> usize;
-    /// The name with a number. A number above `u32::MAX` gives the last name.
+    /// The index with a number. A number above `u32::MAX` gives `u32::MAX`.
     fn at(index: usize) -> Self;
 }
 
@@ -45,7 +45,8 @@ impl Key for EdgeId {
     }
 }
 
-/// A value for each vertex or each edge of one graph. A name outside of the graph has the default value, and cannot be given another one.
+/// A value for each vertex or each edge of one graph. An index outside of the graph has the default value, and cannot be
+/// given another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map<K, T> {
     values: Vec<T>,
@@ -58,41 +59,41 @@ pub type PerEdge<T> = Map<EdgeId, T>;
 pub type PerVertex<T> = Map<Vertex, T>;
 
 impl<K: Key, T: Copy + Default> Map<K, T> {
-    /// Creates a map of `count` names, each with the default value.
+    /// Creates a map of `count` default values.
     pub fn new(count: usize) -> Self {
         Map { values: vec![T::default(); count], key: PhantomData }
     }
 
-    /// The value of a name.
+    /// The value at an index.
     pub fn get(&self, key: K) -> T {
         self.values.get(key.index()).copied().unwrap_or_default()
     }
 
-    /// Sets the value of a name. Nothing happens if the name is outside of the graph.
+    /// Sets the value at an index. Nothing happens if the index is outside of the graph.
     pub fn set(&mut self, key: K, value: T) {
         if let Some(slot) = self.values.get_mut(key.index()) {
             *slot = value;
         }
     }
 
-    /// Replaces the value of a name by a function of it, and returns the new value.
+    /// Replaces the value at an index by a function of it, and returns the new value.
     pub fn update(&mut self, key: K, change: impl FnOnce(T) -> T) -> T {
         let value = change(self.get(key));
         self.set(key, value);
         value
     }
 
-    /// All names with their values, in ascending order.
+    /// All indices with their values, in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, T)> + ExactSizeIterator {
         self.values.iter().enumerate().map(|(index, value)| (K::at(index), *value))
     }
 
-    /// Number of names.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether the map has no names.
+    /// Whether the map has no values.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

@@ -1,7 +1,7 @@
 //! Numbers of acyclic paths: Ball and Larus, "Efficient path profiling" (1996).
 //!
-//! A path begins at ENTRY or behind a back edge, and ends with a back edge or at EXIT. Each edge has a value such that the sum of the values
-//! along a path is the number of the path, and numbers have no gaps and no repeats.
+//! A path begins at ENTRY or after a back edge, and ends with a back edge or at EXIT. Each edge has a value, and the sum of the values along a
+//! path is the number of the path. The numbers have no gaps and no repeats.
 
 use crate::barred::{Barred, Refused};
 use crate::events::{EventPlan, Events, Uncountable};
@@ -34,17 +34,17 @@ pub struct Path {
     pub edges: Vec<EdgeId>,
 }
 
-/// What code on edges does to a register that holds the number of the current path.
+/// Instructions on edges for a register that holds the number of the current path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathIncrements {
-    /// Edges that are no back edges, each with the number that control adds when it passes. The register is 0 at ENTRY, and holds the number
-    /// of the path at EXIT. Other edges add nothing.
+    /// Edges that are no back edges, each with the number that code on the edge adds to the register. Other edges add nothing. The register is
+    /// 0 at ENTRY, and holds the number of the path at EXIT.
     pub add: Vec<(EdgeId, i64)>,
-    /// Back edges. The register plus `ends` is the number of the path that ends there; then the register becomes `begins`.
+    /// Back edges, in ascending order.
     pub back: Vec<BackEdge>,
 }
 
-/// What code on a back edge does.
+/// Code on a back edge. The register plus `ends` is the number of the path that ends there. Then the register becomes `begins`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackEdge {
     /// The edge.
@@ -56,8 +56,8 @@ pub struct BackEdge {
 }
 
 impl PathNumbers {
-    /// Numbers the paths of a graph. Takes linear time. A back edge is one that leads back in a depth-first search from ENTRY; without the
-    /// back edges, no graph has a directed cycle, whether it is reducible or not.
+    /// Numbers the paths of a graph. Takes linear time. A back edge leads to a vertex on the current path of a depth-first search from ENTRY, so
+    /// without the back edges even an irreducible graph has no directed cycle. Fails if the function has too many paths.
     pub fn new(graph: &Graph) -> Result<Self, TooManyPaths> {
         let structure = Structure::new(graph);
         let (mut values, mut back) = (graph.per_edge(), graph.per_edge::<bool>());
@@ -135,8 +135,8 @@ impl PathNumbers {
     }
 
     /// Moves the values to the chords of a maximum spanning tree of the graph without back edges, as [`EventPlan`] does with events (1996,
-    /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. An edge of
-    /// these kinds that is silent or barred is refused.
+    /// section 3.3). Code on root edges, leave edges and back edges sets or reads the register anyway, so values there cost nothing. If an edge
+    /// of these kinds is silent or barred, it is refused.
     pub fn increments(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Result<PathIncrements, Uncountable> {
         let needed = |id, edge: &Edge| matches!(edge.kind, EdgeKind::Root | EdgeKind::Leave) || self.is_back_edge(id);
         if let Some((id, _)) = graph.live_edges().find(|(id, edge)| needed(*id, edge) && !barred.allows_edge(*id, edge))
@@ -168,8 +168,8 @@ impl PathNumbers {
         Ok(PathIncrements { add, back: back.collect() })
     }
 
-    /// The graph in which each back edge leads to EXIT, and an edge from ENTRY leads to each target of back edges; and the number of the first
-    /// of these new edges. The other edges but the closing one keep their names.
+    /// Returns the graph in which each back edge leads to EXIT and a new edge leads from ENTRY to each target of back edges, and the index of the
+    /// first new edge. Only the closing edge has another index than before.
     fn acyclic(&self, graph: &Graph) -> (Graph, usize) {
         let ended = |(id, edge): (EdgeId, &Edge)| match self.is_back_edge(id) {
             true => Edge { to: graph.exit(), kind: EdgeKind::Leave, ..*edge },

@@ -11,20 +11,20 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// How often control passed an edge; `None` if the placement does not determine it. The count of the closing edge is the number of
-    /// activations, those with a late start included.
+    /// Number of passages along an edge; `None` if the placement does not determine it. The count of the closing edge is the number of
+    /// activations, including those with a late start.
     pub fn edge(&self, edge: EdgeId) -> Option<u64> {
         self.edges.get(edge)
     }
 
-    /// How often control arrived at a block, by its index. The arrival of an activation with a late start at the block where it started is
-    /// not counted. A block that does not exist has the count 0.
+    /// Number of arrivals at a block, by its index. If an activation has a late start at a block, its earlier arrival there is not counted.
+    /// A block that does not exist has the count 0.
     pub fn block(&self, block: usize) -> u64 {
         self.blocks.get(Vertex::at(block))
     }
 }
 
-/// Reason why counts cannot be those of any execution.
+/// Reason why no execution has the given counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Defect {
     /// The number of counts is not the number of counters.
@@ -35,7 +35,7 @@ pub enum Defect {
         /// Number of counts.
         given: usize,
     },
-    /// A correction or a step names a block that does not exist, or that control cannot reach.
+    /// A correction names a block that does not exist, or that control cannot reach.
     #[error("control cannot be at block {0}")]
     UnknownBlock(usize),
     /// The derived count of an edge or block is less than 0. An activation was lost, or was corrected twice.

@@ -10,10 +10,10 @@ use crate::map::{EdgeId, Key, Vertex};
 /// Reason why no exact profile of a function is possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inexact {
-    /// It is not proven that all ways into the function are known.
+    /// Some ways into the function may be unknown.
     #[error("not all ways in are proven: {0}")]
     WaysIn(Refusal),
-    /// It is not proven that all ways out of the function are known.
+    /// Some ways out of the function may be unknown.
     #[error("not all ways out are proven: {0}")]
     WaysOut(Refusal),
     /// Not all targets of an indirect jump are known.
@@ -25,7 +25,7 @@ pub enum Inexact {
     /// An edge names a block that does not exist.
     #[error("edge {0} names a block that does not exist")]
     UnknownBlock(EdgeId),
-    /// The function has more vertices or edges than a name can count.
+    /// The function has more vertices or edges than an index can name.
     #[error("the function has too many blocks or edges")]
     TooLarge,
 }
@@ -33,8 +33,8 @@ pub enum Inexact {
 /// Largest number of vertices, and of edges, of a profile graph.
 const MOST: usize = (u32::MAX / 4) as usize;
 
-/// Blocks and edges of a profile graph in the making. Every method that adds an edge returns the name of the edge; names count from 0 in
-/// the order of the calls.
+/// Blocks and edges of a profile graph in the making. Every method that adds an edge returns the index of the edge. Edges are numbered
+/// from 0 in the order of the calls.
 #[derive(Clone, Debug)]
 pub struct Shape {
     blocks: usize,
@@ -52,8 +52,8 @@ impl Shape {
         Shape { blocks, joints: 0, edges: Vec::new(), ends: BTreeMap::new(), wrong: None }
     }
 
-    /// Takes blocks and edges of a control-flow graph. Edge `n` is `cfg.edges[n]`; the edges after these lead from ENTRY to the blocks of
-    /// [`Cfg::roots`], in that order. Returns the reason if the control-flow graph is not proven to be complete.
+    /// Takes blocks and edges of a control-flow graph. Edge `n` is `cfg.edges[n]`. The edges after these lead from ENTRY to the blocks of
+    /// [`Cfg::roots`], in that order. If the control-flow graph is not proven to be complete, returns the reason.
     ///
     /// A call that may not return, and a call that may return twice, look like other calls in a control-flow graph. The caller adds them by
     /// [`Shape::may_end`] and [`Shape::returns_again`].
@@ -98,7 +98,7 @@ impl Shape {
     }
 
     /// Adds the possibility that control ends in a block, for example in a call that may throw, jump away or end the thread. The edge is
-    /// silent, so its count is derived. A block has at most one such edge; a second call returns the first edge.
+    /// silent, so its count is derived. A block has at most one such edge: a second call returns the first edge.
     pub fn may_end(&mut self, block: usize) -> EdgeId {
         let from = self.block(block);
         if let Some(end) = self.ends.get(&from) {
@@ -110,9 +110,9 @@ impl Shape {
     }
 
     /// Makes an edge the return of a call that may return several times, as `setjmp` and `vfork` do. The first return follows the edge and
-    /// each further one comes from ENTRY, but both run the same code. So the edge leads to a new vertex, a joint, where the further returns
-    /// arrive; only the edge from the joint to the edge's former target can carry a counter. Returns the edge of the further returns and the
-    /// edge out of the joint, or `None` if the edge is no inner edge that can carry a counter.
+    /// each further one comes from ENTRY, but both run the same code. So the edge and a new one from ENTRY lead to a new vertex, a joint. Only the
+    /// edge from the joint to the former target can carry a counter. Returns the edge of the further returns and the edge out of the joint. If
+    /// the given edge is no inner edge that can carry a counter, returns `None`.
     pub fn returns_again(&mut self, edge: EdgeId) -> Option<(EdgeId, EdgeId)> {
         let joint = Vertex::at(self.blocks.saturating_add(2).saturating_add(self.joints));
         let first = self.edges.get_mut(edge.index()).filter(|edge| edge.kind == EdgeKind::Inner && !edge.silent)?;
@@ -123,8 +123,8 @@ impl Shape {
         Some((again, self.push(joint, to, EdgeKind::Inner, false)))
     }
 
-    /// Completes the graph. An end edge is added for each set of blocks that control cannot leave, so that every block that control reaches
-    /// leads to EXIT. The closing edge is last. Takes linear time.
+    /// Completes the graph in linear time. If control cannot leave a set of blocks, an end edge is added to one of them, so that every live block
+    /// leads to EXIT. The closing edge is last. Fails if an edge names no block, if there is no way in, or if the graph is too large.
     pub fn build(mut self) -> Result<Graph, Inexact> {
         let vertices = self.blocks.saturating_add(2).saturating_add(self.joints);
         if vertices > MOST || self.edges.len() > MOST {

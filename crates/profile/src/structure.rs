@@ -7,8 +7,8 @@ use ingraft_model::Loops;
 use crate::graph::{Edge, EdgeKind, Graph};
 use crate::map::{EdgeId, Key, PerVertex, Vertex};
 
-/// Largest number of loops around a loop that counts as one. A loop that is nested deeper belongs to the loop around it, which bounds the
-/// time for the exits of loops.
+/// Largest number of loops around a loop. A loop that is nested deeper belongs to the loop around it, which bounds the time for the exits of
+/// loops.
 const DEPTH_MAX: usize = 63;
 
 /// Order and loops of the live vertices, without the closing edge.
@@ -24,7 +24,7 @@ pub(crate) struct Structure {
 }
 
 impl Structure {
-    /// Searches a graph from ENTRY, along the edges in the order of their names.
+    /// Searches a graph from ENTRY, along the edges in ascending order.
     pub(crate) fn new(graph: &Graph) -> Self {
         let mut span: PerVertex<(u32, u32)> = graph.per_vertex();
         let mut order = Vec::new();

@@ -14,7 +14,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Kruskal's maximum spanning tree of the live vertices, with all edges that can carry no counter. Of edges with equal weights, the one
-    /// with the lower number is taken first. If the edges that can carry no counter close a cycle, one of that cycle is named.
+    /// with the lower index is taken first. If the edges that can carry no counter form a cycle, an edge of the cycle is refused.
     pub(crate) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Tree, Refused> {
         Self::without(graph, weights, barred, |_| false)
     }
@@ -63,7 +63,7 @@ impl Tree {
         self.within.get(edge)
     }
 
-    /// The live edges outside of the tree, the chords, in the order of their names.
+    /// The live edges outside of the tree, the chords, in ascending order.
     pub(crate) fn chords(&self, graph: &Graph) -> Vec<EdgeId> {
         graph.live_edges().filter(|(id, _)| !self.contains(*id)).map(|(id, _)| id).collect()
     }

@@ -1,4 +1,4 @@
-//! Weights: expected or measured frequencies of edges, which say where a counter is cheap.
+//! Weights: expected or measured frequencies of edges. A counter on an edge of little weight is cheap.
 
 use crate::barred::Counter;
 use crate::graph::{Edge, Graph};
@@ -8,18 +8,18 @@ use crate::profile::Profile;
 /// Largest weight. Estimates for deeply nested loops stop growing there, so that no sum of weights is infinite.
 pub(crate) const WEIGHT_MAX: f64 = 1e200;
 
-/// A weight for each edge of a graph: how often control is expected to pass the edge for each activation, or how often it did. Weights are
-/// finite and not negative. All arithmetic is in a fixed order, so equal graphs have equal weights on every machine.
+/// A weight for each edge of a graph: the expected number of passages for each activation, or a measured number. Weights are finite and not
+/// negative. All arithmetic is in a fixed order, so equal graphs have equal weights on every machine.
 ///
-/// Weights decide only where counters are placed, never what they count: any weights give exact profiles.
+/// Weights decide only where counters are placed. Any weights give exact profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
     edges: PerEdge<f64>,
 }
 
 impl Weights {
-    /// Takes weights from a function of the edge. A negative weight and one that is no number
-    /// count as 0, one that is too large as the largest possible. Edges that are not live weigh 0.
+    /// Takes weights from a function of the edge. If a weight is negative or no number, it becomes 0. If it exceeds 1e200, it becomes 1e200.
+    /// Edges that are not live weigh 0.
     pub fn of(graph: &Graph, weight: impl Fn(EdgeId) -> f64) -> Self {
         let mut edges = graph.per_edge();
         for (id, _) in graph.live_edges() {
@@ -38,7 +38,7 @@ impl Weights {
         Self::of(graph, |id| profile.edge(id).or_else(|| graph.edge(id).map(bound)).unwrap_or(0) as f64)
     }
 
-    /// The same weight for every live edge. The placement with the fewest counters is the best one then.
+    /// The same weight for every live edge. With these weights, the cheapest placement has the fewest counters.
     pub fn uniform(graph: &Graph) -> Self {
         Self::of(graph, |_| 1.0)
     }
@@ -53,8 +53,8 @@ impl Weights {
         graph.entering(vertex).map(|(id, _)| self.edge(id)).sum()
     }
 
-    /// Cost of counters: the sum of the weights of their edges and blocks (1994, section 2). It is the expected number of increments for
-    /// each activation, if the weights are.
+    /// Cost of counters: the sum of the weights of their edges and blocks (1994, section 2). If the weights are
+    /// expected passages for each activation, the cost is the expected number of increments for each activation.
     pub fn cost(&self, graph: &Graph, counters: &[Counter]) -> f64 {
         let one = |counter: &Counter| match counter {
             Counter::Edge(edge) => self.edge(*edge),

@@ -1,10 +1,10 @@
 //! `Vprof(Vcnt)`: the block profile from block counters, by Knuth and Stevenson, "Optimal measurement points for program frequency counts"
 //! (1973).
 //!
-//! Two blocks that an edge leads to from the same block share all control that comes from there. So the ends of blocks and the beginnings of
-//! blocks fall into classes such that control passes from the ends of a class to the beginnings of the same class only. In the *reduced graph*
-//! each class is a vertex, and each block an edge from the class of its beginning to the class of its end. Arrivals satisfy Kirchhoff's law
-//! there, so counters on the chords of a maximum spanning tree of the reduced graph determine all blocks.
+//! An edge connects the end of a block with the beginning of a block. So the ends and beginnings of all blocks fall into classes, and control
+//! passes from the ends in a class only to the beginnings in the same class. The *reduced graph* has a vertex for each class. Each block is an
+//! edge there, from the class of its beginning to the class of its end. Arrivals at blocks satisfy Kirchhoff's law in the reduced graph, so
+//! counters on the chords of its maximum spanning tree determine all blocks.
 
 use crate::barred::{Barred, Counter, Refused};
 use crate::flow::propagate;

@@ -1,15 +1,17 @@
 //! `Vprof(Ecnt)`: the block profile from edge counters.
 //!
-//! "Optimally profiling and tracing programs" (1994), section 3.3: edges without counters may form a cycle if the cycle has no pipe, that is,
-//! if the directions of its edges alternate. The counts of the cycle's edges are then unknown, but those of its blocks are not.
+//! Edges without counters may form a cycle if the cycle has no pipe, that is, if the directions of its edges alternate ("Optimally profiling
+//! and tracing programs" (1994), section 3.3). The counts of the cycle's edges are then unknown, but those of its blocks are not.
 //!
-//! The paper's Figure 11 removes the counters of chords whose cycle in the spanning tree has no pipe, one by one, and only if the cycles share
-//! no vertex. The latter is not necessary, so this crate removes the counters of all such chords. The reason: let the *split graph* have two
-//! vertices for each vertex here, one for its beginning and one for its end, and let an edge lead from the end of its source to the beginning
-//! of its target. A simple cycle without a pipe uses an even number of edges at each vertex of the split graph. So does every sum (modulo 2)
-//! of such cycles. Every simple cycle of tree edges and removed chords is a sum of cycles without a pipe, so it has two edges at the beginning
-//! or two at the end of each of its vertices, and no pipe. It also follows that a chord's cycle has no pipe if, and only if, tree edges
-//! connect the ends of the chord in the split graph.
+//! The paper's Figure 11 removes the counter of a chord if the chord's cycle in the spanning tree has no pipe, and shares no vertex with the
+//! cycles of other removed counters. The second condition is not necessary, so this crate ignores it. The proof needs the *split graph*. It
+//! has two vertices for each vertex here, the beginning and the end. Each edge leads from the end of its source to the beginning of its target.
+//!
+//! 1. A cycle without a pipe has an even number of edges at each vertex of the split graph. So has every sum (modulo 2) of such cycles.
+//! 2. Every simple cycle of tree edges and removed chords is a sum of cycles of removed chords.
+//! 3. So it has two edges at the beginning or two at the end of each of its vertices. A pipe would be one of each.
+//!
+//! It also follows that a chord's cycle has no pipe if, and only if, tree edges connect the ends of the chord in the split graph.
 
 use crate::barred::{Barred, Refused};
 use crate::flow::propagate;
@@ -50,8 +52,8 @@ impl BlockProfile {
         self.tree.contains(edge) && !self.unknown.get(edge)
     }
 
-    /// The paper's Figure 8: a chord without a counter is taken to have the count 0. The counts of the edges on its cycle are wrong then, and
-    /// may be negative, but their sums at the blocks are right.
+    /// The paper's Figure 8: a chord without a counter gets the count 0. So the counts of the edges on its cycle are wrong and may be negative,
+    /// but their sums at the blocks are right.
     pub(super) fn profile(&self, graph: &Graph, counts: &[u64], excess: PerVertex<i128>) -> Result<Profile, Defect> {
         let mut all: PerEdge<i128> = graph.per_edge();
         for (edge, count) in self.counters.iter().zip(counts) {
@@ -87,8 +89,8 @@ impl Split {
     }
 }
 
-/// The edges on the cycles that chords close in the tree, the chords included. Takes nearly linear time: every tree edge is found once, and
-/// skipped from then on.
+/// The edges on the cycles that chords close in the tree, the chords included. Takes nearly linear time, because an edge that was found is
+/// skipped by later climbs.
 fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[EdgeId]) -> PerEdge<bool> {
     let mut found = graph.per_edge();
     if chords.is_empty() {
@@ -123,9 +125,9 @@ fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[EdgeId]) -> PerEdge<bool>
     found
 }
 
-/// Whether no walk along the edges, which changes its direction at every vertex, comes back to where it began. Every cycle of the graph has a
-/// pipe then, so the graph is in the class `G*` of section 3.3.2, for which an optimal `Eprof(Ecnt)` is an optimal `Vprof(Ecnt)`. The converse
-/// does not hold: the walk may pass a vertex twice. Takes nearly linear time.
+/// Whether no closed walk along the edges changes its direction at every vertex. If so, every cycle of the graph has a pipe: the graph is in the
+/// class `G*` of section 3.3.2, where an optimal `Eprof(Ecnt)` is an optimal `Vprof(Ecnt)`. The converse does not hold, because a walk may pass
+/// a vertex twice. Takes nearly linear time.
 pub fn never_alternates(graph: &Graph) -> bool {
     // Such a walk is a cycle of the split graph.
     let mut split = Split::new(graph);

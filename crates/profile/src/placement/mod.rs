@@ -1,4 +1,4 @@
-//! Places of counters, and the profile that their counts give.
+//! Places of counters, and profiles from their counts.
 
 mod block_counters;
 mod block_profile;
@@ -39,7 +39,8 @@ enum Scheme {
 
 impl Placement {
     /// `Eprof(Ecnt)`: counters on the chords of a maximum spanning tree (section 3.2). Of all sets of edge counters that determine every
-    /// edge, it has the least cost for the weights. A set of barred edges with a cycle is refused. Takes `O(edges × log edges)`.
+    /// edge, it has the least cost for the weights. If barred and silent edges form a cycle, an edge of the cycle is refused. Takes
+    /// `O(edges × log edges)`.
     pub fn edge_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let scheme = EdgeProfile::new(graph, weights, barred)?;
         let counters = scheme.chords().iter().map(|edge| Counter::Edge(*edge)).collect();
@@ -47,7 +48,8 @@ impl Placement {
     }
 
     /// `Vprof(Ecnt)`: edge counters that determine every block, but not every edge (section 3.3). They never cost more than
-    /// [`Placement::edge_profile`], nor more than the paper's heuristic. If [`never_alternates`] holds for the graph, they are the cheapest ones possible.
+    /// [`Placement::edge_profile`], and none of them can be removed. If [`never_alternates`] holds for the graph, they are the cheapest
+    /// possible. Refuses as [`Placement::edge_profile`] does.
     pub fn block_profile(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let scheme = BlockProfile::new(graph, weights, barred)?;
         let counters = scheme.counters().iter().map(|edge| Counter::Edge(*edge)).collect();
@@ -55,14 +57,16 @@ impl Placement {
     }
 
     /// `Vprof(Vcnt)`: block counters that determine every block, by Knuth and Stevenson, "Optimal measurement points for program frequency
-    /// counts" (1973), with the least cost for the weights. The edges stay unknown.
+    /// counts" (1973), with the least cost for the weights. The edges stay unknown. If the count of a barred block cannot be derived, it is
+    /// refused.
     pub fn block_counters(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let scheme = BlockCounters::new(graph, weights, barred)?;
         let counters = scheme.counters().iter().map(|block| Counter::Block(*block)).collect();
         Ok(Placement { counters, scheme: Scheme::Counted(scheme), check: None })
     }
 
-    /// The redundant mode (section 6.1): a counter in every live block. Nothing is derived, and the edges stay unknown.
+    /// The redundant mode (section 6.1): a counter in every live block. Nothing is derived, and the edges stay unknown. A
+    /// barred block is refused.
     pub fn every_block(graph: &Graph, barred: &Barred) -> Result<Self, Refused> {
         let live = (0..graph.blocks()).filter(|block| graph.is_live(Vertex::at(*block)));
         let one =
@@ -71,8 +75,8 @@ impl Placement {
     }
 
     /// Adds a redundant counter on an edge whose count the others determine, as the last counter. [`Placement::profile`] compares the two.
-    /// Counts that are derived from chords satisfy Kirchhoff's law whatever the chords hold, so only a redundant counter shows that a count
-    /// was lost. The edge is refused if it cannot carry a counter, has one, or is not determined.
+    /// Derived counts satisfy Kirchhoff's law for any counts of the chords, so the law does not show that a count was lost. The edge is
+    /// refused if it cannot carry a counter, if it has one, or if its count is not determined.
     pub fn with_check(mut self, graph: &Graph, barred: &Barred, edge: EdgeId) -> Result<Self, Refused> {
         if self.check.is_some() || !self.can_check(graph, barred, edge) {
             return Err(Refused::Edge(edge));
@@ -93,10 +97,10 @@ impl Placement {
         &self.counters
     }
 
-    /// Derives the profile in linear time. `counts` has one number for each of [`Placement::counters`], in that order; all of them begin at
-    /// 0 when counting begins. The graph is the one of the placement.
+    /// Derives the profile in linear time. `counts` has one number for each of [`Placement::counters`], in that order. All counters are
+    /// 0 when the counting begins, and `counts` is read in one stop. The graph is the one of the placement.
     ///
-    /// Fails if the counts are not those of any execution with these corrections.
+    /// Fails if no execution with these corrections has these counts.
     pub fn profile(&self, graph: &Graph, counts: &[u64], corrections: &Corrections) -> Result<Profile, Defect> {
         if counts.len() != self.counters.len() {
             return Err(Defect::Counters { expected: self.counters.len(), given: counts.len() });

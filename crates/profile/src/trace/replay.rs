@@ -9,7 +9,7 @@ use crate::trace::witness::{Witnesses, traced};
 pub enum Token {
     /// Control passed an edge with a witness.
     Witness(EdgeId),
-    /// The activation is over, and ended at this vertex: EXIT, or the block of an early end. It is `EOF` of the paper.
+    /// The activation ended at this vertex: EXIT, or the block of an early end. The paper calls this token `EOF`.
     End(Vertex),
 }
 
@@ -19,7 +19,7 @@ pub enum TraceDefect {
     /// No path without a witness leads from the vertex to the place of the next token.
     #[error("at vertex {}, the trace cannot go on with {token:?}", .at.0)]
     Impossible {
-        /// Vertex that the replay had come to.
+        /// Vertex at which the replay was.
         at: Vertex,
         /// Token that was read there.
         token: Token,
@@ -27,18 +27,18 @@ pub enum TraceDefect {
     /// The trace has no more tokens, but the activation is not over.
     #[error("the trace ends while control is at vertex {}", .at.0)]
     Short {
-        /// Vertex that the replay had come to.
+        /// Vertex at which the replay was.
         at: Vertex,
     },
 }
 
-/// One activation in the course of its regeneration.
+/// The regeneration of one activation, edge by edge.
 #[derive(Clone, Debug)]
 pub struct Replay<'a> {
     graph: &'a Graph,
     witnesses: &'a Witnesses,
     at: Vertex,
-    /// The token that was read last and whose place the replay has not come to.
+    /// The last token, as long as the replay has not reached its place.
     token: Option<Token>,
     /// The edges to the place of the token, the last one first.
     path: Vec<EdgeId>,
@@ -51,18 +51,20 @@ impl<'a> Replay<'a> {
         Replay { graph, witnesses, at: start, token: None, path: Vec::new(), over: false }
     }
 
-    /// The vertex that control is at.
+    /// The vertex that the replay has reached.
     pub fn at(&self) -> Vertex {
         self.at
     }
 
-    /// The next edge that control passes; `None` if the activation is over. `read` returns the next token of the trace. The edges up to a
-    /// token's place take linear time together.
+    /// The next edge that control passes; `None` if the activation is over. `read` returns the next token of the trace. All
+    /// edges up to the place of a token together take linear time.
     ///
     /// Without blockers, a token is read as soon as the last one is used up, so the trace has an end token for every activation. With blockers
     /// ([`Witnesses::with_blockers`]), a token is read only where control can go several ways or an edge has a witness. Traces of several
-    /// functions can then share one buffer: where control comes to a block with a call, the caller runs the replay of the called function to
-    /// its end and then goes on with this one. An activation that reaches EXIT has no end token.
+    /// functions can then share one buffer. If the replay reaches a block with a call, the caller first runs the replay of the called function
+    /// to its end. An activation that reaches EXIT has no end token.
+    ///
+    /// Fails if the trace ends before the activation, or if a token does not fit.
     pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<Token>) -> Result<Option<EdgeId>, TraceDefect> {
         if self.over || self.at == self.graph.exit() && self.witnesses.is_blocked() {
             return Ok(None);
@@ -131,8 +133,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Regenerates one activation from its trace: the vertices that control came to after `start`, in order. `start` is ENTRY, or the block of
-/// a late start.
+/// Regenerates one activation from its trace. Returns the vertices that control reached after `start`, in order. `start` is ENTRY, or the
+/// block of a late start. Fails as [`Replay::next_edge`] does.
 pub fn regenerate(
     graph: &Graph,
     witnesses: &Witnesses,

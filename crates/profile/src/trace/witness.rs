@@ -1,7 +1,7 @@
 //! Placement of witnesses: edges whose passage is written to a trace.
 //!
 //! The closing edge, end edges, and edges of further returns of a call are not traced. The other edges without a witness form a forest, so at
-//! most one path without a witness leads from a vertex to another. The paper tells the successors of a branch apart; this crate tells its edges
+//! most one path without a witness leads from a vertex to another. The paper tells the successors of a branch apart. This crate tells its edges
 //! apart, so that parallel edges are regenerated too.
 
 use crate::barred::{Barred, Refused};
@@ -32,8 +32,8 @@ impl Witnesses {
     }
 
     /// Witnesses for traces of several functions in one buffer (section 4.2). Blocking witnesses lie on paths from branches to EXIT and to the
-    /// blocks of `calls`, as far from these as possible. So a replay that reads a token in this function never reads a witness of another
-    /// one. `calls` has the indices of the blocks that end with a call of a traced function.
+    /// blocks of `calls`, as far from these as possible. So a replay of this function never reads a witness of another one. `calls` has the
+    /// indices of the blocks that end with a call of a traced function. A blocking witness on a silent or barred edge is refused.
     pub fn with_blockers(graph: &Graph, weights: &Weights, barred: &Barred, calls: &[usize]) -> Result<Self, Refused> {
         let blockers = blockers(graph, calls);
         for (id, edge) in graph.live_edges().filter(|(id, _)| blockers.get(*id)) {
@@ -45,7 +45,7 @@ impl Witnesses {
         Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
     }
 
-    /// Takes a given set of edges for a trace of one function. Refuses if the other edges form a cycle.
+    /// Takes a given set of edges for a trace of one function. If the other edges form a cycle, the set is refused.
     pub fn of(graph: &Graph, edges: &[EdgeId]) -> Result<Self, Refused> {
         let mut given: PerEdge<bool> = graph.per_edge();
         edges.iter().for_each(|edge| given.set(*edge, true));
@@ -65,7 +65,7 @@ impl Witnesses {
         }
     }
 
-    /// The edges that write witnesses, in the order of their names.
+    /// The edges that write witnesses, in ascending order.
     pub fn edges(&self) -> &[EdgeId] {
         &self.edges
     }
@@ -75,7 +75,7 @@ impl Witnesses {
         self.edges.binary_search(&edge).is_ok()
     }
 
-    /// Whether a replay reads tokens only at branches. Otherwise it reads the next token as soon as the last one is used up.
+    /// Whether a replay reads tokens only at branches. If not, it reads the next token as soon as the last one is used up.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked
     }
