@@ -116,3 +116,36 @@ fn loops(graph: &Graph) -> Loops {
     let successors: Vec<Vec<usize>> = (0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect();
     Loops::headers(&successors, &[graph.entry().index()])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Shape;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn both_searches_find_the_same_headers(
+            edges in prop::collection::vec((0usize..9, 0usize..9), 0..20),
+            roots in prop::collection::vec(0usize..9, 1..3),
+        ) {
+            let mut shape = Shape::new(9);
+            edges.iter().for_each(|(from, to)| _ = shape.edge(*from, *to));
+            roots.iter().for_each(|root| _ = shape.root(*root));
+            let graph = shape.build().expect("a graph");
+            let structure = Structure::new(&graph);
+            let position = |vertex| structure.order.iter().position(|other| *other == vertex);
+            let mut headers = vec![false; graph.vertices()];
+            for (id, edge) in graph.live_edges().filter(|(_, edge)| edge.kind != EdgeKind::Closing) {
+                if structure.is_back_edge(&graph, id) {
+                    headers[edge.to.index()] = true;
+                    let header = structure.headed_by(edge.to).expect("a loop");
+                    prop_assert!(structure.loops.around(edge.from.index()).any(|around| around == header));
+                } else {
+                    prop_assert!(position(edge.from) < position(edge.to), "{edge:?}");
+                }
+            }
+            prop_assert_eq!(headers.iter().filter(|is_header| **is_header).count(), structure.loops());
+        }
+    }
+}
