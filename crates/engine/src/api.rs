@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, Distribution, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table,
-    Tid,
+    Activations, Distribution, EdgeKind, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal,
+    Svma, Table, Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
@@ -219,6 +219,8 @@ pub struct PairInfo {
     pub metric: Arc<MetricInfo>,
     /// The function that the focus names (module, name, offset); `None` if the focus does not name exactly one.
     pub function: Option<FunctionRef>,
+    /// Kinds of the edges that the focus names, each once; empty if it names no edge, or if a dead engine has woven the pair.
+    pub edge_kinds: Vec<EdgeKind>,
     /// Number of points that are woven for the pair.
     pub points: u32,
     /// Functions of the focus that are not measured, each with the reason; the value lacks their calls.
@@ -231,7 +233,15 @@ pub struct PairInfo {
 impl PairInfo {
     /// A pair of which nothing else is known yet: no function, no point, no refusal.
     pub(crate) fn new(pair: Arc<MetricFocus>, metric: Arc<MetricInfo>) -> Self {
-        PairInfo { pair, metric, function: None, points: 0, refused: Vec::new(), exact_since_ns: None }
+        PairInfo {
+            pair,
+            metric,
+            function: None,
+            edge_kinds: Vec::new(),
+            points: 0,
+            refused: Vec::new(),
+            exact_since_ns: None,
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Facts about a program that the request stage needs. The engine implements the trait; tests use a table.
 
-use ingraft_model::{Avma, FunctionRef, ModuleRef, Offset, Pid, Scalar};
+use std::sync::Arc;
+
+use ingraft_model::{Avma, EdgeId, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid, Scalar};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +70,9 @@ impl Unresolved {
     }
 }
 
+/// Number of loops that an error names.
+const LOOPS_NAMED: usize = 8;
+
 /// A program to which requests are made.
 pub trait Program {
     /// Name of the machine, the value of `$machine`.
@@ -111,6 +116,32 @@ pub trait Program {
     /// Checks that a basic block of a function begins at an offset.
     fn block(&self, _function: FunctionRef, _offset: Offset) -> Result<(), Unresolved> {
         Err(Unresolved::unknown())
+    }
+    /// The edges from one basic block of a function to another one, of every kind. An error if there is none.
+    fn edges(&self, _function: FunctionRef, _from: Offset, _to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// The loops of a function, sorted by header.
+    fn loops(&self, _function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// The loop of a function whose header begins at an offset. An error that names loops if there is none.
+    fn loop_at(&self, function: FunctionRef, header: Offset) -> Result<LoopEdges, Unresolved> {
+        let loops = self.loops(function)?;
+        if let Ok(at) = loops.binary_search_by_key(&header, |one| one.header) {
+            return loops.get(at).cloned().ok_or_else(Unresolved::unknown);
+        }
+        let help = match &*loops {
+            [] => "the function has no loop".to_owned(),
+            loops => {
+                let named = |one: &LoopEdges| PartName::Loop(one.header).to_string();
+                let names: Vec<String> = loops.iter().take(LOOPS_NAMED).map(named).collect();
+                let rest = if loops.len() > LOOPS_NAMED { ", …" } else { "" };
+                format!("its loops are {}{rest}", names.join(", "))
+            }
+        };
+        let what = format!("{} is no loop of the function", PartName::Loop(header));
+        Err(Unresolved::NotFound { what, help: Some(help) })
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.
     fn member(&self, _function: FunctionRef, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {

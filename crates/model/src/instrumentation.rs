@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::addr::Tid;
 use crate::metric::MetricInfo;
-use crate::point::{Offset, PointKind};
+use crate::part::Parts;
+use crate::point::PointKind;
 #[cfg(doc)]
 use crate::snippet::VariableId;
 use crate::snippet::{Shape, Snippet};
@@ -131,8 +132,8 @@ pub struct Insertion {
     pub function: FunctionRef,
     /// Kind of the points.
     pub point: PointKind,
-    /// Offset in the function of the only block that gets the code; `None` for all points of the kind.
-    pub block: Option<Offset>,
+    /// The points of the kind that get the code.
+    pub parts: Parts,
     /// Position among the code of the same role at the point.
     pub order: Order,
     /// Phase in which the code runs at the point.

@@ -19,6 +19,7 @@ pub mod listed;
 pub mod loops;
 pub mod metric;
 pub mod object;
+pub mod part;
 pub mod patch;
 pub mod point;
 pub mod resource;
@@ -43,6 +44,7 @@ pub use listed::{ListedKeys, Listing};
 pub use loops::{Loop, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
+pub use part::{EdgeId, LoopEdges, PartName, Parts};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{
     Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, Clearing, EdgePoint, Free, Gpr, How, Offset,

@@ -45,22 +45,6 @@ impl Offset {
     pub fn between(first: u64, at: u64) -> Offset {
         Offset(at.wrapping_sub(first).cast_signed())
     }
-
-    /// The name, as a resource of its function, of the basic block that begins here: `#0x1a`, or `#-0x1a` in a part before the function's
-    /// first byte.
-    pub fn block_name(self) -> String {
-        let sign = if self.0 < 0 { "-" } else { "" };
-        format!("#{sign}{:#x}", self.0.unsigned_abs())
-    }
-
-    /// The offset of the basic block that has this name; `None` if it is no name of a block.
-    pub fn of_block(name: &str) -> Option<Offset> {
-        let text = name.strip_prefix('#')?;
-        let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
-        let digits = text.strip_prefix("0x").filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))?;
-        let offset = i64::from_str_radix(digits, 16).ok()?;
-        Some(Offset(if negative { -offset } else { offset }))
-    }
 }
 
 impl PointKind {
@@ -151,6 +135,18 @@ pub enum Refusal {
     #[error("it runs on into the code behind it at {offset}")]
     RunsOn {
         /// Offset of the first byte after the function from the function's first byte.
+        offset: Offset,
+    },
+    /// Control enters a loop other than along an edge, so no set of edges has every entry of the loop.
+    #[error("control enters the loop at {offset} other than along an edge between blocks")]
+    EntersLoop {
+        /// Offset of the block in the loop where control arrives from the function's first byte.
+        offset: Offset,
+    },
+    /// Control leaves a loop and the function at once, so no set of edges has every exit of the loop.
+    #[error("control leaves the loop and the function at once, by the block at {offset}")]
+    LeavesLoop {
+        /// Offset of the block in the loop from the function's first byte.
         offset: Offset,
     },
     /// The function's language moves calls in progress between threads, and their stacks in memory (Go). So an exit cannot be assigned to
@@ -464,20 +460,4 @@ pub struct Padding {
     pub range: SvmaRange,
     /// Bytes of the padding (`nop`s of any length, `int3`, or zeros).
     pub bytes: Vec<u8>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_blocks_are_read_as_they_are_written() {
-        for offset in [0, 0x1a, -8, i64::MAX, -i64::MAX] {
-            assert_eq!(Offset::of_block(&Offset(offset).block_name()), Some(Offset(offset)));
-        }
-        assert_eq!((Offset(0x1a).block_name(), Offset(-8).block_name()), ("#0x1a".to_owned(), "#-0x8".to_owned()));
-        for name in ["", "#", "0x1a", "#1a", "#0x", "#0x+1", "#--0x1", "##0x1", "#0xg", "#0x10000000000000000"] {
-            assert_eq!(Offset::of_block(name), None, "{name}");
-        }
-    }
 }

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 24] = [
+pub const REASONS: [&str; 25] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -17,6 +17,7 @@ pub const REASONS: [&str; 24] = [
     "own_branch_to_return",
     "unresolved_jump",
     "runs_on",
+    "loop_without_edges",
     "moving_calls",
     "ifunc_resolver",
     "not_a_function",
@@ -46,6 +47,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::OwnBranchToReturn { .. } => "own_branch_to_return",
         Refusal::UnresolvedJump { .. } => "unresolved_jump",
         Refusal::RunsOn { .. } => "runs_on",
+        Refusal::EntersLoop { .. } | Refusal::LeavesLoop { .. } => "loop_without_edges",
         Refusal::MovingCalls => "moving_calls",
         Refusal::IfuncResolver => "ifunc_resolver",
         Refusal::NoSuchFunction

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Block, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{Block, EdgeId, LoopEdges, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
@@ -37,6 +37,10 @@ pub struct Image {
     pub(crate) exits: Memo<Exits>,
     /// The basic blocks of each function for which somebody has asked.
     pub(crate) blocks: Memo<Arc<[Block]>>,
+    /// The edges between the basic blocks of each function for which somebody has asked.
+    pub(crate) edges: Memo<Arc<[EdgeId]>>,
+    /// The loops of each function for which somebody has asked.
+    pub(crate) loops: Memo<Arc<[LoopEdges]>>,
     /// Whether control comes back from a function, for each about which somebody has asked.
     pub(crate) returns: Memo<bool>,
 }

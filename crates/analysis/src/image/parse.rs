@@ -86,6 +86,8 @@ impl Image {
             entries: Memo::default(),
             exits: Memo::default(),
             blocks: Memo::default(),
+            edges: Memo::default(),
+            loops: Memo::default(),
             returns: Memo::default(),
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgePoint, FunctionBody, PointKind, Refusal, Site, SvmaRange,
+    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgeId, EdgePoint, FunctionBody, LoopEdges, PointKind,
+    Refusal, Site, SvmaRange,
 };
 
 use crate::flow::body::Body;
@@ -87,6 +88,16 @@ impl Image {
     /// The basic blocks of a function, in order of address.
     pub fn blocks(&self, function: &Function) -> Arc<[Block]> {
         self.blocks.get(function.start, || self.cfg(function).blocks.into())
+    }
+
+    /// The edges between the basic blocks of a function, sorted.
+    pub fn edges(&self, function: &Function) -> Arc<[EdgeId]> {
+        self.edges.get(function.start, || EdgeId::all(&self.cfg(function), function.start()).into())
+    }
+
+    /// The loops of a function, sorted by header.
+    pub fn loops(&self, function: &Function) -> Arc<[LoopEdges]> {
+        self.loops.get(function.start, || LoopEdges::all(&self.cfg(function), function.start()).into())
     }
 
     /// The basic blocks that hold code of a range, with their function; `None` if no function is there.

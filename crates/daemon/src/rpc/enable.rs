@@ -356,6 +356,7 @@ mod tests {
             }),
             metric: metric.clone(),
             function: Some(refused(n).function),
+            edge_kinds: Vec::new(),
             points: 1,
             refused: if n == 3 { vec![refused(8), refused(9)] } else { Vec::new() },
             exact_since_ns: None,

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{Access, Evaluated, Evaluator, Global, Library, Location, Parameter, Program, Unresolved, codes};
 use ingraft_model::{
-    Avma, Bias, Called, CpuClock, DataArea, Flavor, Focus, FunctionRef, Insertion, ModuleRef, Pid, PointKind, Refusal,
-    ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
+    Avma, Bias, Called, CpuClock, DataArea, EdgeId, EdgeKind, Flavor, Focus, FunctionRef, Insertion, LoopEdges,
+    ModuleRef, Offset, Parts, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt,
+    ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
@@ -20,7 +21,7 @@ use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::cost::{Metered, Meters, Prices};
 use crate::weaving::plan::PRUNE;
-use crate::weaving::sites::{Text, sites};
+use crate::weaving::sites::{Found, Text, sites};
 
 /// Module and function of the generic program.
 const MODULE: &str = "program";
@@ -50,7 +51,7 @@ fn environment(wall: WallClock) -> Environment {
     }
 }
 
-/// A program with one function in one module, which matches every name.
+/// A program with one function in one module, which matches every name. The function has one loop.
 struct Generic {
     flavors: Vec<String>,
 }
@@ -104,6 +105,19 @@ impl Program for Generic {
     }
     fn callees(&self, _: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
         Ok(vec![Self::ONE])
+    }
+    fn block(&self, _: FunctionRef, _: Offset) -> Result<(), Unresolved> {
+        Ok(())
+    }
+    fn edges(&self, _: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+        Ok([EdgeId { from, to, kind: EdgeKind::Taken }].into())
+    }
+    fn loops(&self, _: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+        let edge = |from, to| -> Arc<[EdgeId]> {
+            [EdgeId { from: Offset(from), to: Offset(to), kind: EdgeKind::Taken }].into()
+        };
+        let (enter, again, exit) = (Ok(edge(0, 0x10)), edge(0x10, 0x10), Ok(edge(0x10, 0x20)));
+        Ok([LoopEdges { header: Offset(0x10), enter, exit, again }].into())
     }
     fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
@@ -279,6 +293,14 @@ fn lower_one(
     LoweredMetric { metric, focus, applies: woven || pieces.is_empty() && needs_focus, pieces, problem }
 }
 
+/// Reason why a function has no point of these parts.
+fn missing(parts: &Parts) -> Refusal {
+    match parts {
+        Parts::Missing(why) => Refusal::clone(why),
+        Parts::All | Parts::Block(_) | Parts::Edges(_) => Refusal::NoSuchPoint,
+    }
+}
+
 fn piece(
     insertion: &Insertion,
     variables: &[Variable],
@@ -302,8 +324,9 @@ fn piece(
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
             let spot = insertion.point;
+            let is_its = |found: &Found| found.is_among(&insertion.parts);
             let first = sites(&Text::untouched(target), modules, insertion.function, spot)
-                .and_then(|sites| sites.into_iter().next().ok_or(Refusal::NoSuchPoint)?.site);
+                .and_then(|sites| sites.into_iter().find(is_its).ok_or_else(|| missing(&insertion.parts))?.site);
             first.map(|site| (site, bias))
         }
     };

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
-use ingraft_model::{Focus, FunctionRef, Instrumentation, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Focus, FunctionRef, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
@@ -19,7 +19,7 @@ use crate::names::some_of;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
-use crate::program::pattern::{ALL_BLOCKS, Pattern, SourceLine};
+use crate::program::pattern::{Pattern, SourceLine};
 
 /// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -213,39 +213,41 @@ pub fn evaluate(
 /// A pair, and the function that it is about if a pattern named the function.
 type Chosen = (Arc<MetricFocus>, Option<FunctionRef>);
 
-/// The pairs of the functions, blocks and source lines that a request names, each with its function.
+/// The pairs of the functions, parts of functions and source lines that a request names, each with its function.
 fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Chosen>, Error> {
     let (lines, functions): (Vec<&String>, Vec<&String>) =
         request.functions.iter().partition(|text| SourceLine::parse(text).is_some());
-    let (blocks, whole): (Vec<String>, Vec<String>) =
-        functions.into_iter().cloned().partition(|text| Pattern::split_block(text).1.is_some());
-    let named = |f: FunctionRef, block: Option<&str>| {
+    let (parts, whole): (Vec<String>, Vec<String>) =
+        functions.into_iter().cloned().partition(|text| Pattern::split_parts(text).1.is_some());
+    let named = |f: FunctionRef, part: Option<PartName>| {
         let (module, name) = modules.focus_name(f)?;
-        let path = [module, name].into_iter().chain(block.map(str::to_owned));
+        let path = [module, name].into_iter().chain(part.map(|part| part.to_string()));
         let focus = Focus::new([ResourcePath::new("Code", path)]).ok()?;
-        let metric = match (block, request.function_metric.as_str()) {
-            (Some(_), CALLS) => EXECUTIONS,
+        let metric = match (part, request.function_metric.as_str()) {
+            (Some(PartName::Block(_) | PartName::Edge { .. }), CALLS) => EXECUTIONS,
+            (Some(PartName::Loop(_)), CALLS) => ITERATIONS,
             (_, metric) => metric,
         };
         Some((Arc::new(MetricFocus { metric: metric.to_owned(), focus }), Some(f)))
     };
     let mut chosen: Vec<_> =
         resolve_patterns(modules, &whole, missing)?.into_iter().filter_map(|f| named(f, None)).collect();
-    for text in &blocks {
-        let block = Pattern::split_block(text).1;
-        for f in resolve_patterns(modules, std::slice::from_ref(text), missing)? {
-            match block {
-                Some(ALL_BLOCKS) => {
-                    let names = modules.block_names(f);
-                    chosen.extend(names.iter().filter_map(|name| named(f, Some(name))));
-                }
-                block => chosen.extend(named(f, block)),
-            }
+    for text in &parts {
+        let Some(pattern) = Pattern::split_parts(text).1 else { continue };
+        let functions = resolve_patterns(modules, std::slice::from_ref(text), missing)?;
+        let before = chosen.len();
+        for f in &functions {
+            chosen.extend(modules.parts(*f, pattern).into_iter().filter_map(|part| named(*f, Some(part))));
+        }
+        if chosen.len() == before && !functions.is_empty() && missing != Missing::MayCome {
+            let what = format!("no function that matches `{text}` has {}", pattern.words());
+            let hint = "count the function itself, or name other functions";
+            return Err(Error::new(ErrorKind::NotFound, "no_such_part", what, hint));
         }
     }
     for text in lines {
         let of_line = source_lines::blocks(modules, text, missing)?;
-        chosen.extend(of_line.iter().filter_map(|(function, block)| named(*function, Some(block))));
+        chosen.extend(of_line.iter().filter_map(|(function, block)| named(*function, Some(*block))));
     }
     Ok(chosen)
 }
@@ -325,9 +327,10 @@ fn may_come(modules: &Modules, focus: &Focus, missing: Missing) -> bool {
     }
 }
 
-/// The metric of functions that are counted, and the one of blocks that takes its place.
+/// The metric of functions that are counted, and those of blocks, edges and loops that take its place.
 const CALLS: &str = "calls";
 const EXECUTIONS: &str = "executions";
+const ITERATIONS: &str = "iterations";
 
 /// Number of different snippets with which each snippet is compared; a metric has only a few.
 const ALIKE: usize = 16;

@@ -4,15 +4,15 @@ use std::sync::PoisonError;
 
 use ingraft_analysis::{DebugInfo, TypeError};
 use ingraft_mdl::Program;
-use ingraft_model::FunctionRef;
+use ingraft_model::{FunctionRef, PartName};
 
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Missing;
 use crate::program::modules::{LineRanges, Module, ModuleFile, Modules};
 use crate::program::pattern::SourceLine;
 
-/// The blocks that hold code of the source line that a text names, inlined copies included, each by its function and its name in a focus.
-pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionRef, String)>, Error> {
+/// The blocks that hold code of the source line that a text names, inlined copies included, each by its function and its name.
+pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionRef, PartName)>, Error> {
     let Some(wanted) = SourceLine::parse(text) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     let (mut described, mut compressed) = (false, None);
@@ -27,7 +27,7 @@ pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(Fu
         described = true;
         for range in ranges.iter() {
             let Some((function, blocks)) = module.image.blocks_in(range) else { continue };
-            let names = blocks.iter().map(|block| Modules::name_of_block(function, block));
+            let names = blocks.iter().map(|block| Modules::name_of(function, block));
             let Some(number) = modules.number_of(number, function) else { continue };
             found.extend(names.map(|name| (number, name)));
         }

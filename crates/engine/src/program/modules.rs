@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment, TypeError};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, Block, FunctionRef, ModuleRef, Offset, Pid, Svma, SvmaRange, ThreadIdentity,
+    Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
+    Svma, SvmaRange, ThreadIdentity,
 };
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
@@ -19,7 +20,7 @@ use crate::program::gs_search::sets_gs;
 use crate::program::images::{ImageStore, bytes_of, debug_elf};
 use crate::program::libc_search::ThreadArea;
 use crate::program::packages;
-use crate::program::pattern::{Pattern, SourceLine, glob_match, has_wildcard};
+use crate::program::pattern::{PartPattern, Pattern, SourceLine, glob_match, has_wildcard};
 use crate::program::variables;
 
 const PAGE: u64 = 4096;
@@ -493,16 +494,31 @@ impl Modules {
         Some((file.name.clone(), name))
     }
 
-    /// The names of a function's basic blocks in a focus, in order of address.
-    pub fn block_names(&self, function: FunctionRef) -> Vec<String> {
+    /// The parts of a function that a pattern names, sorted, each once.
+    pub fn parts(&self, function: FunctionRef, pattern: PartPattern) -> Vec<PartName> {
         let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
-        let blocks = module.image.blocks(f);
-        blocks.iter().map(|block| Modules::name_of_block(f, block)).collect()
+        match pattern {
+            PartPattern::One(name) => vec![name],
+            PartPattern::AllBlocks => module.image.blocks(f).iter().map(|block| Modules::name_of(f, block)).collect(),
+            PartPattern::AllEdges => {
+                let mut names: Vec<PartName> = module.image.edges(f).iter().map(EdgeId::name).collect();
+                names.dedup();
+                names
+            }
+            PartPattern::AllLoops => module.image.loops(f).iter().map(|one| PartName::Loop(one.header)).collect(),
+        }
     }
 
-    /// The name of a function's basic block in a focus.
-    pub fn name_of_block(function: &Function, block: &Block) -> String {
-        Offset::between(function.start().0, block.range.start.0).block_name()
+    /// The name of a function's basic block.
+    pub fn name_of(function: &Function, block: &Block) -> PartName {
+        PartName::Block(Offset::between(function.start().0, block.range.start.0))
+    }
+
+    /// The kinds of the edges that a focus names, each once; empty if the focus names no edge of this function.
+    pub fn edge_kinds(&self, function: FunctionRef, focus: &Focus) -> Vec<EdgeKind> {
+        let name = focus.part("Code").and_then(|part| part.names.get(2));
+        let Some(PartName::Edge { from, to }) = name.and_then(|name| PartName::parse(name)) else { return Vec::new() };
+        self.edges(function, from, to).map_or_else(|_| Vec::new(), |edges| edges.iter().map(|edge| edge.kind).collect())
     }
 
     /// The number of a function of a loaded module.
@@ -716,6 +732,9 @@ fn base_name(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
+/// Number of blocks or edges that an error names.
+const NEAR: usize = 5;
+
 impl Program for Modules {
     fn machine(&self) -> &str {
         &self.machine
@@ -781,14 +800,41 @@ impl Program for Modules {
         }
         let mut near: Vec<u64> = blocks.iter().map(|block| block.range.start.0).collect();
         near.sort_by_key(|start| start.abs_diff(at));
-        near.truncate(5);
+        near.truncate(NEAR);
         near.sort_unstable();
         let names: Vec<String> =
-            near.into_iter().map(|start| Offset::between(f.start().0, start).block_name()).collect();
+            near.into_iter().map(|start| PartName::Block(Offset::between(f.start().0, start)).to_string()).collect();
         Err(Unresolved::NotFound {
-            what: format!("no block begins at {}", offset.block_name()),
+            what: format!("no block begins at {}", PartName::Block(offset)),
             help: Some(format!("blocks begin at {}", names.join(", "))),
         })
+    }
+
+    fn edges(&self, function: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+        self.block(function, from)?;
+        self.block(function, to)?;
+        let Some((_, module, f)) = self.resolve(function) else { return Ok([].into()) };
+        let all = module.image.edges(f);
+        let its = |edge: &&EdgeId| edge.from == from;
+        let found: Arc<[EdgeId]> = all.iter().filter(its).filter(|edge| edge.to == to).copied().collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let mut names: Vec<String> = all.iter().filter(its).map(|edge| edge.name().to_string()).collect();
+        names.dedup();
+        let rest = if names.len() > NEAR { ", …" } else { "" };
+        names.truncate(NEAR);
+        Err(Unresolved::NotFound {
+            what: format!("{} is no edge of the function", PartName::Edge { from, to }),
+            help: Some(match names.is_empty() {
+                true => format!("no edge leads from {} to another block", PartName::Block(from)),
+                false => format!("from {} lead {}{rest}", PartName::Block(from), names.join(", ")),
+            }),
+        })
+    }
+
+    fn loops(&self, function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+        Ok(self.resolve(function).map_or_else(|| [].into(), |(_, module, f)| module.image.loops(f)))
     }
 
     fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {

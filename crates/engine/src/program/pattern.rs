@@ -1,10 +1,10 @@
 //! Patterns, by which a text selects functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of `::`
-//! separates module and function. `#0xOFFSET` at the end selects the basic block that begins at this offset in each of the functions, `#*` all
-//! blocks.
+//! separates module and function. At the end, `#0xOFFSET` selects the basic block that begins at this offset in each of the functions,
+//! `#0xFROM->0xTO` an edge and `#loop@0xOFFSET` a loop; `#*`, `#*->*` and `#loop@*` select all blocks, edges and loops.
 
 use std::num::NonZero;
 
-use ingraft_model::{Focus, Offset, Svma};
+use ingraft_model::{Focus, PartName, Svma};
 
 /// A parsed FUNCTION argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,39 @@ pub enum Pattern {
     },
 }
 
-/// Name that stands for all blocks of a function.
-pub const ALL_BLOCKS: &str = "#*";
+/// Parts of functions that a text selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartPattern {
+    /// The part of this name.
+    One(PartName),
+    /// All basic blocks.
+    AllBlocks,
+    /// All edges between basic blocks.
+    AllEdges,
+    /// All loops.
+    AllLoops,
+}
+
+impl PartPattern {
+    fn parse(text: &str) -> Option<PartPattern> {
+        match text {
+            "#*" => Some(PartPattern::AllBlocks),
+            "#*->*" => Some(PartPattern::AllEdges),
+            "#loop@*" => Some(PartPattern::AllLoops),
+            name => PartName::parse(name).map(PartPattern::One),
+        }
+    }
+
+    /// The kind of the parts in words, with an article.
+    pub fn words(self) -> &'static str {
+        match self {
+            PartPattern::One(name) => name.words(),
+            PartPattern::AllBlocks => "a block",
+            PartPattern::AllEdges => "an edge between blocks",
+            PartPattern::AllLoops => "a loop",
+        }
+    }
+}
 
 /// A line of a source file, `FILE.c:LINE`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,18 +82,16 @@ impl SourceLine {
 }
 
 impl Pattern {
-    /// Splits a text into the text that selects functions, and the name of a block in them: `#` and an offset in
-    /// hexadecimal, or [`ALL_BLOCKS`].
-    pub fn split_block(text: &str) -> (&str, Option<&str>) {
+    /// Splits a text into the text that selects functions, and the parts of them that it selects.
+    pub fn split_parts(text: &str) -> (&str, Option<PartPattern>) {
         let Some(at) = text.rfind('#').filter(|at| *at > 0) else { return (text, None) };
-        let (functions, block) = text.split_at(at);
-        let is_block = block == ALL_BLOCKS || Offset::of_block(block).is_some();
-        if is_block { (functions, Some(block)) } else { (text, None) }
+        let (functions, parts) = text.split_at(at);
+        PartPattern::parse(parts).map_or((text, None), |parts| (functions, Some(parts)))
     }
 
-    /// Parses a text; every text is a pattern. The name of a block is left out.
+    /// Parses a text; every text is a pattern. Parts of functions are left out.
     pub fn parse(text: &str) -> Pattern {
-        let (text, _) = Pattern::split_block(text);
+        let (text, _) = Pattern::split_parts(text);
         if let Some((module, offset)) = text.rsplit_once("+0x")
             && !module.is_empty()
             && let Ok(offset) = u64::from_str_radix(offset, 16)
@@ -169,6 +198,7 @@ pub fn edit_distance(a: &str, b: &str, limit: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ingraft_model::Offset;
 
     fn names(module: Option<&str>, function: &str) -> Pattern {
         Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() }
@@ -207,14 +237,42 @@ mod tests {
     }
 
     #[test]
-    fn blocks_and_source_lines_are_told_from_functions() {
-        assert_eq!(Pattern::split_block("f#0x1a"), ("f", Some("#0x1a")));
-        assert_eq!(Pattern::split_block("m:f#-0x8"), ("m:f", Some("#-0x8")));
-        assert_eq!(Pattern::split_block("m:*#*"), ("m:*", Some("#*")));
-        for text in ["f", "f#", "f#1a", "f#0x", "f#0xg", "{closure#0}", "#0x1a"] {
-            assert_eq!(Pattern::split_block(text), (text, None), "{text}");
+    fn parts_and_source_lines_are_told_from_functions() {
+        let one = |name| Some(PartPattern::One(name));
+        let edge = PartName::Edge { from: Offset(0x1a), to: Offset(-0x40) };
+        for (text, functions, parts) in [
+            ("f#0x1a", "f", one(PartName::Block(Offset(0x1a)))),
+            ("m:f#-0x8", "m:f", one(PartName::Block(Offset(-8)))),
+            ("m:f#0x1a->-0x40", "m:f", one(edge)),
+            ("A::operator->#0x1a->-0x40", "A::operator->", one(edge)),
+            ("f#loop@0x8", "f", one(PartName::Loop(Offset(8)))),
+            ("m:*#*", "m:*", Some(PartPattern::AllBlocks)),
+            ("*#*->*", "*", Some(PartPattern::AllEdges)),
+            ("f#loop@*", "f", Some(PartPattern::AllLoops)),
+        ] {
+            assert_eq!(Pattern::split_parts(text), (functions, parts), "{text}");
+            assert_eq!(Pattern::parse(text), Pattern::parse(functions));
         }
-        assert_eq!(Pattern::parse("m:f#0x1a"), Pattern::parse("m:f"));
+        // A version of a symbol is no part, nor is a pattern for all versions.
+        for text in [
+            "f",
+            "f#",
+            "f#1a",
+            "f#0x",
+            "f#0xg",
+            "{closure#0}",
+            "#0x1a",
+            "f#->",
+            "f#0x1->",
+            "f#0x1->*",
+            "f#loop",
+            "f#loop@",
+            "memcpy@GLIBC_2.14",
+            "memcpy@@GLIBC_2.14",
+            "memcpy@*",
+        ] {
+            assert_eq!(Pattern::split_parts(text), (text, None), "{text}");
+        }
         let line = |text| SourceLine::parse(text).map(|found| (found.file, found.line.get()));
         assert_eq!(line("server.c:120"), Some(("server.c".to_owned(), 120)));
         assert_eq!(line("src/a.b/server.rs:7"), Some(("src/a.b/server.rs".to_owned(), 7)));

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ingraft_mdl::Program as _;
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
 use ingraft_model::{
-    Clock, Expr, FunctionRef as MdlFunction, Instrumentation, Kept, PointKind, Record as CallRecord, Restore, Shape,
-    Snippet, Stmt, ThreadIdentity, Variable, VariableKind, WallClock,
+    Clock, Expr, FunctionRef as MdlFunction, Instrumentation, Kept, Parts, PointKind, Record as CallRecord, Restore,
+    Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableKind, WallClock,
 };
 use ingraft_process::SharedArea;
 
@@ -117,7 +117,16 @@ impl Session {
         let mut mini = |snippet| {
             let id = control.next_mini;
             control.next_mini += 1;
-            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[], block: None, exits: Exits::All }
+            NewMini {
+                id,
+                pair: 0,
+                role: None,
+                snippet,
+                counters: &[],
+                except: &[],
+                parts: Parts::All,
+                exits: Exits::All,
+            }
         };
         let mut wanted = Vec::new();
         for function in functions {

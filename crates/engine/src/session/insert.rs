@@ -6,8 +6,8 @@ use ingraft_codegen::Readable;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, PointKind, Refusal,
-    Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
+    AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts, PointKind,
+    Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -340,7 +340,7 @@ impl Session {
                 snippet: prune,
                 counters: &[],
                 except: &[],
-                block: None,
+                parts: Parts::All,
                 exits: Exits::All,
             };
             match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
@@ -634,8 +634,8 @@ fn wanted_points<'w>(
             let id = control.next_mini;
             control.next_mini += 1;
             let (snippet, except) = (&insertion.snippet, &insertion.except);
-            let (role, block) = (Some(insertion.role), insertion.block);
-            let mini = NewMini { id, pair, role, snippet, counters, except, block, exits: Exits::All };
+            let (role, parts) = (Some(insertion.role), insertion.parts.clone());
+            let mini = NewMini { id, pair, role, snippet, counters, except, parts, exits: Exits::All };
             placed.push(Placed::new(insertion, n as i64, mini));
             own.push((insertion.function, id));
         }
@@ -663,7 +663,7 @@ fn wanted_points<'w>(
                 snippet: prune,
                 counters: &[],
                 except: &[],
-                block: None,
+                parts: Parts::All,
                 exits: Exits::All,
             };
             w.minis.insert(0, first);
@@ -717,7 +717,7 @@ fn add_tail_calls<'w>(
             snippet,
             counters: &[],
             except: &[],
-            block: None,
+            parts: Parts::All,
             exits: Exits::All,
         };
         if all.first().is_none_or(|first| first.id != PRUNE) {
@@ -739,7 +739,7 @@ fn add_tail_calls<'w>(
             snippet: &derived.snippet,
             counters,
             except: &[],
-            block: None,
+            parts: Parts::All,
             exits,
         });
     }

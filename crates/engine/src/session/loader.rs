@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
+use ingraft_model::{Parts, PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
 use crate::weaving::exits::Exits;
@@ -60,7 +60,7 @@ impl Session {
             snippet: &snippet,
             counters: &counters,
             except: &[],
-            block: None,
+            parts: Parts::All,
             exits: Exits::All,
         };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];

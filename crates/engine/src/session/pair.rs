@@ -119,6 +119,7 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
             let function = function.or(only.filter(|_| code.is_some()));
             Some(PairInfo {
                 function: function.and_then(|f| function_ref(&control.modules, f)),
+                edge_kinds: function.map_or_else(Vec::new, |f| control.modules.edge_kinds(f, &key.pair.focus)),
                 points: functions.len() as u32,
                 refused: pair.refused(),
                 ..PairInfo::new(Arc::clone(&key.pair), Arc::clone(&pair.metric))

@@ -11,7 +11,7 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Stmt, Svma, TextWrite,
+    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -46,7 +46,7 @@ fn holds(arena: &Arena, code: &AvmaRange) -> bool {
 }
 
 fn first_of(module: ModuleRef) -> Place {
-    Place { function: FunctionRef { module, function: 0 }, spot: PointKind::Entry, at: Svma(0) }
+    Place::first_of(FunctionRef { module, function: 0 })
 }
 
 fn whole_arena(arena: &Arena) -> AvmaRange {
@@ -530,7 +530,7 @@ impl Woven {
         missing.dedup();
         points.extend(missing.into_iter().filter_map(|function| {
             let site = hosts.get(&function)?;
-            let place = Place { function, spot: PointKind::Entry, at: site.at };
+            let place = Place::entry(function, site.at);
             Some(NewPoint { place, site, minis: Vec::new(), probe: None })
         }));
     }
@@ -750,7 +750,7 @@ fn points_of(
     points: &BTreeMap<Place, Arc<Point>>,
     function: FunctionRef,
 ) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
-    let first = Place { function, spot: PointKind::Entry, at: Svma(0) };
+    let first = Place::first_of(function);
     points.range(first..).take_while(move |(place, _)| place.function == function)
 }
 
@@ -773,7 +773,7 @@ fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn
 
 /// The woven entry of a function.
 fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Option<&Arc<Point>> {
-    let first = Place { function, spot: PointKind::Entry, at: Svma(0) };
+    let first = Place::first_of(function);
     let (place, point) = points.range(first..).next()?;
     (place.function == function && place.spot == PointKind::Entry).then_some(point)
 }

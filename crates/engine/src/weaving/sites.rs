@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_model::{
-    Avma, BlockPoint, Clearing, Edge, EdgeTarget, FunctionBody, FunctionRef, Offset, PointKind, Refusal, Site, SiteKind,
+    Avma, BlockPoint, Clearing, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, Offset, Parts,
+    PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::Target;
 
@@ -27,17 +28,47 @@ pub struct Found {
     pub site: Result<Arc<Site>, Refusal>,
     /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
     callees: Vec<FunctionRef>,
-    /// Offset of the block in its function; `None` at other kinds of points.
-    block: Option<Offset>,
+    part: Part,
     /// The point as it can be woven into the copy of its function; `None` if it cannot, or if there is no need.
     pub hosted: Option<Hosted>,
 }
 
+/// Part of a function to which a point belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// The function.
+    Whole,
+    /// The block that begins at this offset.
+    Block(Offset),
+    /// An edge between blocks, and the first byte of the block that it leaves.
+    Edge(EdgeId, Svma),
+}
+
 impl Found {
-    /// Whether a snippet is for this point. It is not if it is for another block, or if it excludes calls of all callees.
+    /// Whether a snippet is for this point. It is not if it is for other parts, or if it excludes calls of all callees.
     pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
         let excluded = !self.callees.is_empty() && self.callees.iter().all(|callee| mini.except.contains(callee));
-        !excluded && (mini.block.is_none() || mini.block == self.block)
+        !excluded && self.is_among(&mini.parts)
+    }
+
+    /// Whether the point is one of these parts.
+    pub fn is_among(&self, parts: &Parts) -> bool {
+        match (parts, self.part) {
+            (Parts::All, _) => true,
+            (Parts::Block(wanted), Part::Block(own)) => *wanted == own,
+            (Parts::Edges(wanted), Part::Edge(own, _)) => wanted.binary_search(&own).is_ok(),
+            (Parts::Block(_), Part::Whole | Part::Edge(..))
+            | (Parts::Edges(_), Part::Whole | Part::Block(_))
+            | (Parts::Missing(_), Part::Whole | Part::Block(_) | Part::Edge(..)) => false,
+        }
+    }
+
+    /// Of an edge, the first byte of the block that it leaves and its kind.
+    pub fn edge(&self) -> Option<(Svma, EdgeKind)> {
+        match self.part {
+            Part::Edge(edge, from) => Some((from, edge.kind)),
+            Part::Whole | Part::Block(_) => None,
+        }
     }
 }
 
@@ -87,7 +118,7 @@ pub fn sites(
     function: FunctionRef,
     kind: PointKind,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callees: Vec::new(), block: None, hosted: None };
+    let found = |site| Found { site, callees: Vec::new(), part: Part::Whole, hosted: None };
     match kind {
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
@@ -101,7 +132,7 @@ pub fn sites(
             let (module, f) = body(modules, function)?;
             let points = module.image.block_points(f)?.into_iter();
             let found = |point: BlockPoint| Found {
-                block: Some(Offset::between(f.start().0, point.block.range.start.0)),
+                part: Part::Block(Offset::between(f.start().0, point.block.range.start.0)),
                 site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
                 callees: Vec::new(),
                 hosted: None,
@@ -119,10 +150,15 @@ pub fn sites(
         PointKind::Edge => {
             let (module, f) = body(modules, function)?;
             let body = whole(text, module, f)?;
+            let start = |block: usize| body.blocks.get(block).map(|b| b.block.range.start);
+            let offset = |at: Svma| Offset::between(f.start().0, at.0);
             let found = |edge: &Edge| {
-                let EdgeTarget::Block(to) = edge.to else { return None };
-                let hosted = hosted(module, &body, to, Some(*edge));
-                Some(Found { site: Err(Refusal::NotYet { kind: "edge" }), callees: Vec::new(), block: None, hosted })
+                let EdgeTarget::Block(block) = edge.to else { return None };
+                let (from, to) = (start(edge.from)?, start(block)?);
+                let id = EdgeId { from: offset(from), to: offset(to), kind: edge.kind };
+                let hosted = hosted(module, &body, block, Some(*edge));
+                let site = Err(Refusal::NoSuchPoint);
+                Some(Found { part: Part::Edge(id, from), site, callees: Vec::new(), hosted })
             };
             Ok(body.edges.iter().filter_map(found).collect())
         }
@@ -189,7 +225,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callees, block: None, hosted: None });
+        out.push(Found { site, callees, part: Part::Whole, hosted: None });
     }
     Ok(out)
 }

@@ -1,7 +1,7 @@
 //! Requests for snippets at points: the keys of points, and the points that a request needs.
 
 use ingraft_codegen::Spot;
-use ingraft_model::{FunctionRef, Offset, PointKind, Refusal, Role, Site, Snippet, Svma};
+use ingraft_model::{EdgeKind, FunctionRef, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
 use rustc_hash::FxHashMap;
 
 use crate::weaving::bodies::Copies;
@@ -18,6 +18,21 @@ pub struct Place {
     pub spot: PointKind,
     /// First byte that a springboard may overwrite.
     pub at: Svma,
+    /// Of an edge, the first byte of the block that it leaves and its kind: edges of several blocks lead to one place. `None` at other kinds
+    /// of points.
+    pub edge: Option<(Svma, EdgeKind)>,
+}
+
+impl Place {
+    /// Key of the entry of a function, which is before the keys of all other points of the function.
+    pub fn entry(function: FunctionRef, at: Svma) -> Place {
+        Place { function, spot: PointKind::Entry, at, edge: None }
+    }
+
+    /// Key before those of all points of a function.
+    pub fn first_of(function: FunctionRef) -> Place {
+        Place::entry(function, Svma(0))
+    }
 }
 
 /// Snippets for all points of one kind of a function.
@@ -44,8 +59,8 @@ pub struct NewMini<'a> {
     pub counters: &'a [u32],
     /// Functions whose calls do not get the snippet.
     pub except: &'a [FunctionRef],
-    /// The one block that the snippet is for; `None` for all points of the kind.
-    pub block: Option<Offset>,
+    /// The points of the kind that the snippet is for.
+    pub parts: Parts,
     /// The exits that the snippet is for.
     pub exits: Exits,
 }
@@ -79,7 +94,7 @@ impl Wanted<'_> {
             minis.extend(self.minis.iter().filter(is_for));
             minis.sort_by_key(|m| m.role);
             if minis.iter().any(|m| m.id != PRUNE) {
-                let place = Place { function: self.function, spot: self.spot, at: site.at };
+                let place = Place { function: self.function, spot: self.spot, at: site.at, edge: found.edge() };
                 points.push(NewPoint { place, site, minis, probe });
             }
         }
@@ -96,12 +111,17 @@ impl Wanted<'_> {
             let its = self.minis.iter().filter(|m| m.id != PRUNE && found.is_none_or(|f| f.is_for(m)));
             its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
         };
+        let missing = |m: &NewMini<'_>| match &m.parts {
+            Parts::Missing(why) => Some(((self.function, m.pair), Refusal::clone(why))),
+            Parts::All | Parts::Block(_) | Parts::Edges(_) => None,
+        };
         match sites {
             Err(refusal) => pairs(refusal, None),
             Ok(sites) => sites
                 .iter()
                 .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
                 .flat_map(|(f, r)| pairs(&r, Some(f)))
+                .chain(self.minis.iter().filter_map(missing))
                 .collect(),
         }
     }

@@ -254,8 +254,8 @@ impl<'a> Evaluation<'a> {
                 Some(slot) => slot.map(Slot::value),
                 None => self.known(expr),
             },
-            ExprKind::Arg(_) if self.place == Some(PointKind::Block) => {
-                let message = "arguments are known at entries, calls and returns, not at blocks".to_owned();
+            ExprKind::Arg(_) if matches!(self.place, Some(PointKind::Block | PointKind::Edge)) => {
+                let message = "arguments are known at entries, calls and returns, not at blocks and edges".to_owned();
                 self.error(codes::PLACE, expr.span, message, "");
                 None
             }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
-use ingraft_model::{Clock, Expr, FunctionRef, Order, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
+use ingraft_model::{Clock, Expr, FunctionRef, Order, Parts, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
 
 use super::insert::{Change, Draft};
 use super::meta::Evaluation;
@@ -59,6 +59,11 @@ impl Ends {
     }
 }
 
+/// Whether points of this kind are inside of a function, and so at neither end of a call.
+fn is_inside(place: PointKind) -> bool {
+    matches!(place, PointKind::Block | PointKind::Edge)
+}
+
 fn code(drafts: &[Draft]) -> Vec<Stmt> {
     drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
 }
@@ -79,7 +84,7 @@ impl Evaluation<'_> {
             return drafts;
         }
         let mut frames: HashMap<(FunctionRef, Frame), Ends> = HashMap::new();
-        for draft in drafts.iter().filter(|draft| draft.place != PointKind::Block) {
+        for draft in drafts.iter().filter(|draft| !is_inside(draft.place)) {
             let frame = Frame::of(draft.place);
             frames.entry((draft.function, frame)).or_default().add(draft, frame);
         }
@@ -94,8 +99,7 @@ impl Evaluation<'_> {
                 joined.insert(key);
                 out.extend(pair);
             }
-            // A block is neither end of a call.
-            if draft.place == PointKind::Block || !joined.contains(&key) {
+            if is_inside(draft.place) || !joined.contains(&key) {
                 out.push(draft);
             }
         }
@@ -134,10 +138,18 @@ impl Evaluation<'_> {
             end.push(Stmt::Close(record, Vec::new()));
         }
         let (function, span) = (last.function, last.span);
-        let begin =
-            Draft { function, place: frame.opening(), block: None, order, role, snippet: self.shared(begin), span };
+        let begin = Draft {
+            function,
+            place: frame.opening(),
+            parts: Parts::All,
+            order,
+            role,
+            snippet: self.shared(begin),
+            span,
+        };
         let (order, role) = (order.mirrored(), role.mirrored());
-        let end = Draft { function, place: frame.closing(), block: None, order, role, snippet: self.shared(end), span };
+        let end =
+            Draft { function, place: frame.closing(), parts: Parts::All, order, role, snippet: self.shared(end), span };
         Some([begin, end])
     }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Expr as Out, FunctionRef, Insertion, Offset, Order, PointKind, Role, Snippet, Stmt, UnaryOp, VariableId,
+    BinaryOp, EdgeId, Expr as Out, FunctionRef, Insertion, LoopEdges, Order, Parts, PointKind, Refusal, Role, Snippet,
+    Stmt, UnaryOp, VariableId,
 };
 
-use super::meta::{Evaluation, FlagWord, Value};
+use super::meta::{Evaluation, FlagWord, LoopOf, Value};
 use super::walk::each_stmt;
 use crate::ast::{Insert, Meta, MetaKind};
 use crate::source::Span;
@@ -16,8 +17,8 @@ use crate::source::Span;
 pub(super) struct Draft {
     pub(super) function: FunctionRef,
     pub(super) place: PointKind,
-    /// The one block that the code is for; `None` for all points of the kind.
-    pub(super) block: Option<Offset>,
+    /// The points of the kind that the code is for.
+    pub(super) parts: Parts,
     pub(super) order: Order,
     pub(super) role: Role,
     pub(super) snippet: Arc<Snippet>,
@@ -27,16 +28,11 @@ pub(super) struct Draft {
 
 impl<'a> Evaluation<'a> {
     pub(super) fn insert(&mut self, insert: &'a Insert) {
-        let mut block = None;
         let target = match self.expr(&insert.points) {
             // Code after the instruction of a call belongs to the point after the call. Code after the first instruction of a function runs
             // last at the entry, before the instruction, which changes none of the values that the code can use.
             Value::Points(PointKind::CallBefore, functions) if insert.after => Some((PointKind::CallAfter, functions)),
-            Value::Points(point, functions) => Some((point, functions)),
-            Value::Block(functions, offset) => {
-                block = Some(offset);
-                Some((PointKind::Block, functions))
-            }
+            Value::Points(point, functions) | Value::Part(point, functions) => Some((point, functions)),
             Value::Refused => None,
             _ => {
                 self.wrong(&insert.points, "points");
@@ -44,7 +40,8 @@ impl<'a> Evaluation<'a> {
             }
         };
         self.place = target.as_ref().map(|(place, _)| *place);
-        self.there = target.as_ref().map(|(_, functions)| functions.clone()).unwrap_or_default();
+        let functions = target.iter().flat_map(|(_, functions)| functions);
+        self.there = functions.map(|(function, _)| *function).collect();
         let mut stmts = Vec::new();
         self.block(&insert.code, &mut stmts);
         let Some((place, functions)) = target else { return };
@@ -56,23 +53,33 @@ impl<'a> Evaluation<'a> {
         let last = insert.after && place == PointKind::Entry;
         let order = if insert.prepend && !last { Order::Prepend } else { Order::Append };
         let before = self.drafts.len();
-        self.draft(&functions, place, order, stmts, insert.code_span);
-        self.drafts[before..].iter_mut().for_each(|draft| draft.block = block);
+        self.draft(functions, place, order, stmts, insert.code_span);
         if last {
             self.late.extend(self.drafts.drain(before..));
         }
     }
 
     /// Adds drafts of the code for one kind of point in several functions.
-    fn draft(&mut self, functions: &[FunctionRef], place: PointKind, order: Order, stmts: Vec<Stmt>, span: Span) {
+    fn draft(
+        &mut self,
+        functions: impl IntoIterator<Item = (FunctionRef, Parts)>,
+        place: PointKind,
+        order: Order,
+        stmts: Vec<Stmt>,
+        span: Span,
+    ) {
         if stmts.is_empty() {
             return;
         }
         let role = self.role(order, &stmts);
+        let stmts = match self.flag.filter(|_| place == PointKind::Edge) {
+            Some(flag) => above_zero(stmts, flag),
+            None => stmts,
+        };
         let snippet = self.shared(stmts);
-        let drafts = functions.iter().map(|&function| {
+        let drafts = functions.into_iter().map(|(function, parts)| {
             let snippet = Arc::clone(&snippet);
-            Draft { function, place, block: None, order, role, snippet, span }
+            Draft { function, place, parts, order, role, snippet, span }
         });
         self.drafts.extend(drafts);
     }
@@ -110,12 +117,24 @@ impl<'a> Evaluation<'a> {
             FlagWord::Inclusive => (add(1), add(-1)),
             FlagWord::Exclusive => (set(1), set(0)),
         };
-        self.draft(functions, PointKind::Entry, Order::Prepend, up, span);
-        self.draft(functions, PointKind::Exit, Order::Append, down, span);
+        let all = || functions.iter().map(|function| (*function, Parts::All));
+        self.draft(all(), PointKind::Entry, Order::Prepend, up, span);
+        self.draft(all(), PointKind::Exit, Order::Append, down, span);
         if word == FlagWord::Exclusive {
-            self.draft(functions, PointKind::CallBefore, Order::Append, set(0), span);
-            self.draft(functions, PointKind::CallAfter, Order::Prepend, set(1), span);
+            self.draft(all(), PointKind::CallBefore, Order::Append, set(0), span);
+            self.draft(all(), PointKind::CallAfter, Order::Prepend, set(1), span);
         }
+    }
+
+    /// Adds drafts for the flag of a constraint that is `inclusive` at a focus on a loop: the flag counts the executions of the loop on the
+    /// thread's stack.
+    pub(super) fn inside_loop(&mut self, flag: VariableId, loops: &[LoopOf], span: Span) {
+        let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
+        let at = |of: fn(&LoopEdges) -> &Result<Arc<[EdgeId]>, Refusal>| {
+            loops.iter().map(move |(function, one)| (*function, Parts::of_edges(of(one).clone())))
+        };
+        self.draft(at(|one| &one.enter), PointKind::Edge, Order::Prepend, add(1), span);
+        self.draft(at(|one| &one.exit), PointKind::Edge, Order::Append, add(-1), span);
     }
 
     /// Turns the drafts of one definition into final insertions.
@@ -127,7 +146,7 @@ impl<'a> Evaluation<'a> {
         self.insertions.extend(drafts.into_iter().map(|draft| Insertion {
             function: draft.function,
             point: draft.place,
-            block: draft.block,
+            parts: draft.parts,
             order: draft.order,
             role: draft.role,
             snippet: draft.snippet,
@@ -153,6 +172,19 @@ impl<'a> Evaluation<'a> {
             }
         }
     }
+}
+
+/// Returns statements that subtract from the flag only if it is above 0: a thread that was inside of a loop when the measurement began has
+/// not added to the flag before it leaves the loop.
+fn above_zero(stmts: Vec<Stmt>, flag: VariableId) -> Vec<Stmt> {
+    let guarded = |stmt| match stmt {
+        Stmt::Add(v, Out::Const(n)) if v == flag && n < 0 => {
+            let above = Out::Binary(BinaryOp::Greater, Box::new(Out::Variable(v)), Box::new(Out::Const(0)));
+            Stmt::If(above, vec![Stmt::Add(v, Out::Const(n))])
+        }
+        other => other,
+    };
+    stmts.into_iter().map(guarded).collect()
 }
 
 /// Changes that statements make to a variable.

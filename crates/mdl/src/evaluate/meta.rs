@@ -6,8 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, Flavor, Focus, FunctionRef, IndexNames, Insertion, ModuleRef, Offset, PointKind, Resolution, ResourcePath,
-    Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Clock, EdgeId, Flavor, Focus, FunctionRef, IndexNames, Insertion, LoopEdges, ModuleRef, Parts, PointKind, Refusal,
+    Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use super::events::{EventTimer, Metered};
@@ -40,13 +40,20 @@ pub(super) enum Value<'a> {
     ModuleList(Vec<ModuleRef>),
     /// A `resourceList` of the text.
     List(&'a List),
-    /// The points of this kind in these functions.
-    Points(PointKind, Vec<FunctionRef>),
-    /// The block at an offset of these functions, and the point at its beginning.
-    Block(Vec<FunctionRef>, Offset),
+    /// The points of this kind in these functions, in each of them those of the parts.
+    Points(PointKind, Vec<(FunctionRef, Parts)>),
+    /// A block or an edge of these functions, and the points there.
+    Part(PointKind, Vec<(FunctionRef, Parts)>),
+    /// A loop of each of these functions.
+    Loop(Vec<LoopOf>),
+    /// Loops, each a value of its own.
+    LoopList(Vec<LoopOf>),
     /// A value that was reported as an error or as not woven yet. A use of it is not reported again.
     Refused,
 }
+
+/// A loop and its function.
+pub(super) type LoopOf = (FunctionRef, LoopEdges);
 
 /// Statements of one definition.
 #[derive(Clone, Debug)]
@@ -67,8 +74,16 @@ pub(super) struct Flag<'a> {
 pub(super) enum FlagCode<'a> {
     /// These statements maintain the flag.
     Written(Body<'a>),
-    /// The word `inclusive` or `exclusive` maintains the flag for these functions. The word stands at this span of this source.
-    Word(FlagWord, Vec<FunctionRef>, usize, Span),
+    /// The word `inclusive` or `exclusive` maintains the flag. The word stands at this span of this source.
+    Word(FlagWord, Within, usize, Span),
+}
+
+/// Code while whose execution a flag is set.
+pub(super) enum Within {
+    /// These functions.
+    Functions(Vec<FunctionRef>),
+    /// A loop of each of these functions.
+    Loop(Vec<LoopOf>),
 }
 
 /// Flags that need no code of their own.
@@ -314,9 +329,13 @@ impl<'a> Evaluation<'a> {
                 self.body(body);
                 self.names.pop();
             }
-            FlagCode::Word(word, functions, source, span) => {
+            FlagCode::Word(word, Within::Functions(functions), source, span) => {
                 self.source = source;
                 self.worded(word, id, &functions, span);
+            }
+            FlagCode::Word(_, Within::Loop(loops), source, span) => {
+                self.source = source;
+                self.inside_loop(id, &loops, span);
             }
         }
         self.place_drafts();
@@ -411,8 +430,9 @@ impl<'a> Evaluation<'a> {
                 let items = self.elements(list).into_iter();
                 items.map(|(position, value)| Binding::Item(value, list, position)).collect()
             }
+            Value::LoopList(loops) => loops.into_iter().map(|one| Binding::Value(Value::Loop(vec![one]))).collect(),
             // All points get the same code, so one round is enough.
-            Value::Points(..) | Value::Block(..) | Value::Refused => vec![Binding::Value(list)],
+            Value::Points(..) | Value::Part(..) | Value::Refused => vec![Binding::Value(list)],
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
@@ -587,9 +607,9 @@ impl<'a> Evaluation<'a> {
     fn field(&mut self, expr: &Expr, of: Value<'a>, field: &str) -> Value<'a> {
         match (of, field) {
             (Value::Refused, _) => Value::Refused,
-            (Value::Functions(functions), "entry") => Value::Points(PointKind::Entry, functions),
-            (Value::Functions(functions), "return") => Value::Points(PointKind::Exit, functions),
-            (Value::Functions(functions), "calls") => Value::Points(PointKind::CallBefore, functions),
+            (Value::Functions(functions), "entry") => points(PointKind::Entry, functions),
+            (Value::Functions(functions), "return") => points(PointKind::Exit, functions),
+            (Value::Functions(functions), "calls") => points(PointKind::CallBefore, functions),
             (Value::Functions(functions), "name") => {
                 let name = functions.first().map_or("", |f| self.beyond().function_name(*f));
                 Value::Text(Cow::Borrowed(name))
@@ -598,16 +618,37 @@ impl<'a> Evaluation<'a> {
                 let tagged = functions.iter().any(|f| self.is_library(self.beyond().function_name(*f)));
                 Value::Int(tagged.into())
             }
-            (Value::Functions(functions), "blocks") => Value::Points(PointKind::Block, functions),
-            (Value::Block(functions, offset), "enter") => Value::Block(functions, offset),
-            (Value::Functions(_), "edges" | "loops") => {
-                self.not_woven(expr.span, format!("`.{field}` points are not woven yet"));
-                Value::Refused
+            (Value::Functions(functions), "blocks") => points(PointKind::Block, functions),
+            (Value::Functions(functions), "edges") => points(PointKind::Edge, functions),
+            (Value::Functions(functions), "loops") => self.loops(expr.span, &functions),
+            (Value::Part(kind, functions), "enter") => Value::Points(kind, functions),
+            (Value::Part(..), "exit" | "start_iter" | "end_iter") => self.wrong_value(expr, "a loop"),
+            (Value::Loop(loops), "enter") => at_edges(loops, |one| one.enter),
+            (Value::Loop(loops), "exit") => at_edges(loops, |one| one.exit),
+            (Value::Loop(loops), "end_iter") => at_edges(loops, |one| Ok(one.again)),
+            (Value::Loop(loops), "start_iter") => {
+                let headers = loops.into_iter().map(|(function, one)| (function, Parts::Block(one.header)));
+                Value::Points(PointKind::Block, headers.collect())
             }
             (Value::Module(module), "funcs") => Value::FunctionList(self.included_functions(module)),
             (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.beyond().module_name(module))),
             _ => self.wrong_value(expr, "a value with this field"),
         }
+    }
+
+    /// Returns all loops of functions, each a value of its own.
+    fn loops(&mut self, span: Span, functions: &[FunctionRef]) -> Value<'a> {
+        let mut found = Vec::new();
+        for &function in functions {
+            match self.beyond().loops(function) {
+                Ok(loops) => found.extend(loops.iter().map(|one| (function, one.clone()))),
+                Err(why) => {
+                    self.not_woven(span, why.to_string());
+                    return Value::Refused;
+                }
+            }
+        }
+        Value::LoopList(found)
     }
 
     /// Whether a list with `library true` names the function.
@@ -659,6 +700,17 @@ impl<'a> Evaluation<'a> {
         let message = format!("the metric `{}` cannot be enabled: {what}", self.metric.info.name);
         self.error(codes::NOT_WOVEN, span, message, "");
     }
+}
+
+/// All points of a kind in functions.
+fn points<'a>(kind: PointKind, functions: Vec<FunctionRef>) -> Value<'a> {
+    Value::Points(kind, functions.into_iter().map(|function| (function, Parts::All)).collect())
+}
+
+/// The points at edges of loops. If a loop does not have these edges, its code is refused in the function.
+fn at_edges<'a>(loops: Vec<LoopOf>, edges: impl Fn(LoopEdges) -> Result<Arc<[EdgeId]>, Refusal>) -> Value<'a> {
+    let parts = loops.into_iter().map(|(function, one)| (function, Parts::of_edges(edges(one))));
+    Value::Points(PointKind::Edge, parts.collect())
 }
 
 pub(super) fn unary(op: UnaryOp, value: i64) -> i64 {

@@ -1,8 +1,8 @@
 //! Selection by a focus: the constraints of a metric that match the focus, and the process and thread that the focus names.
 
-use ingraft_model::{Focus, FunctionRef, Offset, ResourcePath, Tid};
+use ingraft_model::{Focus, FunctionRef, PartName, Parts, PointKind, ResourcePath, Tid};
 
-use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
+use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value, Within};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::check::path::SYNC;
 use crate::diagnostic::{Diagnostic, Severity, codes};
@@ -85,12 +85,11 @@ impl<'a> Evaluation<'a> {
         }
         let (name, span) = (&constraint.name.name, constraint.name.span);
         let chain = self.constraint_values(constraint, source, part);
-        let word = |word, chain| FlagCode::Word(word, self.code_of(chain), source, span);
         let code = match &constraint.body {
             ConstraintBody::Default(_) => return,
             ConstraintBody::Flag(body) => FlagCode::Written(Body { statements: body, source, chain }),
-            ConstraintBody::Inclusive => word(FlagWord::Inclusive, chain),
-            ConstraintBody::Exclusive => word(FlagWord::Exclusive, chain),
+            ConstraintBody::Inclusive => self.word(FlagWord::Inclusive, chain, source, span),
+            ConstraintBody::Exclusive => self.word(FlagWord::Exclusive, chain, source, span),
             ConstraintBody::Replace(_, body) => {
                 return self.replace(selection, Body { statements: body, source, chain }, span);
             }
@@ -98,13 +97,25 @@ impl<'a> Evaluation<'a> {
         selection.flags.push(Flag { name, code });
     }
 
-    /// Returns the functions that a part of the focus below /Code names.
-    fn code_of(&self, chain: Vec<Value<'a>>) -> Vec<FunctionRef> {
-        match chain.into_iter().next() {
-            Some(Value::Functions(functions)) => functions,
-            Some(Value::Module(module)) => self.included_functions(module),
-            _ => Vec::new(),
-        }
+    /// Returns the code of a flag that a word maintains for what the focus names below /Code.
+    fn word(&mut self, word: FlagWord, chain: Vec<Value<'a>>, source: usize, span: Span) -> FlagCode<'a> {
+        let within = match (chain.into_iter().next(), word) {
+            (Some(Value::Functions(functions)), _) => Within::Functions(functions),
+            (Some(Value::Module(module)), _) => Within::Functions(self.included_functions(module)),
+            (Some(Value::Loop(loops)), FlagWord::Inclusive) => Within::Loop(loops),
+            (Some(Value::Loop(_)), FlagWord::Exclusive) => {
+                self.error(codes::TYPE, span, "`exclusive` is said of functions and modules".to_owned(), "");
+                Within::Functions(Vec::new())
+            }
+            (Some(Value::Part(..)), _) => {
+                let message = "`inclusive` and `exclusive` are said of modules, functions and loops".to_owned();
+                self.error(codes::TYPE, span, message, "control does not stay in a block or an edge");
+                Within::Functions(Vec::new())
+            }
+            // The reason has been reported.
+            (_, FlagWord::Inclusive | FlagWord::Exclusive) => Within::Functions(Vec::new()),
+        };
+        FlagCode::Word(word, within, source, span)
     }
 
     fn replace(&mut self, selection: &mut Selection<'a>, body: Body<'a>, span: Span) {
@@ -121,8 +132,7 @@ impl<'a> Evaluation<'a> {
         let levels = match (root, part.names.len()) {
             ("Code", 1) => "a module",
             ("Code", 2) => "a function",
-            ("Code", _) if part.names.last().is_some_and(|name| Offset::of_block(name).is_some()) => "a block",
-            ("Code", _) => "a loop",
+            ("Code", _) => part.names.last().and_then(|name| PartName::parse(name)).map_or("a part", PartName::words),
             (_, 1) => "this kind",
             _ => "this synchronisation object",
         };
@@ -148,11 +158,14 @@ impl<'a> Evaluation<'a> {
             }
             ("Code", [module, function, part_of]) => {
                 let functions = self.focus_functions(part, module, function);
-                let inner = match (Offset::of_block(part_of), &functions) {
-                    (Some(offset), Value::Functions(all)) => self.focus_block(part, all.clone(), offset),
+                let inner = match (PartName::parse(part_of), &functions) {
+                    (Some(name), Value::Functions(all)) => self.focus_part(part, all, name),
                     (Some(_), _) => Value::Refused,
                     (None, _) => {
-                        self.not_woven(span, "loops are not woven yet".to_owned());
+                        let message = format!("`{part_of}`, which `{part}` names, is no part of a function");
+                        let help = "#0x1a is a block, #0x1a->0x40 an edge, #loop@0x1a a loop";
+                        // No library that is loaded later gives such a name a meaning.
+                        self.diagnostics.push(Diagnostic::request(codes::NO_CONSTRAINT, message).help(help.to_owned()));
                         Value::Refused
                     }
                 };
@@ -251,18 +264,34 @@ impl<'a> Evaluation<'a> {
         Value::Functions(functions)
     }
 
-    fn focus_block(&mut self, part: &ResourcePath, functions: Vec<FunctionRef>, offset: Offset) -> Value<'a> {
-        for function in &functions {
-            if let Err(why) = self.program.block(*function, offset) {
-                let mut diagnostic = Diagnostic::request(codes::NOT_FOUND, format!("`{part}`: {why}"));
-                if let Unresolved::NotFound { help: Some(help), .. } = why {
-                    diagnostic = diagnostic.help(help);
-                }
-                self.diagnostics.push(diagnostic);
-                return Value::Refused;
+    /// Returns the block, the edges or the loop of a name, in each of the functions.
+    fn focus_part(&mut self, part: &ResourcePath, functions: &[FunctionRef], name: PartName) -> Value<'a> {
+        let program = self.program;
+        let found = match name {
+            PartName::Block(offset) => {
+                let block = |f: &FunctionRef| program.block(*f, offset).map(|()| (*f, Parts::Block(offset)));
+                let found: Result<Vec<_>, _> = functions.iter().map(block).collect();
+                found.map(|blocks| Value::Part(PointKind::Block, blocks))
             }
-        }
-        Value::Block(functions, offset)
+            PartName::Edge { from, to } => {
+                let edges = |f: &FunctionRef| Ok((*f, Parts::Edges(program.edges(*f, from, to)?)));
+                let found: Result<Vec<_>, _> = functions.iter().map(edges).collect();
+                found.map(|edges| Value::Part(PointKind::Edge, edges))
+            }
+            PartName::Loop(header) => {
+                let one = |f: &FunctionRef| Ok((*f, program.loop_at(*f, header)?));
+                let found: Result<Vec<_>, _> = functions.iter().map(one).collect();
+                found.map(Value::Loop)
+            }
+        };
+        found.unwrap_or_else(|why| {
+            let mut diagnostic = Diagnostic::request(codes::NOT_FOUND, format!("`{part}`: {why}"));
+            if let Unresolved::NotFound { help: Some(help), .. } = why {
+                diagnostic = diagnostic.help(help);
+            }
+            self.diagnostics.push(diagnostic);
+            Value::Refused
+        })
     }
 
     /// Checks the parts of the focus that say which machine, process and thread; returns the thread.

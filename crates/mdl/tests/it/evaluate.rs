@@ -22,15 +22,97 @@ fn calls_of_a_function_a_module_and_everything() {
 fn a_block_is_a_resource_of_its_function() {
     let library = library(&[shipped::FILES[0].1]);
     let shown = |focus| show(&library, "executions", focus);
-    assert_eq!(shown("/Code/server/call/#0x1a"), "call block +0x1a Metric Append: v0++;\n");
+    assert_eq!(shown("/Code/server/call/#0x1a"), "call#0x1a Metric Append: v0++;\n");
     assert_eq!(
         shown("/Code/server/call/#0x1b"),
         "error[MDL053]: `/Code/server/call/#0x1b`: no block begins at +0x1b\n"
     );
-    assert!(shown("/Code/server/call/#1a").contains("loops are not woven yet"));
+    let strange = "error[MDL051]: `#1a`, which `/Code/server/call/#1a` names, is no part of a function\n";
+    assert_eq!(shown("/Code/server/call/#1a"), strange);
     assert!(shown("/Code/server/none/#0x1a").contains("the program has no function `none`"));
     let calls = show(&library, "calls", "/Code/server/call/#0x1a");
     assert!(calls.contains("has no constraint for a block of /Code"), "{calls}");
+}
+
+#[test]
+fn an_edge_is_a_resource_of_its_function() {
+    let library = library(&[shipped::FILES[0].1]);
+    let shown = |focus| show(&library, "executions", focus);
+    assert_eq!(shown("/Code/server/call/#0x0->0x1a"), "call#0x0->0x1a FallThrough Metric Append: v0++;\n");
+    // Edges with one name are taken together.
+    assert_eq!(
+        shown("/Code/server/call/#0x1a->0x1a"),
+        "call#0x1a->0x1a Taken #0x1a->0x1a JumpTable Metric Append: v0++;\n"
+    );
+    let missing = "error[MDL053]: `/Code/server/call/#0x0->0x2c`: no edge #0x0->0x2c\n";
+    assert_eq!(shown("/Code/server/call/#0x0->0x2c"), missing);
+    let calls = show(&library, "calls", "/Code/server/call/#0x0->0x1a");
+    assert!(calls.contains("has no constraint for an edge of /Code"), "{calls}");
+    let iterations = show(&library, "iterations", "/Code/server/call/#0x0->0x1a");
+    assert!(iterations.contains("this is not a loop"), "{iterations}");
+}
+
+#[test]
+fn a_loop_is_a_resource_of_its_function() {
+    let library = library(&[shipped::FILES[0].1]);
+    let (call, put) = ("/Code/server/call/#loop@0x1a", "/Code/server/queue_put/#loop@0x1a");
+    assert_eq!(show(&library, "iterations", call), "call#0x1a Metric Append: v0++;\n");
+    assert_eq!(show(&library, "executions", call), "call#0x0->0x1a FallThrough Metric Append: v0++;\n");
+    assert_eq!(show(&library, "iterations", put), "queue_put#0x1a Metric Append: v0++;\n");
+    let refused = "control enters the loop at +0x1a other than along an edge between blocks";
+    assert_eq!(show(&library, "executions", put), format!("queue_put ({refused}) Metric Append: v0++;\n"));
+    let missing = "error[MDL053]: `/Code/server/call/#loop@0x0`: #loop@0x0 is no loop of the function\n";
+    assert_eq!(show(&library, "iterations", "/Code/server/call/#loop@0x0"), missing);
+    let calls = show(&library, "calls", call);
+    assert!(calls.contains("has no constraint for a loop of /Code"), "{calls}");
+}
+
+#[test]
+fn all_edges_and_loops_of_a_function_are_points() {
+    let of = |body: &str| show(&with(&base(body)), "m", "");
+    assert_eq!(of("append preInsn $start.edges (* m++; *)"), "main.edges Metric Append: v0++;\n");
+    assert_eq!(of("foreach e in $start.edges append preInsn e (* m++; *)"), "main.edges Metric Append: v0++;\n");
+    assert!(of("append preInsn $start.edges (* m += $arg[0]; *)").contains("arguments are known at entries"));
+    assert_eq!(
+        of("foreach l in $start.loops { append preInsn l.enter (* m++; *) append preInsn l.exit (* m--; *)
+            append preInsn l.start_iter (* m += 2; *) append preInsn l.end_iter (* m += 3; *) }"),
+        "main#0x0->0x1a FallThrough Metric Append: v0++;\n\
+         main#0x1a->0x2c FallThrough Metric Append: v0 += -1;\n\
+         main#0x1a Metric Append: v0 += 2;\n\
+         main#0x1a->0x1a Taken #0x1a->0x1a JumpTable Metric Append: v0 += 3;\n"
+    );
+    // Each loop is a value of its own: a loop without such edges is refused in its function alone.
+    let all = of("foreach f in $procedures foreach l in f.loops append preInsn l.exit (* m++; *)");
+    assert_eq!((all.lines().count(), all.matches("control leaves the loop").count()), (14, 1));
+}
+
+/// Code that is constrained runs while the thread is in the loop of the focus.
+#[test]
+fn a_constraint_on_a_loop_holds_from_its_beginning_to_its_end() {
+    let metric = |constraint: &str| {
+        library(&[&format!(
+            "constraint inLoop /Code/*/* is {constraint}\n\
+             metric m {{ name \"m\"; units u; aggregateOperator sum; style EventCounter; constraint inLoop; \
+             base is counter {{ append preInsn $start.entry constrained (* m++; *) }} }}"
+        )])
+    };
+    let by_hand = metric(
+        "counter { prepend preInsn $constraint[0].enter (* inLoop += 1; *) \
+                   append preInsn $constraint[0].exit (* inLoop -= 1; *) }",
+    );
+    let expected = "main Metric Append: if (v1) { v0++; }\n\
+                    call#0x0->0x1a FallThrough FlagSet Prepend: v1++;\n\
+                    call#0x1a->0x2c FallThrough FlagClear Append: if ((v1 > 0)) { v1 += -1; }\n";
+    assert_eq!(show(&by_hand, "m", "/Code/server/call/#loop@0x1a"), expected);
+    assert_eq!(show(&metric("inclusive;"), "m", "/Code/server/call/#loop@0x1a"), expected);
+    for (word, focus, message) in [
+        ("exclusive;", "#loop@0x1a", "`exclusive` is said of functions and modules"),
+        ("inclusive;", "#0x1a", "`inclusive` and `exclusive` are said of modules, functions and loops"),
+        ("inclusive;", "#0x0->0x1a", "`inclusive` and `exclusive` are said of modules, functions and loops"),
+    ] {
+        let shown = show(&metric(word), "m", &format!("/Code/server/call/{focus}"));
+        assert!(shown.contains(message), "{shown}");
+    }
 }
 
 #[test]
@@ -141,7 +223,7 @@ fn every_restricted_hierarchy_needs_a_constraint() {
     let library = with(&format!("constraint entered; {}", base("append preInsn $start.entry (* m++; *)")));
     for (focus, fragment) in [
         ("/Code/server", "the metric `m` has no constraint for a module of /Code, as `/Code/server` needs"),
-        ("/Code/server/call/loop", "no constraint for a loop of /Code"),
+        ("/Code/server/call/#loop@0x1a", "no constraint for a loop of /Code"),
         ("/Code/server/call,/SyncObject/Mutex/7", "no constraint for this synchronisation object of /SyncObject"),
         ("/Machine/other", "error[MDL056]: the program runs on `node17`, not on `other`"),
         ("/Process/12", "error[MDL056]: the focus names the process `12`, the program is 4711"),
@@ -339,22 +421,13 @@ fn assignments_have_values() {
 fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
     let body = "append preInsn $start.entry (* m = readSymbol(\"own\"); Call(\"f\", &tmp); *) \
                 foreach c in $start.calls append preInsn c (* m += $arg[0].x; *) \
-                append preInsn $start.blocks (* m++; *) append preInsn $start.edges (* m++; *) \
-                foreach l in $start.loops append preInsn l.enter (* m++; *) \
+                append preInsn $start.blocks (* m++; *) \
                 prepend preInsn $start.return constrained (* m++; *)";
     let library = with(&format!("counter tmp; constraint inside; {}", base(body)));
     let shown = show(&library, "m", "/Code/server/call");
     let reasons: Vec<&str> =
         shown.lines().filter_map(|l| l.split_once("cannot be enabled: ").map(|(_, r)| r)).collect();
-    assert_eq!(
-        reasons,
-        [
-            "`own`: every thread has its own",
-            "a call of something that is computed",
-            "`.edges` points are not woven yet",
-            "`.loops` points are not woven yet",
-        ]
-    );
+    assert_eq!(reasons, ["`own`: every thread has its own", "a call of something that is computed",]);
     assert!(
         shown.lines().all(|l| l.starts_with("0.mdl:") && l.contains("error[MDL054]: the metric `m` cannot be enabled"))
     );

@@ -1,7 +1,12 @@
 //! A program as a table, for tests of the request stage.
 
+use std::sync::Arc;
+
 use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
-use ingraft_model::{Avma, Focus, FunctionRef, ModuleRef, Offset, Pid, PointKind, Scalar, Width};
+use ingraft_model::{
+    Avma, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Parts, Pid, PointKind, Refusal,
+    Scalar, Width,
+};
 
 /// Returns a library with these texts, which must have no error.
 pub fn library(texts: &[&str]) -> Library {
@@ -23,14 +28,23 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
             let done = done.instrumentation;
             let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
             for insertion in &done.insertions {
-                let point = match (insertion.point, insertion.block) {
-                    (PointKind::Entry, _) => String::new(),
-                    (PointKind::Exit, _) => ".return".to_owned(),
-                    (PointKind::CallBefore, _) => ".calls".to_owned(),
-                    (PointKind::CallAfter, _) => ".calls after".to_owned(),
-                    (PointKind::Block, None) => ".blocks".to_owned(),
-                    (PointKind::Block, Some(offset)) => format!(" block {offset}"),
-                    (PointKind::Edge, _) => panic!("not yet"),
+                let point = match insertion.point {
+                    PointKind::Entry => "",
+                    PointKind::Exit => ".return",
+                    PointKind::CallBefore => ".calls",
+                    PointKind::CallAfter => ".calls after",
+                    PointKind::Block => ".blocks",
+                    PointKind::Edge => ".edges",
+                };
+                let point = match &insertion.parts {
+                    Parts::All => point.to_owned(),
+                    Parts::Block(offset) => PartName::Block(*offset).to_string(),
+                    Parts::Edges(edges) => edges
+                        .iter()
+                        .map(|edge| format!("{} {:?}", edge.name(), edge.kind))
+                        .collect::<Vec<_>>()
+                        .join(" "),
+                    Parts::Missing(why) => format!(" ({why})"),
                 };
                 out += &format!(
                     "{}{point} {:?} {:?}: {}\n",
@@ -117,6 +131,28 @@ impl Program for Table {
             }),
         }
     }
+    /// Every function has a block that leads to a loop of one block, and that one leads to a third one. Two ways lead from the loop to its
+    /// beginning.
+    fn edges(&self, _: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+        let found: Vec<EdgeId> = edges().into_iter().filter(|edge| (edge.from, edge.to) == (from, to)).collect();
+        if found.is_empty() {
+            let what = format!("no edge {}", PartName::Edge { from, to });
+            return Err(Unresolved::NotFound { what, help: None });
+        }
+        Ok(found.into())
+    }
+    /// Control enters the loop of `queue_put` along no edge, and leaves it so.
+    fn loops(&self, function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+        let [enter, again, other, exit] = edges();
+        let (enter, exit) = match self.function_name(function) {
+            "queue_put" => {
+                let offset = Offset(0x1a);
+                (Err(Refusal::EntersLoop { offset }), Err(Refusal::LeavesLoop { offset }))
+            }
+            _ => (Ok([enter].into()), Ok([exit].into())),
+        };
+        Ok([LoopEdges { header: Offset(0x1a), enter, exit, again: [again, other].into() }].into())
+    }
     fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
         let at = match name {
             "level" | "server.c:level" => Location::Lasting(Avma(0x5000)),
@@ -150,6 +186,17 @@ impl Program for Table {
     fn function_name(&self, function: FunctionRef) -> &str {
         &self.modules[function.module.0 as usize].1[function.function as usize]
     }
+}
+
+/// The edges of every function.
+fn edges() -> [EdgeId; 4] {
+    let edge = |from, to, kind| EdgeId { from: Offset(from), to: Offset(to), kind };
+    [
+        edge(0, 0x1a, EdgeKind::FallThrough),
+        edge(0x1a, 0x1a, EdgeKind::Taken),
+        edge(0x1a, 0x1a, EdgeKind::JumpTable),
+        edge(0x1a, 0x2c, EdgeKind::FallThrough),
+    ]
 }
 
 /// Path through members: each member but the last is a pointer at offset 0, and the last one is an integer at offset 8.
