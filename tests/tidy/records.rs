@@ -52,7 +52,9 @@ fn structures() -> (Structures, Vec<(String, String)>) {
                     } else if let Some((field, of)) = line.strip_prefix("pub(crate) ").and_then(|l| l.split_once(": "))
                     {
                         let attributes = std::mem::take(&mut attributes);
-                        fields.push((field.to_owned(), of.trim_end_matches(',').to_owned(), attributes));
+                        let renamed = attributes.split_once("rename = \"").and_then(|(_, rest)| rest.split_once('"'));
+                        let key = renamed.map_or(field, |(key, _)| key).to_owned();
+                        fields.push((key, of.trim_end_matches(',').to_owned(), attributes));
                     }
                 }
                 found.insert(name.to_owned(), fields);

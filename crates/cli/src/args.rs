@@ -313,11 +313,14 @@ pub(crate) struct FunctionsArgs {
   ingraft count -p 4711 'postgres:*' --for 5s          all functions of a program at once
   ingraft count -n postgres --all ExecutorRun --for 5s every process of that name
   ingraft count --until-exit malloc free -- python3 script.py
+  ingraft count -p 4711 'parse#*->*' 'parse#loop@*'    edges and loops of a function
   ingraft count -p 4711 call --for 10s --format json -o calls.json
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program are counted.
-FUNCTION#0xOFFSET counts how often control arrives at the basic block at this offset in the function;
-FUNCTION#* does so for each of its blocks, FILE.c:LINE for each block with code of this source line.
+FUNCTION#0xOFFSET counts arrivals at the basic block at this offset in the function,
+FUNCTION#0xFROM->0xTO passages from one block to another, FUNCTION#loop@0xOFFSET iterations of
+the loop whose header is there. FUNCTION#*, #*->* and #loop@* mean all blocks, edges and loops;
+FILE.c:LINE means each block with code of this source line.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct CountArgs {

@@ -43,6 +43,17 @@ pub(crate) struct Script {
     pub(crate) removed: Arc<Mutex<Vec<u64>>>,
 }
 
+/// Returns the kinds of an edge: the one that falls through, and a branch too if the edge leaves the first block.
+fn edge_kinds(name: &str) -> Vec<i32> {
+    let is_edge = name.contains("/#") && name.contains("->");
+    let kinds: &[v1::EdgeKind] = match (is_edge, name.contains("#0x0->")) {
+        (false, _) => &[],
+        (true, false) => &[v1::EdgeKind::FallThrough],
+        (true, true) => &[v1::EdgeKind::Taken, v1::EdgeKind::FallThrough],
+    };
+    kinds.iter().map(|kind| (*kind).into()).collect()
+}
+
 /// Returns the distribution that a histogram has after these values.
 pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distribution {
     let mut slots = vec![0; Shape::Histogram(Resolution::Fine).slots() as usize];
@@ -170,8 +181,9 @@ impl Instrumentation for Script {
         };
         let pair = |name: &&str| v1::Pair {
             pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),
-            function: Some(function(name)),
+            function: Some(function(name.split("/#").next().unwrap_or(name))),
             points: 1,
+            edge_kinds: edge_kinds(name),
             ..Default::default()
         };
         let pairs = v1::PairChunk { first: 0, pairs: self.functions.iter().map(pair).collect() };

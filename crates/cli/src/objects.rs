@@ -28,6 +28,7 @@ pub(crate) enum Object {
     Combined(Combined),
     History(History),
     Count(Count),
+    Edge(Edge),
     Latency(Latency),
     Refused(Refused),
     Inserted(Inserted),
@@ -410,9 +411,6 @@ pub(crate) struct FunctionId {
     pub(crate) module: String,
     pub(crate) function: String,
     pub(crate) offset: String,
-    /// Offset of the block in the function, if the record is about a block alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) block: Option<String>,
 }
 
 /// Facts about a pair that are told with every value of it: a new one needs a field here, and a line where the engine's answer is read
@@ -424,15 +422,49 @@ pub(crate) struct PairFacts {
     pub(crate) exact_since_ns: Option<u64>,
 }
 
-/// Number of the calls of one function.
+/// Number of the calls of one function, of arrivals at a block, or of iterations of a loop.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Count {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
+    /// Offset of the block in the function, if the record is about a block alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) block: Option<String>,
+    /// Offset of the loop's header in the function, if the record is about a loop alone.
+    #[serde(rename = "loop", skip_serializing_if = "Option::is_none")]
+    pub(crate) header: Option<String>,
     pub(crate) calls: i64,
     pub(crate) threads: Vec<ThreadCount>,
     #[serde(flatten)]
     pub(crate) facts: PairFacts,
+}
+
+/// Number of times that control passed an edge between two blocks of a function.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Edge {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
+    /// Offset in the function of the block that the edge leaves.
+    pub(crate) from: String,
+    /// Offset in the function of the block to which the edge leads.
+    pub(crate) to: String,
+    /// Kind of the transfer; null if edges of several kinds are counted together, or if it is not known.
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) count: i64,
+    pub(crate) threads: Vec<ThreadEdge>,
+    #[serde(flatten)]
+    pub(crate) facts: PairFacts,
+}
+
+/// Number of times that one thread passed an edge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ThreadEdge {
+    /// Thread id; null for passages that could not be told apart by thread.
+    pub(crate) tid: Option<i32>,
+    /// Process id of the thread if its process is a child that is measured with the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
+    pub(crate) count: i64,
 }
 
 /// Number of the calls by one thread.

@@ -4,8 +4,8 @@ use std::fmt;
 
 use ingraft_model::history::INTERVAL_NS;
 use ingraft_model::{
-    Activations, Aggregate, Bin, Bucket, Course, Distribution, Focus, History, How, MetricInfo, Pid, PointKind, Style,
-    Tid, UnitsType,
+    Activations, Aggregate, Bin, Bucket, Course, Distribution, EdgeKind, Focus, History, How, MetricInfo, Pid,
+    PointKind, Style, Tid, UnitsType,
 };
 
 use crate::failure::{Failure, FailureKind};
@@ -109,6 +109,19 @@ impl From<PointKind> for v1::PointKind {
             PointKind::CallBefore | PointKind::CallAfter => v1::PointKind::Call,
             PointKind::Block => v1::PointKind::Block,
             PointKind::Edge => v1::PointKind::Edge,
+        }
+    }
+}
+
+/// An edge that leaves the function has no kind in the protocol, because no pair is about one.
+impl From<EdgeKind> for v1::EdgeKind {
+    fn from(kind: EdgeKind) -> Self {
+        match kind {
+            EdgeKind::Taken => v1::EdgeKind::Taken,
+            EdgeKind::FallThrough => v1::EdgeKind::FallThrough,
+            EdgeKind::CallReturn => v1::EdgeKind::CallReturn,
+            EdgeKind::JumpTable => v1::EdgeKind::JumpTable,
+            EdgeKind::TailJump | EdgeKind::Return => v1::EdgeKind::Unspecified,
         }
     }
 }

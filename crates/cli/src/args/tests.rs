@@ -42,6 +42,10 @@ fn pairs() {
     assert_eq!(pair("calls@/Code/m/f").map(text), Ok("calls at /Code/m/f".to_owned()));
     // A symbol version has an @ too, so only the first @ splits.
     assert_eq!(pair("calls@/Code/m/f@@V1").map(text), Ok("calls at /Code/m/f@@V1".to_owned()));
+    for part in ["#0x1a", "#0x1a->0x40", "#-0x8->0x40", "#loop@0x1a"] {
+        let written = format!("executions@/Code/m/f/{part},/Process/7");
+        assert_eq!(pair(&written).map(text), Ok(format!("executions at /Code/m/f/{part},/Process/7")));
+    }
     assert_eq!(pair("@/Code/m").map(text), Err("no metric before the `@`".to_owned()));
     assert!(pair("calls@Code/m").is_err());
 }

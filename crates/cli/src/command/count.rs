@@ -1,10 +1,12 @@
-//! `ingraft count`: the metric `calls` at each function.
+//! `ingraft count`: the metric `calls` at each function, or those of blocks, edges and loops.
+
+use ingraft_model::PartName;
 
 use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::CountArgs;
 use crate::exit::Stop;
 use crate::measure::{Context, View};
-use crate::objects::{Count, Object, ThreadCount};
+use crate::objects::{Count, Edge, Object, ThreadCount, ThreadEdge};
 use crate::output::Output;
 use crate::output::number::short;
 use crate::output::table::Cell;
@@ -53,8 +55,26 @@ impl Presentation for Calls {
 
     fn object(&self, row: Row<'_>, (): &()) -> Object {
         let threads = row.value().map(|v| v.threads.as_slice()).unwrap_or_default();
+        let (block, header) = match row.part() {
+            Some(PartName::Edge { from, to }) => {
+                return Object::Edge(Edge {
+                    id: row.id(),
+                    from: from.in_name(),
+                    to: to.in_name(),
+                    kind: row.edge_kind(),
+                    count: row.calls(),
+                    threads: threads.iter().map(|t| ThreadEdge { tid: t.tid, pid: t.pid, count: t.value }).collect(),
+                    facts: row.facts(),
+                });
+            }
+            Some(PartName::Block(offset)) => (Some(offset.in_name()), None),
+            Some(PartName::Loop(header)) => (None, Some(header.in_name())),
+            None => (None, None),
+        };
         Object::Count(Count {
             id: row.id(),
+            block,
+            header,
             calls: row.calls(),
             threads: threads.iter().map(|t| ThreadCount { tid: t.tid, pid: t.pid, calls: t.value }).collect(),
             facts: row.facts(),

@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 
+use ingraft_model::PartName;
+
 use crate::args::{self, Follow};
-use crate::conn::{Request, Target, Value, block_of};
+use crate::conn::{Request, Target, Value, part_of};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{FunctionId, Object, PairFacts, hex};
@@ -201,8 +203,8 @@ impl<P: Presentation> RowsView<P> {
             ["PARENT", "TITLE"].iter().chain(self.presentation.optional()).copied().collect();
         let mut table = titles.fold(calls, |table, title| table.right(title)).optional(&optional);
         for row in rows {
-            let FunctionId { host, pid, module, mut function, block, .. } = row.id();
-            function.extend(block.iter().flat_map(|block| ["#", block]));
+            let FunctionId { host, pid, module, mut function, .. } = row.id();
+            function.extend(row.part().map(|part| part.to_string()));
             let pid = if several { pid.to_string() } else { String::new() };
             let (parent, title) = if several { row.site.kinship() } else { Default::default() };
             let mut cells = vec![host.unwrap_or_default().into(), pid.into(), parent.into(), Cell::styled(title, DIM)];
@@ -245,7 +247,16 @@ impl<'a> Row<'a> {
             module: function.map(|f| f.module.clone()).unwrap_or_default(),
             function: function.map_or_else(|| info.focus.clone(), |f| f.function.clone()),
             offset: hex(function.map_or(0, |f| f.offset)),
-            block: block_of(&info.focus),
         }
+    }
+
+    /// The block, edge or loop of the row; `None` if the row is about a whole function.
+    pub(super) fn part(&self) -> Option<PartName> {
+        part_of(&self.site.enabled.pairs[self.pair].focus)
+    }
+
+    /// Kind of the edge of the row; `None` if the row is about no edge, or about edges of several kinds.
+    pub(super) fn edge_kind(&self) -> Option<&'static str> {
+        self.site.enabled.pairs[self.pair].edge_kind
     }
 }

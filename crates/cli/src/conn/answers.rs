@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
-use ingraft_model::{Aggregate, Flavor, Focus};
+use ingraft_model::{Aggregate, Flavor, Focus, PartName};
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -120,6 +120,8 @@ pub(crate) struct PairInfo {
     /// Whether the value is a time in nanoseconds, so that its rate is time per time, in the unit.
     pub(crate) time: bool,
     pub(crate) function: Option<FunctionRef>,
+    /// Kind of the edge that the focus names; `None` if it names none, or edges of several kinds.
+    pub(crate) edge_kind: Option<&'static str>,
     /// Functions of the focus that are not measured.
     pub(crate) refused: u32,
     pub(crate) facts: PairFacts,
@@ -351,9 +353,22 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         time: info.is_some_and(|m| m.units_type() == v1::UnitsType::Normalized),
         metric,
         focus,
+        edge_kind: edge_kind(&pair.edge_kinds),
         function: pair.function.map(function_ref),
         refused: pair.refused_count,
         facts: PairFacts { exact_since_ns: pair.exact_since_ns },
+    }
+}
+
+/// The word for the only kind of an edge; `None` if there are several kinds, or if a newer engine has sent another one.
+fn edge_kind(kinds: &[i32]) -> Option<&'static str> {
+    let [kind] = kinds else { return None };
+    match v1::EdgeKind::try_from(*kind).ok()? {
+        v1::EdgeKind::Taken => Some("taken"),
+        v1::EdgeKind::FallThrough => Some("fall-through"),
+        v1::EdgeKind::CallReturn => Some("call-return"),
+        v1::EdgeKind::JumpTable => Some("jump-table"),
+        v1::EdgeKind::Unspecified => None,
     }
 }
 
@@ -366,10 +381,10 @@ fn function_ref(f: v1::FunctionRef) -> FunctionRef {
     FunctionRef { module: f.module, function: f.function, offset: f.offset }
 }
 
-/// The offset of the block that a focus names, as the focus states it: the part behind `#` of `/Code/MODULE/FUNCTION/#0x1a`.
-pub(crate) fn block_of(focus: &str) -> Option<String> {
+/// The block, edge or loop that a focus names: `#0x1a` of `/Code/MODULE/FUNCTION/#0x1a`.
+pub(crate) fn part_of(focus: &str) -> Option<PartName> {
     let focus = Focus::parse(focus).ok()?;
-    focus.part("Code")?.names.get(2)?.strip_prefix('#').map(str::to_owned)
+    PartName::parse(focus.part("Code")?.names.get(2)?)
 }
 
 /// Returns each refused function once. If some pairs measure a function, it is returned once for each pair that may not measure it.
@@ -402,7 +417,7 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
         let pair = r
             .pair
             .and_then(|n| pairs.get(n as usize))
-            .filter(|pair| partly || alone && !is_its_own(pair) || block_of(&pair.focus).is_some());
+            .filter(|pair| partly || alone && !is_its_own(pair) || part_of(&pair.focus).is_some());
         if partly && pair.is_none() {
             // Another entry reports that a pair may not measure the function, so the match with the pattern is not reported again.
             continue;

@@ -7,7 +7,7 @@ mod history;
 
 pub(crate) use answers::{
     Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
-    Source, Target, ThreadValue, Value, block_of,
+    Source, Target, ThreadValue, Value, part_of,
 };
 pub(crate) use history::Chapter;
 

@@ -144,9 +144,11 @@ impl<'a> Page<'a> {
             .collect();
         threads.sort_by_key(|t| t.tid);
         let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
-        let id = FunctionId { host: None, pid: self.pid, module, function, offset, block: None };
+        let id = FunctionId { host: None, pid: self.pid, module, function, offset };
         self.out.object(&Object::Count(crate::objects::Count {
             id,
+            block: None,
+            header: None,
             calls,
             threads,
             facts: crate::objects::PairFacts::default(),

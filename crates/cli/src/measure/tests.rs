@@ -136,6 +136,39 @@ async fn count_for_people() {
     .assert_eq(&lines.join("\n"));
 }
 
+fn parts() -> Script {
+    Script {
+        functions: vec!["call/#0x1a", "call/#0x1a->0x40", "call/#0x0->-0x8", "call/#loop@0x1a"],
+        readings: vec![vec![0, 0, 0, 0]],
+        last: vec![7, 5, 1, 6],
+        ends: Some(v1::Ended { status: Some(0), signal: None, exec: false }),
+        ..Script::default()
+    }
+}
+
+#[tokio::test]
+async fn blocks_edges_and_loops_for_scripts() {
+    let words = "ingraft count -p 7 call#* call#*->* call#loop@* --format json";
+    let (text, result) = run_command(words, parts(), Paper::default()).await;
+    assert!(result.is_ok(), "{result:?}");
+    let counts: Vec<&str> = text.lines().filter(|line| line.contains("\"threads\":[")).collect();
+    expect![[r#"
+        {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","block":"0x1a","calls":7,"threads":[{"tid":7,"calls":7}]}
+        {"type":"edge","pid":7,"module":"server","function":"call","offset":"0x5c1b0","from":"0x1a","to":"0x40","kind":"fall-through","count":5,"threads":[{"tid":7,"count":5}]}
+        {"type":"edge","pid":7,"module":"server","function":"call","offset":"0x5c1b0","from":"0x0","to":"-0x8","kind":null,"count":1,"threads":[{"tid":7,"count":1}]}
+        {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","loop":"0x1a","calls":6,"threads":[{"tid":7,"calls":6}]}"#]]
+    .assert_eq(&counts.join("\n"));
+}
+
+#[tokio::test]
+async fn blocks_edges_and_loops_for_people() {
+    let words = "ingraft count -p 7 call#* call#*->* call#loop@*";
+    let (text, result) = run_command(words, parts(), Paper::default()).await;
+    assert!(result.is_ok(), "{result:?}");
+    let rows: Vec<&str> = text.lines().filter_map(|line| line.split(" server").next()?.strip_prefix("call#")).collect();
+    assert_eq!(rows.iter().map(|row| row.trim()).collect::<Vec<_>>(), ["0x1a", "0x1a->0x40", "0x0->-0x8", "loop@0x1a"]);
+}
+
 /// Distribution of this number of calls, of which one in a hundred is slow.
 fn times(calls: i64) -> Distribution {
     distribution((0..calls as u64).map(|i| if i % 100 == 99 { 3_000_000 + i } else { 1000 + i }))

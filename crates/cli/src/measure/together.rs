@@ -202,6 +202,7 @@ mod tests {
             level: false,
             time: false,
             function: None,
+            edge_kind: None,
             refused: 0,
             facts: crate::objects::PairFacts::default(),
         }

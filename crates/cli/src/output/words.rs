@@ -7,7 +7,7 @@ use ingraft_model::Activations;
 use super::number::{grouped_u64, millis, percent, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
-use crate::conn::{Enabled, PairInfo, RefusedFunction, block_of};
+use crate::conn::{Enabled, PairInfo, RefusedFunction, part_of};
 use crate::exit::{Failure, Kind};
 use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
@@ -46,8 +46,8 @@ fn at(pid: i32, host: &Host) -> String {
 pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     let named = if format == Format::Json { refused.len() } else { NAMED };
     let names = refused.iter().take(named).map(|r| match &r.pair {
-        Some((_, focus)) if let Some(block) = block_of(focus) => {
-            format!("{}#{block} ({})", r.function.function, r.why_not)
+        Some((_, focus)) if let Some(part) = part_of(focus) => {
+            format!("{}{part} ({})", r.function.function, r.why_not)
         }
         Some((metric, _)) => format!("{} by {metric} ({})", r.function.function, r.why_not),
         None => format!("{} ({})", r.function.function, r.why_not),
