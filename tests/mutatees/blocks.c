@@ -2,6 +2,7 @@
  *
  * blocks COUNT      starts COUNT workers, which wait
  * go N              the main thread and each worker call `leaf` N times, with loops of 3 rounds; answers `wrong` if a result is
+ * around N          calls `around` with a loop of N rounds
  */
 #include "mutatee.h"
 
@@ -20,6 +21,34 @@ __asm__(".text\n.p2align 4\n.globl leaf\n.type leaf, @function\n"
         "  adc -8(%rsp), %rax\n"
         "  ret\n"
         ".size leaf, . - leaf\n");
+
+/* Calls `step` once before its loop, ROUNDS times in it and once after it. The loop begins at +0x9, where the first call returns, and its
+ * other block at +0xe. The loop of `spin` begins at the function's first byte. */
+void around(long rounds);
+void spin(long rounds);
+__asm__(".text\n.p2align 4\n.globl step\n.type step, @function\n"
+        "step:\n"
+        "  movl $1, %eax\n"
+        "  ret\n"
+        ".size step, . - step\n"
+        ".p2align 4\n.globl around\n.type around, @function\n"
+        "around:\n"
+        "  push %rbx\n"
+        "  mov %rdi, %rbx\n"
+        "  call step\n"
+        "1: call step\n"
+        "  dec %rbx\n"
+        "  jne 1b\n"
+        "  call step\n"
+        "  pop %rbx\n"
+        "  ret\n"
+        ".size around, . - around\n"
+        ".p2align 4\n.globl spin\n.type spin, @function\n"
+        "spin:\n"
+        "  dec %rdi\n"
+        "  jne spin\n"
+        "  ret\n"
+        ".size spin, . - spin\n");
 
 static long calls_each;
 static pthread_barrier_t begin, end;
@@ -58,6 +87,9 @@ int main(int argc, char **argv) {
             all_wrong += call(calls_each);
             pthread_barrier_wait(&end);
             say("wrong %ld", all_wrong);
+        } else if (!strncmp(line, "around ", 7)) {
+            around(atol(line + 7));
+            spin(1);
         }
         say("done");
     }

@@ -22,6 +22,7 @@ mod counting;
 mod cpu_times;
 mod crashes;
 mod data;
+mod edges;
 mod endings;
 mod events;
 mod everything;
