@@ -72,7 +72,10 @@ fn edges_and_loops_that_do_not_exist_are_errors_that_name_others() {
 fn a_loop_that_control_enters_without_an_edge_is_refused_by_that_reason() {
     let target = Mutatee::start("blocks", &[]);
     let arguments = ["watch", "-p", &target.pid_text(), "executions@/Code/blocks/spin/#loop@0x0"];
-    let _ = tool().run(arguments).assert_error(3, &["control enters the loop at +0x0 other than along an edge"]);
+    let _ = tool().run(arguments).assert_error(
+        3,
+        &["`spin#loop@0x0` cannot be instrumented: control enters the loop at +0x0 other than along an edge"],
+    );
     let arguments = ["watch", "-p", &target.pid_text(), "iterations@/Code/blocks/leaf/#0x11"];
     let _ = tool().run(arguments).assert_error(2, &["the metric `iterations`: this is not a loop"]);
     assert!(target.end().success());

@@ -453,15 +453,21 @@ impl Session {
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
         }
-        let ((function, _), refusal) = reasons.iter().min_by_key(|(p, _)| **p)?;
+        let ((function, pair), refusal) = reasons.iter().min_by_key(|(p, _)| **p)?;
         if !self.target.is_alive() {
             return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
         }
         let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
+        let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));
         let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
-        let what = match functions.len() {
-            1 => format!("`{name}` cannot be instrumented: {refusal}"),
-            n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
+        let what = match (functions.len(), part, reasons.len()) {
+            (1, None, _) => format!("`{name}` cannot be instrumented: {refusal}"),
+            (1, Some(part), 1) => format!("`{name}{part}` cannot be instrumented: {refusal}"),
+            (1, Some(part), n) => {
+                format!("none of {n} parts of `{name}` can be instrumented; `{name}{part}`: {refusal}")
+            }
+            (n, None, _) => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
+            (n, Some(part), _) => format!("none of {n} functions can be instrumented; `{name}{part}`: {refusal}"),
         };
         let hint = match refusal {
             Refusal::Kept { .. } => format!(
