@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::addr::{Svma, SvmaRange};
-use crate::cfg::{Block, EdgeKind};
+use crate::cfg::Block;
 
 /// The kinds of point that ingraft can weave or list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -437,19 +437,6 @@ pub struct BlockPoint {
     /// The block.
     pub block: Block,
     /// Site of its first instruction, or the reason why it cannot be woven.
-    pub site: Result<Site, Refusal>,
-}
-
-/// A transfer between two basic blocks of a function as a point. The three facts about the edge tell it from all others of the function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EdgePoint {
-    /// First byte of the block that the edge leaves.
-    pub from: Svma,
-    /// First byte of the block to which the edge leads.
-    pub to: Svma,
-    /// Kind of the transfer.
-    pub kind: EdgeKind,
-    /// Site of the edge, or the reason why it cannot be woven.
     pub site: Result<Site, Refusal>,
 }
 

@@ -4,7 +4,6 @@
 mod block;
 mod call;
 mod clearing;
-mod edge;
 mod entry;
 mod exit;
 mod leap;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgeId, EdgePoint, FunctionBody, LoopEdges, PointKind,
-    Refusal, Site, SvmaRange,
+    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgeId, FunctionBody, LoopEdges, PointKind, Refusal, Site,
+    SvmaRange,
 };
 
 use crate::flow::body::Body;
@@ -12,7 +12,7 @@ use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::{block, call, edge, entry, exit, leap, refused};
+use crate::sites::{block, call, entry, exit, leap, refused};
 
 impl Image {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
@@ -61,11 +61,6 @@ impl Image {
     /// The whole function: its blocks with their bytes, and its edges. An error if it is not certain where control can arrive in it.
     pub fn body(&self, function: &Function) -> Result<FunctionBody, Refusal> {
         block::body(self, function)
-    }
-
-    /// The edges between a function's basic blocks, sorted. An error if it is not certain that control moves only along them.
-    pub fn edge_points(&self, function: &Function) -> Result<Vec<EdgePoint>, Refusal> {
-        edge::points(self, function)
     }
 
     /// Whether every exit of a function is the last step of longjmp: a jump to another frame.

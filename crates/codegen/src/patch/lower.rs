@@ -59,14 +59,13 @@ pub fn generic_site(kind: PointKind) -> Site {
             (kind, 0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0])
         }
         // mov rax, [rbp - 8]; add rax, 1
-        PointKind::Block => {
+        PointKind::Block | PointKind::Edge => {
             let free = Free { scratch: vec![Gpr(0)], flags: true };
-            (SiteKind::Block { free }, 0x1030, 0, &[0x48, 0x8b, 0x45, 0xf8, 0x48, 0x83, 0xc0, 0x01])
+            let kind = if kind == PointKind::Edge { SiteKind::Edge { free } } else { SiteKind::Block { free } };
+            (kind, 0x1030, 0, &[0x48, 0x8b, 0x45, 0xf8, 0x48, 0x83, 0xc0, 0x01])
         }
         // add rsp, 0x20; pop rbp; ret
-        PointKind::Exit | PointKind::Edge => {
-            (SiteKind::Exit { within: false }, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3])
-        }
+        PointKind::Exit => (SiteKind::Exit { within: false }, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3]),
     };
     Site { point, ..Site::new(kind, entry, Svma(at), bytes.to_vec()) }
 }

@@ -326,8 +326,13 @@ fn piece(
             let spot = insertion.point;
             let is_its = |found: &Found| found.is_among(&insertion.parts);
             let first = sites(&Text::untouched(target), modules, insertion.function, spot)
-                .and_then(|sites| sites.into_iter().find(is_its).ok_or_else(|| missing(&insertion.parts))?.site);
-            first.map(|site| (site, bias))
+                .and_then(|sites| sites.into_iter().find(is_its).ok_or_else(|| missing(&insertion.parts)));
+            first.and_then(|found| match (found.site, found.hosted) {
+                (Ok(site), _) => Ok((site, bias)),
+                // The code in a copy of the function is the same as that of a point with room.
+                (Err(_), Some(_)) => Ok((Arc::new(generic_site(spot)), Bias(0))),
+                (Err(refusal), None) => Err(refusal),
+            })
         }
     };
     // an exit in the bytes that its entry displaces is woven into the entry's code, so the code at a generic exit is shown instead
