@@ -418,7 +418,9 @@ fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> V
             .pair
             .and_then(|n| pairs.get(n as usize))
             .filter(|pair| partly || alone && !is_its_own(pair) || part_of(&pair.focus).is_some());
-        if partly && pair.is_none() {
+        let is_part = |n: &usize| pairs.get(*n).is_some_and(|pair| part_of(&pair.focus).is_some());
+        let by_part = r.pair.is_none() && its.is_some_and(|its| its.iter().any(is_part));
+        if partly && pair.is_none() || by_part {
             // Another entry reports that a pair may not measure the function, so the match with the pattern is not reported again.
             continue;
         }
