@@ -1,9 +1,9 @@
 //! Counts of edges and loops, compared with the program's own and with counts of blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, open_directory, program};
+use ingraft_testing::{Mutatee, Outcome, open_directory, program, scaled};
 use serde_json::Value;
 
 use crate::tool;
@@ -98,5 +98,138 @@ fn beginnings_of_all_iterations_of_a_function_in_a_metric() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let last = outcome.all("sample").last().and_then(|sample| sample["value"].as_u64());
     assert_eq!(last, Some(3 * 100 + 70));
+    assert!(target.end().success());
+}
+
+/// Edges of `leaf`: into its loop, from one round to the next, and out of the loop.
+const IN: (&str, &str) = ("0x0", "0x11");
+const AROUND: (&str, &str) = ("0x11", "0x11");
+const OUT: (&str, &str) = ("0x11", "0x1b");
+
+/// Count of an edge.
+fn passed(outcome: &Outcome, (from, to): (&str, &str)) -> u64 {
+    let edges = outcome.all("edge");
+    let edge = edges.iter().find(|record| record["from"] == from && record["to"] == to);
+    edge.and_then(|record| record["count"].as_u64()).expect("a count")
+}
+
+#[test]
+fn edges_of_a_leaf_that_keeps_values_below_the_stack() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["leaf#*->*"]);
+    before.assert_not_in(target.pid());
+    assert_eq!(target.ask("go 1000").number("wrong"), 0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!([IN, AROUND, OUT].map(|edge| passed(&outcome, edge)), [4000, 2 * 4000, 4000]);
+    let kinds: Vec<_> = outcome.all("edge").iter().map(|record| record["kind"].as_str()).collect();
+    assert_eq!(kinds, [Some("fall-through"), Some("taken"), Some("fall-through")]);
+    for record in outcome.all("edge") {
+        let threads = record["threads"].as_array().expect("a list");
+        let sum: u64 = threads.iter().filter_map(|thread| thread["count"].as_u64()).sum();
+        assert_eq!((Some(sum), threads.len()), (record["count"].as_u64(), 4), "{record}");
+    }
+    assert_eq!(outcome.all("refused"), Vec::<&Value>::new());
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("go 10").number("wrong"), 0);
+    assert!(target.end().success());
+}
+
+#[test]
+fn edges_that_come_and_go_while_threads_pass_them() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    for round in 0..scaled(10, 200) {
+        target.tell("go 300000");
+        let edges: &[&str] = match round % 3 {
+            0 => &["leaf#*->*"],
+            1 => &["leaf#0x11->0x11", "leaf#0x11->0x1b"],
+            _ => &["leaf#0x11->0x1b", "leaf#0x11->0x11", "leaf#0x0->0x11"],
+        };
+        let outcome = tool.count(target.pid(), edges).interrupt().assert_code(0).assert_removed();
+        let (around, out) = (passed(&outcome, AROUND), passed(&outcome, OUT));
+        assert_eq!(target.reply().number("wrong"), 0, "{around} rounds were counted");
+        // Two rounds for each call, but for the calls in progress at the beginning and at the end: one in each of four threads.
+        assert!(around.abs_diff(2 * out) <= 2 * 2 * 4, "{around} rounds of {out} calls");
+        target::assert_clean(target.pid(), &before);
+    }
+    assert!(target.end().success());
+}
+
+/// The parts that could not be woven, by the function's offset and the name of the part.
+fn refused(outcome: &Outcome) -> BTreeSet<(String, String)> {
+    let refused = outcome.all("refused");
+    let named = |record: &&Value| {
+        let (_, part) = record["focus"].as_str()?.rsplit_once("/#")?;
+        assert!(record["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{record}");
+        Some((record["offset"].as_str()?.to_owned(), part.to_owned()))
+    };
+    let found: BTreeSet<_> = refused.iter().filter_map(named).collect();
+    assert_eq!(found.len(), refused.len(), "every refusal names its part");
+    found
+}
+
+/// Control arrives at a block along edges, unless the block is the first one of its function.
+#[test]
+fn edges_to_a_block_add_up_to_its_arrivals() {
+    let path = program("determ").expect("gcc");
+    let path = path.to_str().expect("a path");
+    let run = |pattern: &str| tool().run(["count", "--until-exit", pattern, "--", path, "2000"]).assert_code(0);
+    let (blocks, edges) = (run("determ:*#*"), run("determ:*#*->*"));
+    let (no_blocks, no_edges) = (refused(&blocks), refused(&edges));
+    let text = |record: &Value, key: &str| record[key].as_str().expect("a text").to_owned();
+    let mut arrivals: BTreeMap<(String, String), Option<u64>> = BTreeMap::new();
+    for record in edges.all("edge") {
+        let (offset, from, to) = (text(record, "offset"), text(record, "from"), text(record, "to"));
+        let is_woven = !no_edges.contains(&(offset.clone(), format!("{from}->{to}")));
+        let sum = arrivals.entry((offset, to)).or_insert(Some(0));
+        *sum = sum.zip(record["count"].as_u64().filter(|_| is_woven)).map(|(sum, count)| sum + count);
+    }
+    let (mut compared, mut passed) = (0, 0);
+    for record in blocks.all("count") {
+        let (offset, block) = (text(record, "offset"), text(record, "block"));
+        let part = (offset, block);
+        let Some(sum) = arrivals.get(&part).copied().flatten().filter(|_| part.1 != "0x0") else { continue };
+        if !no_blocks.contains(&part) {
+            assert_eq!(Some(sum), record["calls"].as_u64(), "{record}");
+            (compared, passed) = (compared + 1, passed + u64::from(sum > 0));
+        }
+    }
+    println!("{compared} blocks, {passed} of them executed; {} edges are refused", no_edges.len());
+    assert!(passed > 10, "{passed} of {compared} blocks were executed");
+}
+
+#[test]
+fn a_loop_counts_its_entries_and_restricts_what_it_calls() {
+    let directory = open_directory();
+    let file = directory.path().join("steps.mdl");
+    let text = "resourceList stepping is procedure { items { \"step\" }; flavor { unix }; }\n\
+                constraint in_loop /Code/*/* is inclusive;\n\
+                // Calls of step, of all or of a loop.\n\
+                metric steps { name \"steps\"; units calls; aggregateOperator sum; style EventCounter;\n\
+                constraint in_loop;\n\
+                base is counter { foreach f in stepping append preInsn f.entry constrained (* steps++; *) } }\n";
+    std::fs::write(&file, text).expect("write the definitions");
+    let mut target = Mutatee::start("blocks", &[]);
+    let before = Text::of(target.pid());
+    let focus = "/Code/blocks/around/#loop@0x9";
+    let [steps, executions] = &["steps", "executions"].map(|metric| format!("{metric}@{focus}"));
+    let leaf = "executions@/Code/blocks/leaf/#loop@0x11";
+    let definitions = file.to_str().expect("a path");
+    let words = ["steps", steps, executions, leaf, "-I", definitions];
+    let session = tool().measure("watch", target.pid(), &words);
+    target.ask("around 70");
+    target.ask("around 1");
+    assert_eq!(target.ask("go 100").number("wrong"), 0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let last = |pair: &str| {
+        let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
+        let samples = outcome.all("sample");
+        let sample = samples.iter().rfind(|sample| sample["metric"] == metric && sample["focus"] == focus);
+        sample.and_then(|sample| sample["value"].as_u64()).expect("a value")
+    };
+    assert_eq!(["steps", steps, executions, leaf].map(last), [75, 71, 2, 100]);
+    target::assert_clean(target.pid(), &before);
     assert!(target.end().success());
 }
