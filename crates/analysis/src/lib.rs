@@ -20,6 +20,7 @@ mod text;
 
 pub use data::debug_info::DebugInfo;
 pub use data::error::TypeError;
+pub use data::lines::SourceRange;
 pub use data::types::Reach;
 pub use data::variables::DataSymbol;
 pub use file::elf::{Elf, ImageKind, Segment, SegmentFlags};
@@ -31,3 +32,4 @@ pub use flow::points::{FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;
 pub use image::Image;
+pub use text::disassembly::{Disassembled, disassemble};

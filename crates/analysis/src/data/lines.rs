@@ -1,13 +1,75 @@
 //! Source lines: the ranges of code that a line of a source file was compiled to, by the line table of the debugging information.
 
 use std::num::NonZero;
+use std::sync::Arc;
 
 use gimli::{FileEntry, LineProgramHeader};
 use ingraft_model::{Svma, SvmaRange};
+use rustc_hash::FxHashMap;
 
 use crate::data::debug_info::{Bytes, DebugInfo};
 
+/// A range of code and the source line that it was compiled from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceRange {
+    /// The range of code.
+    pub range: SvmaRange,
+    /// Path of the source file, as the compiler was given it.
+    pub file: Arc<str>,
+    /// Number of the line, from 1.
+    pub line: u64,
+}
+
 impl DebugInfo<'_> {
+    /// The source lines of the code in some ranges, sorted by address. Code without a line is left out.
+    pub fn lines_in(&self, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+        let numbers = 0..self.units.len();
+        let mut found: Vec<_> = numbers.flat_map(|unit| self.lines_of_unit(unit, wanted)).collect();
+        found.sort_by_key(|line| (line.range.start, line.range.end));
+        found
+    }
+
+    /// Whether a unit may have code in the ranges. A unit that does not list its ranges may have code everywhere.
+    fn may_hold(&self, unit: usize, wanted: &[SvmaRange]) -> bool {
+        let Some(unit) = self.units.get(unit) else { return false };
+        let Ok(mut ranges) = self.dwarf.unit_ranges(unit) else { return true };
+        let mut any = false;
+        while let (Some(()), Ok(Some(range))) = (self.spend(), ranges.next()) {
+            any = true;
+            if wanted.iter().any(|wanted| range.begin < wanted.end.0 && wanted.start.0 < range.end) {
+                return true;
+            }
+        }
+        !any
+    }
+
+    fn lines_of_unit(&self, unit: usize, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+        let mut found: Vec<SourceRange> = Vec::new();
+        if !self.may_hold(unit, wanted) {
+            return found;
+        }
+        let Some(program) = self.units.get(unit).and_then(|unit| unit.line_program.clone()) else { return found };
+        let mut rows = program.rows();
+        let mut names: FxHashMap<u64, Arc<str>> = FxHashMap::default();
+        // The row whose code begins before the present one: its address, file and line.
+        let mut before: Option<(u64, u64, u64)> = None;
+        while let (Some(()), Ok(Some((header, row)))) = (self.spend(), rows.next_row()) {
+            let end = row.address();
+            if let Some((start, file, line)) = before.filter(|(start, ..)| *start < end)
+                && wanted.iter().any(|wanted| start < wanted.end.0 && wanted.start.0 < end)
+            {
+                let name = names.entry(file).or_insert_with(|| {
+                    let path = header.file(file).and_then(|entry| self.path_of(unit, header, entry));
+                    path.unwrap_or_default().into()
+                });
+                found.push(SourceRange { range: Svma(start)..Svma(end), file: Arc::clone(name), line });
+            }
+            let line = row.line().map(NonZero::get);
+            before = line.filter(|_| !row.end_sequence()).map(|line| (end, row.file_index(), line));
+        }
+        found
+    }
+
     /// The ranges of code of a source line, sorted, those of inlined copies included. `file` is the last part of the path of the source file:
     /// its name, or more of the path. Empty if the line has no code.
     pub fn ranges_of_line(&self, file: &str, line: NonZero<u64>) -> Vec<SvmaRange> {
@@ -55,13 +117,26 @@ impl DebugInfo<'_> {
         entry: &FileEntry<Bytes<'_>>,
         wanted: &str,
     ) -> bool {
+        let Some(path) = self.path_of(unit, header, entry) else { return false };
+        path.strip_suffix(wanted).is_some_and(|before| before.is_empty() || before.ends_with('/'))
+    }
+
+    /// Path of a source file: its directory, if the table names one, and its name.
+    fn path_of(
+        &self,
+        unit: usize,
+        header: &LineProgramHeader<Bytes<'_>>,
+        entry: &FileEntry<Bytes<'_>>,
+    ) -> Option<String> {
         let text = |value| {
             let string = self.dwarf.attr_string(self.units.get(unit)?, value).ok()?;
             std::str::from_utf8(string.slice()).ok().map(str::to_owned)
         };
-        let Some(name) = text(entry.path_name()) else { return false };
-        let directory = entry.directory(header).and_then(text).unwrap_or_default();
-        let path = format!("{directory}/{name}");
-        path.strip_suffix(wanted).is_some_and(|before| before.is_empty() || before.ends_with('/'))
+        let name = text(entry.path_name())?;
+        let directory = entry.directory(header).and_then(text).filter(|directory| !directory.is_empty());
+        Some(match directory {
+            Some(directory) if !name.starts_with('/') => format!("{directory}/{name}"),
+            Some(_) | None => name,
+        })
     }
 }

@@ -2,6 +2,6 @@
 
 pub(crate) mod debug_info;
 pub(crate) mod error;
-mod lines;
+pub(crate) mod lines;
 pub(crate) mod types;
 pub(crate) mod variables;

@@ -33,6 +33,11 @@ impl Image {
         part.map(|(_, i)| &self.found.functions[*i]).or_else(|| self.function_containing(Svma(at)))
     }
 
+    /// The function whose part contains an address or, if there is none, the innermost one whose head does.
+    pub fn function_around_address(&self, at: Svma) -> Option<&Function> {
+        self.function_around(at.0)
+    }
+
     /// Whether an address lies in the linker's stubs (`.plt`).
     pub fn is_stub(&self, at: Svma) -> bool {
         self.elf.text_index(at.0).is_some_and(|region| self.elf.text[region].stubs)

@@ -2,4 +2,5 @@
 
 pub(crate) mod bits;
 pub(crate) mod decode;
+pub(crate) mod disassembly;
 pub(crate) mod transfer;
