@@ -98,7 +98,7 @@ impl Churn {
     fn functions(&self) -> Vec<String> {
         let all = self
             .engine
-            .functions(&TargetSpec::Pid(self.pid), &["redis-server:*".to_owned()], Caller::Engine, &|_| ())
+            .functions(&TargetSpec::Pid(self.pid), &["redis-server:*".to_owned()], false, Caller::Engine, &|_| ())
             .unwrap()
             .functions;
         let whole = |how: &How| matches!(how, How::InPlace);

@@ -1,5 +1,9 @@
 //! Requests to the engine and its answers, as plain values without gRPC or a terminal.
 
+mod code;
+
+pub use self::code::*;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library, Metered};
-use ingraft_model::{EdgeKind, How, MetricInfo, Pid, PointKind};
+use ingraft_model::{BlockPoint, EdgeKind, How, MetricInfo, Pid, PointKind, Refusal};
 use ingraft_process::{Event, EventError, Identity, Rights, Target};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -41,6 +41,8 @@ const COSTS_EVERY: u32 = 4;
 const MODULES_EVERY: u32 = 10;
 /// Number of looks between two checks whether other programs have changed woven code.
 const CODE_EVERY: u32 = 100;
+
+mod code;
 
 /// The engine. A handle is cheap to clone, and all callers share one engine.
 #[derive(Clone)]
@@ -190,24 +192,26 @@ impl Engine {
         Ok(found)
     }
 
-    /// Functions of a target that match any of the patterns (all without a pattern). `progress` is called from time to time with a line of
-    /// text.
+    /// Functions of a target that match any of the patterns (all without a pattern). With `blocks`, the summaries include basic blocks.
+    /// `progress` is called from time to time with a line of text.
     pub fn functions(
         &self,
         target: &TargetSpec,
         patterns: &[String],
+        blocks: bool,
         caller: Caller,
         progress: &dyn Fn(&str),
     ) -> Result<FunctionList, Error> {
         let pid = resolve(target, caller)?;
         let before = Before::of(pid, caller);
-        self.functions_of(pid, patterns, caller, progress).map_err(|e| before.explain(e))
+        self.functions_of(pid, patterns, blocks, caller, progress).map_err(|e| before.explain(e))
     }
 
     fn functions_of(
         &self,
         pid: Pid,
         patterns: &[String],
+        blocks: bool,
         caller: Caller,
         progress: &dyn Fn(&str),
     ) -> Result<FunctionList, Error> {
@@ -225,7 +229,7 @@ impl Engine {
             let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
             let code = module.image.analyse(f);
             let entry = refusals.get(function);
-            let points = vec![
+            let mut points = vec![
                 PointSummary {
                     kind: PointKind::Entry,
                     count: 1,
@@ -235,6 +239,7 @@ impl Engine {
                 summary(&code, PointKind::Exit),
                 summary(&code, PointKind::CallBefore),
             ];
+            points.extend(blocks.then(|| blocks_of(&code, module.image.block_points(f))));
             Some(FunctionEntry {
                 module: file.name.clone(),
                 function: f.display_name().into_owned(),
@@ -707,15 +712,30 @@ fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
 
 /// Summary of a function's points of one kind, as far as the file alone tells.
 fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
-    let count = code.points_of(kind).count();
-    let refused = code.points_of(kind).filter(|p| p.refusal.is_some()).count();
+    summary_of(kind, code.points_of(kind).map(|point| point.refusal.as_ref()))
+}
+
+/// Summary of a function's blocks, as far as the file alone tells.
+fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>) -> PointSummary {
+    match &points {
+        Ok(points) => summary_of(PointKind::Block, points.iter().map(|point| point.site.as_ref().err())),
+        Err(refusal) => summary_of(PointKind::Block, code.cfg.blocks.iter().map(|_| Some(refusal))),
+    }
+}
+
+fn summary_of<'a>(kind: PointKind, refusals: impl Iterator<Item = Option<&'a Refusal>>) -> PointSummary {
+    let (mut count, mut refused, mut why_not) = (0_usize, 0_usize, None);
+    for refusal in refusals {
+        count += 1;
+        refused += usize::from(refusal.is_some());
+        why_not = why_not.or(refusal);
+    }
     let how = match refused {
         0 => How::InPlace,
         n if n == count => How::Refused,
         _ => How::Partly,
     };
-    let why_not = code.points_of(kind).find_map(|p| p.refusal.clone());
-    PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
+    PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not: why_not.cloned() }
 }
 
 /// Number of a function's exits that jump to another function.

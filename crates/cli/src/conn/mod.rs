@@ -224,7 +224,7 @@ impl Client {
     ) -> Result<(Vec<objects::Function>, Vec<objects::Untyped>), Failure> {
         use v1::functions_response::Event;
         let mut client = CodeClient::new(self.service.clone());
-        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec() };
+        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec(), blocks: false };
         let mut stream = self.answer(client.functions(request), progress).await?;
         let (mut out, mut untyped) = (Vec::new(), Vec::new());
         while let Some(part) = self.next(&mut stream, progress).await? {

@@ -1,32 +1,39 @@
 //! `ingraft.v1.Code`.
 
-use ingraft_engine::FunctionList;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_engine::{FunctionList, InspectRequest};
+use ingraft_model::Avma;
+use ingraft_wire::{Failure, FieldError, Parts, v1};
 use tonic::{Request, Response, Status};
 use v1::functions_response::Event;
+use v1::inspect_response::Event as Inspected;
 
 use crate::auth;
 use crate::core::{Core, payer, spawn};
-use crate::rpc::{Answers, Progress, convert};
+use crate::rpc::{Answers, Progress, convert, inspected};
 use crate::waiting::{self, Part, Waiting};
 
-/// The service that lists functions.
+/// The service that lists and describes functions.
 pub struct Service(pub Core);
 
 fn response(event: Event) -> v1::FunctionsResponse {
     v1::FunctionsResponse { event: Some(event) }
 }
 
+fn inspected(event: Inspected) -> v1::InspectResponse {
+    v1::InspectResponse { event: Some(event) }
+}
+
 #[tonic::async_trait]
 impl v1::code_server::Code for Service {
     type FunctionsStream = Answers<v1::FunctionsResponse>;
+    type InspectStream = Answers<v1::InspectResponse>;
 
     async fn functions(
         &self,
         request: Request<v1::FunctionsRequest>,
     ) -> Result<Response<Self::FunctionsStream>, Status> {
         let caller = auth::caller(&request)?;
-        let v1::FunctionsRequest { target, patterns } = request.into_inner();
+        let v1::FunctionsRequest { target, patterns, blocks } = request.into_inner();
         let target = convert::target(target).map_err(Failure::from)?;
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
@@ -34,7 +41,7 @@ impl v1::code_server::Code for Service {
             let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
             let payer = payer();
             let found = core.engine_list(move |engine| {
-                let found = engine.functions(&target, &patterns, caller, &|text| progress.say(text));
+                let found = engine.functions(&target, &patterns, blocks, caller, &|text| progress.say(text));
                 let FunctionList { pid, functions, untyped } = found.map_err(convert::failure)?;
                 let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
                 let none = parts.peek().is_none().then(Vec::new);
@@ -49,5 +56,40 @@ impl v1::code_server::Code for Service {
             drop(send.send(found.map(Part::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))
+    }
+    async fn inspect(&self, request: Request<v1::InspectRequest>) -> Result<Response<Self::InspectStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let v1::InspectRequest { target, pattern, instructions } = request.into_inner();
+        let target = convert::target(target).map_err(Failure::from)?;
+        if pattern.is_empty() {
+            return Err(Failure::from(FieldError::missing("pattern")).into_status());
+        }
+        let request = InspectRequest { target, pattern, instructions };
+        let (send, told) = waiting::channel(8);
+        let core = self.0.clone();
+        spawn(async move {
+            let progress = Progress::new(send.clone(), |text| inspected(Inspected::Progress(v1::Progress { text })));
+            let payer = payer();
+            let found = core.engine_list(move |engine| {
+                let found = engine.inspect(&request, caller, &|text| progress.say(text)).map_err(convert::failure)?;
+                let pid = found.pid.0;
+                let items = found.functions.into_iter().flat_map(inspected::items);
+                let chunk = move |items| inspected(Inspected::Code(v1::CodeChunk { pid, items }));
+                Waiting::packed(payer.as_ref(), Parts::new(items).map(chunk))
+            });
+            let found = found.await.and_then(|found| found).map_err(Failure::into_status);
+            // If the client is gone, no answer is needed.
+            drop(send.send(found.map(Part::Many)).await);
+        });
+        Ok(Response::new(Box::pin(told)))
+    }
+
+    async fn locate(&self, request: Request<v1::LocateRequest>) -> Result<Response<v1::LocateResponse>, Status> {
+        let caller = auth::caller(&request)?;
+        let v1::LocateRequest { target, address } = request.into_inner();
+        let target = convert::target(target).map_err(Failure::from)?;
+        let found = self.0.engine_list(move |engine| engine.locate(&target, Avma(address), caller));
+        let found = found.await.and_then(|found| found.map_err(convert::failure)).map_err(Failure::into_status)?;
+        Ok(Response::new(inspected::location(found)))
     }
 }

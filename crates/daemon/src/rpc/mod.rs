@@ -18,6 +18,7 @@ mod code;
 pub mod convert;
 mod daemon;
 mod enable;
+mod inspected;
 mod instrumentation;
 mod metrics;
 mod processes;

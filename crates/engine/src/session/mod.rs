@@ -24,6 +24,7 @@ mod errors;
 mod events;
 mod family;
 mod follow;
+mod generated;
 mod insert;
 mod internals;
 pub(crate) mod launch;

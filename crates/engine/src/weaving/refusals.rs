@@ -1,10 +1,7 @@
 //! Refusals of entries of a target, determined without a change to the target.
 
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points_on};
-use ingraft_model::{
-    Avma, CpuClock, DataArea, FunctionRef, ModuleRef, Refusal, Scale, Site, Snippet, ThreadIdentity, VariableId,
-    WallClock,
-};
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points_on};
+use ingraft_model::{Avma, FunctionRef, ModuleRef, Refusal, Site, Snippet, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -12,21 +9,11 @@ use rustc_hash::FxHashMap;
 use crate::background::{Quick, in_background};
 use crate::program::modules::Modules;
 use crate::weaving::sites::{Text, entry_site};
+use crate::weaving::trial::environment;
 
 /// The entries of these functions that cannot be woven, with the reasons. All of them are woven into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
-    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment {
-        data,
-        identity: ThreadIdentity::FsOffset(0x2d0),
-        shadow_stack: false,
-        ticks: Scale::ONE,
-        wall: WallClock::Tsc,
-        cpu: CpuClock::None,
-        vectors: None,
-        loader: None,
-        readable: Readable::default(),
-    };
+    let env = environment();
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let text = Text::untouched(target);

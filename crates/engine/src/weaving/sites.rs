@@ -94,6 +94,11 @@ impl<'a> Text<'a> {
         Text::new(target, std::iter::empty())
     }
 
+    /// The target.
+    pub fn target(&self) -> &Target {
+        self.target
+    }
+
     /// Reads the present text. Returns false if it cannot be read.
     fn now(&self, at: Avma, bytes: &mut [u8]) -> bool {
         self.pages.read(self.target, at, bytes)

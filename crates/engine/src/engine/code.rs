@@ -1,0 +1,383 @@
+//! Answers about the code of a target: functions in detail, and what lies at an address.
+
+use std::sync::Arc;
+
+use ingraft_analysis::{DebugInfo, Disassembled, Function, SourceRange, TypeError, disassemble};
+use ingraft_codegen::RemovalRecord;
+use ingraft_model::{Avma, AvmaRange, EdgeTarget, FunctionRef as Reference, Offset, Pid, Svma, SvmaRange};
+use ingraft_process::Target;
+
+use super::{Engine, lock, open, resolve};
+use crate::api::*;
+use crate::error::{Error, ErrorKind};
+use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::modules::{Module, ModuleFile, Modules};
+use crate::program::pattern::Pattern;
+use crate::recovery::journal::{Contents, Kept};
+use crate::recovery::leftover;
+use crate::recovery::signature::SIGNATURE;
+use crate::session::replaced::Before;
+use crate::weaving::parts::{Generated, GeneratedPoint};
+use crate::weaving::sites::Text;
+use crate::weaving::trial;
+
+/// Length in bytes of the code that is read for one instruction.
+const INSTRUCTION_MAX: usize = 15;
+
+impl Engine {
+    /// The functions that a pattern matches, in detail: points, control flow, and if asked for, original and woven instructions.
+    pub fn inspect(
+        &self,
+        request: &InspectRequest,
+        caller: Caller,
+        progress: &dyn Fn(&str),
+    ) -> Result<Inspection, Error> {
+        let pid = resolve(&request.target, caller)?;
+        let before = Before::of(pid, caller);
+        self.inspect_one(pid, request, caller, progress).map_err(|e| before.explain(e))
+    }
+
+    fn inspect_one(
+        &self,
+        pid: Pid,
+        request: &InspectRequest,
+        caller: Caller,
+        progress: &dyn Fn(&str),
+    ) -> Result<Inspection, Error> {
+        let target = Arc::new(open(pid, caller)?);
+        let modules = Modules::of(&target)?;
+        let pattern = Pattern::parse(&request.pattern);
+        modules.load(&target, &self.inner.context.images, std::slice::from_ref(&pattern), progress);
+        let found = resolve_patterns(&modules, std::slice::from_ref(&request.pattern), Missing::Fails)?;
+        if found.len() > INSPECTED_MAX {
+            let what = format!("`{}` matches {} functions", request.pattern, found.len());
+            let hint = format!("name at most {INSPECTED_MAX}; `ingraft functions` lists them");
+            return Err(Error::new(ErrorKind::Usage, "too_many_functions", what, hint));
+        }
+        progress("looking at the points");
+        let generated = self.generated(&target)?;
+        let originals = RemovalRecord {
+            text: generated.iter().flat_map(|g| &g.points).flat_map(|p| &p.text).copied().collect(),
+            ..RemovalRecord::default()
+        };
+        let text = Text::new(&target, std::iter::once(&originals));
+        let one = |function: &Reference| describe(&text, &modules, *function, &generated, request.instructions);
+        let mut functions: Vec<_> = found.iter().filter_map(one).collect();
+        if request.instructions {
+            functions.iter_mut().for_each(|function| add_woven(&target, function, &generated));
+        }
+        target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
+        Ok(Inspection { pid, functions })
+    }
+
+    /// Finds out what lies at an address of a process.
+    pub fn locate(&self, target: &TargetSpec, address: Avma, caller: Caller) -> Result<Location, Error> {
+        let pid = resolve(target, caller)?;
+        let target = Arc::new(open(pid, caller)?);
+        let modules = Modules::of(&target)?;
+        let maps = target.maps().map_err(|e| Error::process(pid, e))?;
+        let mapping = maps.iter().find(|m| m.range.contains(&address));
+        let mut location = Location {
+            pid,
+            address,
+            mapping: mapping.map(|m| m.path.to_string_lossy().into_owned()),
+            place: None,
+            generated: None,
+            note: String::new(),
+        };
+        let generated = self.generated(&target)?;
+        location.generated = generated.iter().find_map(|generated| place_in(&target, generated, address));
+        let original = location.generated.as_ref().and_then(|place| place.original.or(place.point));
+        let at = if location.generated.is_some() { original } else { Some(address) };
+        if let Some(at) = at {
+            (location.place, location.note) = self.place_of(&target, &modules, at);
+        }
+        let unknown = generated.iter().filter(|_| location.generated.is_some()).find_map(|g| g.unknown.clone());
+        if let Some(unknown) = unknown {
+            location.note = unknown;
+        } else if mapping.is_none() {
+            "nothing is mapped at this address".clone_into(&mut location.note);
+        }
+        target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
+        Ok(location)
+    }
+
+    /// The place of an address in a module, and one sentence if it is not known.
+    fn place_of(&self, target: &Target, modules: &Modules, at: Avma) -> (Option<ModulePlace>, String) {
+        let holds = |file: &ModuleFile| {
+            file.is_mapped && file.file.mappings.iter().chain(&file.file.moved).any(|m| m.range.contains(&at))
+        };
+        let errors = modules.load_files(target, &self.inner.context.images, &holds);
+        let Some((_, file, module)) = modules.loaded().find(|(_, file, _)| holds(file)) else {
+            let why = errors.first().map_or_else(String::new, |e| format!("the file cannot be analysed: {}", e.what));
+            return (None, why);
+        };
+        let svma = at.to_svma(module.bias);
+        let function = module.image.function_around_address(svma);
+        let block = function.and_then(|f| {
+            let blocks = module.image.blocks(f);
+            let block = blocks.iter().find(|block| block.range.contains(&svma))?;
+            Some(Offset::between(f.start().0, block.range.start.0))
+        });
+        let one: SvmaRange = svma..Svma(svma.0.saturating_add(1));
+        let source = lines(target, file, module, std::slice::from_ref(&one)).pop();
+        let place = ModulePlace {
+            module: file.name.clone(),
+            at: svma,
+            function: function.map(|f| named(file, f)),
+            block,
+            source: source.map(|line| (line.file, line.line)),
+        };
+        (Some(place), String::new())
+    }
+
+    /// The generated code in a target: that of this engine, and that of other engines as far as their journals tell.
+    fn generated(&self, target: &Arc<Target>) -> Result<Vec<Generated>, Error> {
+        let session = lock(&self.inner.sessions).get(&target.pid()).cloned();
+        let own = session.filter(|session| session.target().identity() == target.identity());
+        let (own, more) = own.and_then(|session| session.generated()).map_or((None, true), |(g, more)| (Some(g), more));
+        let mut found: Vec<Generated> = own.into_iter().collect();
+        if !more {
+            return Ok(found);
+        }
+        for range in target.find_areas().map_err(|e| Error::process(target.pid(), e))? {
+            let mut left = self.left_in(target, &range);
+            for own in &found {
+                left.points.retain(|left| own.points.iter().all(|own| own.text != left.text));
+                left.areas.retain(|range| !own.areas.contains(range));
+            }
+            found.push(left);
+        }
+        Ok(found)
+    }
+
+    /// The generated code whose data area is at `range`, as far as a journal tells.
+    fn left_in(&self, target: &Arc<Target>, range: &AvmaRange) -> Generated {
+        let mut left = Generated { areas: vec![range.clone()], arenas: signed(target), ..Generated::default() };
+        let journal = match leftover::open_area(&self.inner.context.state, target, range) {
+            Ok(found) => {
+                let holder = found.area.holder().ok();
+                let state = if holder.is_some_and(|holder| holder.is_alive()) { "" } else { " (dead)" };
+                let process = holder.map_or_else(String::new, |holder| format!("process {}", holder.pid));
+                let name = found.journal.as_ref().map_or(process, |journal| journal.head.holder.clone());
+                left.holder = format!("{name}{state}");
+                found.journal
+            }
+            Err(e) => {
+                left.unknown = Some(format!("memory of ingraft that this version cannot read: {}", e.what));
+                return left;
+            }
+        };
+        let Some(Contents { points, kept, chains, arenas, .. }) = journal else {
+            left.unknown = Some("memory of ingraft, whose journal this command cannot read".to_owned());
+            return left;
+        };
+        left.arenas.extend(arenas);
+        let point = |point: &crate::recovery::journal::PointRecord| {
+            let chain = chains.get(&point.removal.key()).map(|known| &known.chain);
+            GeneratedPoint::recorded(&point.removal, chain, |owner| pair_of(&kept, owner))
+        };
+        left.points = points.iter().filter_map(point).collect();
+        left
+    }
+}
+
+/// The pair of a kept measurement whose first counter is `owner`.
+fn pair_of(kept: &[Kept], owner: u64) -> Option<String> {
+    let mut pairs = kept.iter().flat_map(|kept| &kept.pairs);
+    let pair = pairs.find(|pair| u64::from(pair.value.first) == owner || pair.owner.map(u64::from) == Some(owner))?;
+    Some(if pair.focus.is_empty() { pair.metric.clone() } else { format!("{}@{}", pair.metric, pair.focus) })
+}
+
+/// Executable memory of a target that begins with the signature of an arena.
+fn signed(target: &Target) -> Vec<AvmaRange> {
+    let Ok(maps) = target.maps() else { return Vec::new() };
+    let is_arena = |start: Avma| {
+        let mut bytes = [0; SIGNATURE.len()];
+        target.read(start, &mut bytes).is_ok() && bytes == *SIGNATURE
+    };
+    let code = maps.into_iter().filter(|m| m.exec && !m.is_file());
+    code.filter(|m| is_arena(m.range.start)).map(|m| m.range).collect()
+}
+
+fn named(file: &ModuleFile, function: &Function) -> FunctionRef {
+    FunctionRef { module: file.name.clone(), function: function.display_name().into_owned(), offset: function.start() }
+}
+
+/// The source lines of code in a module, by its own debugging information or by that of its separate file.
+fn lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRange]) -> Vec<SourceRange> {
+    let elf = module.image.elf();
+    let ask = |elf| DebugInfo::of(elf).map(|info| info.lines_in(wanted));
+    let found = match (ask(elf), file.debug(target.pid(), elf)) {
+        (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
+        (own, _) => own,
+    };
+    found.unwrap_or_default()
+}
+
+/// A function in detail, without its woven code.
+fn describe(
+    text: &Text<'_>,
+    modules: &Modules,
+    function: Reference,
+    generated: &[Generated],
+    instructions: bool,
+) -> Option<InspectedFunction> {
+    let (file, module, f) = modules.resolve(function)?;
+    let address = f.start().to_avma(module.bias);
+    let cfg = module.image.cfg(f);
+    let outside = cfg.ways_out().filter_map(|edge| match edge.to {
+        EdgeTarget::Outside(at) => Some((at, outside_name(file, module, at))),
+        EdgeTarget::Block(_) | EdgeTarget::Dynamic => None,
+    });
+    let outside = outside.collect();
+    let mut points = trial::points(text, modules, function);
+    let theirs = generated.iter().flat_map(|g| g.points.iter().map(move |p| (g, p)));
+    let theirs: Vec<_> = theirs.filter(|(_, point)| is_of(point, f, module)).collect();
+    for point in &mut points {
+        let at = address.0.wrapping_add_signed(point.at.0);
+        let is_it = |woven: &GeneratedPoint| woven.point.0 == at && woven.kind.is_none_or(|kind| kind == point.kind);
+        point.woven = theirs.iter().any(|(_, woven)| is_it(woven));
+    }
+    let mut described = InspectedFunction {
+        function: named(file, f),
+        size: f.size() + f.parts().iter().map(|part| part.end.0 - part.start.0).sum::<u64>(),
+        address,
+        outside,
+        points,
+        instructions: Vec::new(),
+        woven: Vec::new(),
+        holder: theirs.first().map(|(generated, _)| generated.holder.clone()),
+        cfg,
+    };
+    if instructions {
+        described.instructions = original(text.target(), file, module, &described);
+    }
+    Some(described)
+}
+
+/// Whether a point belongs to a function.
+fn is_of(point: &GeneratedPoint, function: &Function, module: &Module) -> bool {
+    match point.function {
+        Some(first) => first == function.start().to_avma(module.bias),
+        None => function.contains(point.point.to_svma(module.bias)),
+    }
+}
+
+/// The name of a place outside of a function, as `FUNCTION+0x12`, or as an address.
+fn outside_name(file: &ModuleFile, module: &Module, at: Svma) -> String {
+    let import = module.image.stub_slot(at).and_then(|slot| module.image.import_at(slot));
+    if let Some(import) = import {
+        return format!("{import}@plt");
+    }
+    match module.image.function_around_address(at) {
+        Some(function) => {
+            let offset = Offset::between(function.start().0, at.0);
+            let offset = if offset.0 == 0 { String::new() } else { offset.to_string() };
+            format!("{}{offset}", function.display_name())
+        }
+        None => format!("{}+{:#x}", file.name, at.0),
+    }
+}
+
+/// The instructions of a function's blocks as the file has them, with their source lines.
+fn original(target: &Target, file: &ModuleFile, module: &Module, function: &InspectedFunction) -> Vec<CodeInstruction> {
+    let ranges: Vec<SvmaRange> = function.cfg.blocks.iter().map(|block| block.range.clone()).collect();
+    let known = lines(target, file, module, &ranges);
+    let source = |at: u64| {
+        let after = known.partition_point(|line| line.range.start.0 <= at);
+        let line = known[..after].iter().rev().find(|line| at < line.range.end.0)?;
+        Some((Arc::clone(&line.file), line.line))
+    };
+    let start = function.function.offset;
+    let target_name = |at: Svma| match function.cfg.block_at(at) {
+        Some(_) => Offset::between(start.0, at.0).block_name(),
+        None => outside_name(file, module, at),
+    };
+    let instruction = |one: Disassembled| CodeInstruction {
+        source: source(one.at),
+        at: Svma(one.at),
+        bytes: one.bytes,
+        text: match one.target {
+            Some(target) => format!("{} <{}>", one.text, target_name(Svma(target))),
+            None => one.text,
+        },
+    };
+    let code = |range: &SvmaRange| {
+        let len = usize::try_from(range.end.0.saturating_sub(range.start.0)).unwrap_or(0);
+        let bytes = module.image.elf().bytes_at(range.start, len).unwrap_or_default();
+        disassemble(range.start.0, bytes)
+    };
+    ranges.iter().flat_map(code).map(instruction).collect()
+}
+
+/// Adds the woven code of a function: for each point the springboard, and the parts of its code in the order of addresses.
+fn add_woven(target: &Target, function: &mut InspectedFunction, generated: &[Generated]) {
+    let first = function.address;
+    let inside = |at: Avma| {
+        let at = Svma(function.function.offset.0.wrapping_add(at.0.wrapping_sub(first.0)));
+        function.cfg.blocks.iter().any(|block| block.range.contains(&at))
+    };
+    let mut woven = Vec::new();
+    for point in generated.iter().flat_map(|generated| &generated.points) {
+        let is_its = point.function.map_or_else(|| inside(point.point), |its| its == first);
+        if !is_its {
+            continue;
+        }
+        for part in &point.parts {
+            let len = usize::try_from(part.range.end.0.saturating_sub(part.range.start.0)).unwrap_or(0);
+            let mut bytes = vec![0; len];
+            if target.read(part.range.start, &mut bytes).is_err() {
+                continue;
+            }
+            woven.extend(disassemble(part.range.start.0, &bytes).into_iter().map(|line| {
+                let original = point.resume_at(Avma(line.at));
+                WovenInstruction {
+                    kind: point.kind,
+                    point: Offset::between(first.0, point.point.0),
+                    part: part.part,
+                    pair: part.pair.clone(),
+                    at: Avma(line.at),
+                    bytes: line.bytes,
+                    text: line.text,
+                    original: original.map(|at| Offset::between(first.0, at.0)),
+                }
+            }));
+        }
+    }
+    woven.sort_by_key(|line| (line.point, line.kind, line.at));
+    function.woven = woven;
+}
+
+/// The place of an address in generated code; `None` if the address is in none of it.
+fn place_in(target: &Target, generated: &Generated, at: Avma) -> Option<GeneratedPlace> {
+    let place = |part, point: Option<&GeneratedPoint>| GeneratedPlace {
+        holder: generated.holder.clone(),
+        part,
+        kind: point.and_then(|point| point.kind),
+        point: point.map(|point| point.point),
+        pair: None,
+        original: None,
+    };
+    let found = generated.points.iter().find_map(|point| Some((point, point.part_at(at)?)));
+    if let Some((point, part)) = found {
+        let pair = part.pair.clone();
+        return Some(GeneratedPlace { pair, original: point.resume_at(at), ..place(part.part, Some(point)) });
+    }
+    if generated.areas.iter().any(|area| area.contains(&at)) {
+        return Some(place(CodePart::Data, None));
+    }
+    let arena = generated.arenas.iter().find(|arena| arena.contains(&at))?;
+    if at < arena.start.offset(SIGNATURE.len() as i64) {
+        return Some(place(CodePart::Signature, None));
+    }
+    if generated.points.iter().any(|point| point.step_out.iter().any(|routine| routine.contains(&at))) {
+        return Some(place(CodePart::Routine, None));
+    }
+    // Room that no code was written to is zero.
+    let mut bytes = [0; INSTRUCTION_MAX];
+    let read = target.read_some(at, &mut bytes).unwrap_or(0);
+    let empty = bytes[..read].iter().all(|byte| *byte == 0);
+    let part = if empty || generated.unknown.is_none() { CodePart::Free } else { CodePart::Point };
+    Some(place(part, None))
+}

@@ -1,0 +1,132 @@
+//! Trial weaving: whether and how the points of a function can be woven. The code goes into an arena that does not exist, so the target is
+//! not changed.
+
+use std::sync::Arc;
+
+use ingraft_codegen::{
+    Arena, Environment, MiniRequest, PointRequest, Readable, StackView, TextSpace, WovenPoint, weave_points_on,
+};
+use ingraft_model::{
+    Avma, CpuClock, DataArea, FunctionRef, Offset, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity,
+    VariableId, WallClock,
+};
+
+use rustc_hash::FxHashMap;
+
+use crate::api::{InspectedPoint, Springboard};
+use crate::background::Quick;
+use crate::program::modules::Modules;
+use crate::weaving::sites::{Text, entry_site, sites};
+
+/// First byte of a `jmp rel8`.
+const SHORT_JUMP: u8 = 0xeb;
+
+/// The environment of code that is woven only to see whether it can be.
+pub fn environment() -> Environment {
+    Environment {
+        data: DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 },
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        wall: WallClock::Tsc,
+        cpu: CpuClock::None,
+        vectors: None,
+        loader: None,
+        readable: Readable::default(),
+    }
+}
+
+/// The points of a function in the order of kinds and addresses: its entry, exits, calls and blocks. The points of each kind are woven
+/// together, and without those of other kinds.
+pub fn points(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Vec<InspectedPoint> {
+    let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
+    let code = module.image.analyse(f);
+    let offset = |at: Svma| Offset::between(f.start().0, at.0);
+    let mut all = Vec::new();
+    for kind in [PointKind::Entry, PointKind::Exit, PointKind::CallBefore, PointKind::Block] {
+        let places: Vec<(Svma, Option<Refusal>)> = match kind {
+            PointKind::Block => code.cfg.blocks.iter().map(|block| (block.range.start, None)).collect(),
+            PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter | PointKind::Edge => {
+                code.points_of(kind).map(|point| (point.at, point.refusal.clone())).collect()
+            }
+        };
+        let woven = tried(text, modules, function, kind);
+        for (at, known) in places {
+            let springboard = match &woven {
+                Err(refusal) => Err(refusal.clone()),
+                Ok(woven) => match (woven.get(&at), known) {
+                    (Some(found), _) => found.clone(),
+                    (None, Some(refusal)) => Err(refusal),
+                    (None, None) => Err(Refusal::NoSuchPoint),
+                },
+            };
+            all.push(InspectedPoint { kind, at: offset(at), springboard, woven: false });
+        }
+    }
+    all
+}
+
+/// The points of one kind that have a site, and the reasons of those that have none as far as it is known which they are.
+type Tried = FxHashMap<Svma, Result<Springboard, Refusal>>;
+
+fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Tried, Refusal> {
+    let Some((file, module, f)) = modules.resolve(function) else { return Err(Refusal::NoSuchFunction) };
+    let found = sites(text, modules, function, kind)?;
+    let starts: Vec<Svma> = module.image.blocks(f).iter().map(|block| block.range.start).collect();
+    let mut tried = Tried::default();
+    if kind == PointKind::Block {
+        // the sites are in the order of the blocks
+        let all = starts.iter().zip(&found);
+        tried.extend(all.filter_map(|(at, found)| Some((*at, Err(found.site.clone().err()?)))));
+    }
+    let mut ready: Vec<Arc<Site>> = found.into_iter().filter_map(|found| found.site.ok()).collect();
+    // An exit in the bytes that the entry displaces is woven into the copy of these bytes.
+    if ready.iter().any(|site| site.is_within_entry()) {
+        ready.extend(entry_site(text, modules, function));
+    }
+    let start = file.text().end.0.next_multiple_of(4096);
+    let mut arena = Arena::new(Avma(start)..Avma(start + Arena::estimate_bytes(ready.len()) + (1 << 20)));
+    let mut space = TextSpace::new();
+    space.add_padding(module.bias, module.image.padding());
+    let count = Snippet::increment(VariableId(0));
+    let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+    let requests: Vec<_> = ready
+        .iter()
+        .map(|site| PointRequest { site, bias: module.bias, name: "another point", minis: &minis, beside: &[] })
+        .collect();
+    // A request as a whole fails only for reasons that do not occur here.
+    let Ok(weave) = weave_points_on(&Quick, &environment(), &mut arena, &mut space, &requests) else {
+        return Err(Refusal::NoRoomNearby);
+    };
+    let own = ready.iter().zip(weave.woven).filter(|(site, _)| site.point_kind() == kind);
+    tried.extend(own.map(|(site, woven)| {
+        let at = match kind {
+            PointKind::Entry => f.start(),
+            // a block that begins with an `endbr64` is woven behind it
+            PointKind::Block => {
+                let after = starts.partition_point(|start| *start <= site.at);
+                starts[..after].last().copied().unwrap_or(site.at)
+            }
+            PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter | PointKind::Edge => {
+                Svma(site.at.0 + u64::from(site.point))
+            }
+        };
+        (at, woven.map(|woven| springboard(&woven)))
+    }));
+    Ok(tried)
+}
+
+/// Method by which control gets to the code of a point.
+pub fn springboard(woven: &WovenPoint) -> Springboard {
+    if woven.host.is_some() {
+        return Springboard::Copy;
+    }
+    if woven.stack == StackView::CALLED {
+        return Springboard::Call;
+    }
+    let first = woven.removal.text.iter().find(|write| write.at == woven.at);
+    match first.and_then(|write| write.old_bytes().first()) {
+        Some(&SHORT_JUMP) => Springboard::Island,
+        Some(_) | None => Springboard::Jump,
+    }
+}
