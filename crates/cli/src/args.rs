@@ -24,6 +24,7 @@ use crate::exit::Failure;
   ingraft demo                                         see it work on a server of its own
   ingraft ps 'redis*'                                  what can be measured, and if not, why
   ingraft functions -n redis-server 'process*'         functions of a running program
+  ingraft inspect -n redis-server processCommand       its points, blocks and loops; --svg draws them
   ingraft count -n redis-server processCommand --for 10s
   ingraft count --until-exit '*python3*:_PyEval_*' -- python3 script.py
   ingraft latency -n redis-server processCommand --for 10s
@@ -136,6 +137,10 @@ pub(crate) enum Command {
     Ps(PsArgs),
     /// List functions of a running program and how each kind of point is reached
     Functions(FunctionsArgs),
+    /// Show a function in detail: points, control-flow graph, loops, instructions, woven code
+    Inspect(InspectArgs),
+    /// Tell what lies at an address of a process
+    Where(WhereArgs),
     /// Count the calls of functions, per thread, to the unit
     Count(CountArgs),
     /// Measure how long the calls of functions take: mean, percentiles, histogram
@@ -290,6 +295,7 @@ pub(crate) struct PsArgs {
     after_help = "Examples:
   ingraft functions -p 4711
   ingraft functions -n redis-server 'process*' 'libc:mem*'
+  ingraft functions -n redis-server --summary           by module: what can be measured
   ingraft functions -n redis-server --format json | jq 'select(.how.entry == \"refused\")'
 
 A GLOB is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. C++ and Rust names match mangled and demangled."
@@ -298,9 +304,71 @@ pub(crate) struct FunctionsArgs {
     #[command(flatten)]
     pub(crate) target: RunningTarget,
 
+    /// Print for each module how many functions can be measured at which points, and the reasons of the others
+    #[arg(long)]
+    pub(crate) summary: bool,
+
     /// Only functions that match
     #[arg(value_name = "GLOB")]
     pub(crate) globs: Vec<String>,
+}
+
+/// `ingraft inspect`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft inspect [OPTIONS] <-p <PID>|-n <NAME>> <FUNCTION>",
+    after_help = "Examples:
+  ingraft inspect -n redis-server processCommand
+  ingraft inspect -n redis-server dictFind --disassembly
+  ingraft inspect -n redis-server dictFind --svg -o dictFind.svg
+  ingraft inspect -n redis-server dictFind --for 5s --svg -o hot.svg   colours by counts
+  ingraft inspect -n redis-server dictFind --dot | dot -Tpdf -o dictFind.pdf
+
+A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. It may match at most 20 functions.
+Offsets of points, blocks and instructions are distances from the first byte of the function.
+With --disassembly, code that is woven into the function follows each block where it is woven."
+)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) target: RunningTarget,
+
+    /// Print the instructions of each block with their source lines, and the code that is woven there
+    #[arg(long, short = 'd')]
+    pub(crate) disassembly: bool,
+
+    /// Print the control-flow graph as text for Graphviz
+    #[arg(long, conflicts_with_all = ["svg", "disassembly"])]
+    pub(crate) dot: bool,
+
+    /// Print the control-flow graph as a picture (SVG)
+    #[arg(long, conflicts_with = "disassembly")]
+    pub(crate) svg: bool,
+
+    /// Count for this time how often control arrives at each block, and show the counts
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+
+    /// Function to show
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) function: String,
+}
+
+/// `ingraft where`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft where 4711 0x55d0c81b3f20
+  ingraft --daemon unix:/run/ingraft/ingraftd.sock where 4711 0x55d0c7ff0214
+
+For code that ingraft has put into the process, it tells the point that the code belongs to,
+and where in the original code a thread at that address would go on.")]
+pub(crate) struct WhereArgs {
+    /// The process
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: i32,
+
+    /// The address, in hexadecimal, with or without 0x
+    #[arg(value_name = "ADDRESS", value_parser = address)]
+    pub(crate) address: u64,
 }
 
 /// `ingraft count`.
@@ -600,8 +668,10 @@ impl Cli {
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
+            Command::Inspect(args) => (&args.target, false),
             Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
+            | Command::Where(_)
             | Command::Metrics(_)
             | Command::Check(_)
             | Command::Fmt(_)
@@ -645,6 +715,13 @@ fn interval(text: &str) -> Result<Duration, String> {
         d if d > Duration::from_secs(3600) => Err("longer than an hour".to_owned()),
         d => Ok(d),
     }
+}
+
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.trim().strip_prefix("0x").unwrap_or(text.trim());
+    let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    let number = u64::from_str_radix(digits, 16).ok().filter(|_| is_number);
+    number.ok_or_else(|| "not an address; write it in hexadecimal, such as 0x55d0c81b3f20".to_owned())
 }
 
 fn phase(text: &str) -> Result<Duration, String> {

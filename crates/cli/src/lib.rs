@@ -14,6 +14,7 @@ mod fake;
 mod measure;
 mod objects;
 mod output;
+mod picture;
 mod signals;
 
 use std::ffi::OsString;
@@ -74,6 +75,8 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
     let result = match command {
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
+        Command::Inspect(args) => command::inspect::run(args, context, out).await,
+        Command::Where(args) => command::locate::run(&args, &engines, common, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,

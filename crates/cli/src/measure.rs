@@ -607,41 +607,7 @@ impl Site {
     }
 
     fn announcement(&self, attach_ms: f64) -> Object {
-        let e = &self.enabled;
-        let (host, pid, points, measurement) = (self.host(), e.pid, e.points, e.measurement);
-        let stopped_ms = millis(e.stopped_ns);
-        let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
-        if e.attached {
-            let (threads, modules, functions) = (e.threads, e.modules, e.functions);
-            Object::Attached(objects::Attached {
-                host,
-                pid,
-                parent: e.parent,
-                title: e.title.clone(),
-                threads,
-                modules,
-                functions,
-                points,
-                attach_ms,
-                stopped_ms,
-                measurement,
-                caught_up,
-                not_unwound,
-            })
-        } else {
-            Object::Changed(objects::Changed {
-                host,
-                pid,
-                parent: e.parent,
-                title: e.title.clone(),
-                points,
-                attach_ms,
-                stopped_ms,
-                measurement,
-                caught_up,
-                not_unwound,
-            })
-        }
+        announcement(&self.enabled, self.host(), attach_ms)
     }
 
     /// Cost of the measurement for its target; `None` if the cost is not known or no longer known.
@@ -718,6 +684,44 @@ pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&s
     let name = running.name.clone().filter(|_| all || cgroup.is_some());
     let choice = Choice { name, cgroup: cgroup.map(str::to_owned) };
     (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
+}
+
+/// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
+pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
+    let (pid, points, measurement) = (e.pid, e.points, e.measurement);
+    let stopped_ms = millis(e.stopped_ns);
+    let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
+    if e.attached {
+        let (threads, modules, functions) = (e.threads, e.modules, e.functions);
+        Object::Attached(objects::Attached {
+            host,
+            pid,
+            parent: e.parent,
+            title: e.title.clone(),
+            threads,
+            modules,
+            functions,
+            points,
+            attach_ms,
+            stopped_ms,
+            measurement,
+            caught_up,
+            not_unwound,
+        })
+    } else {
+        Object::Changed(objects::Changed {
+            host,
+            pid,
+            parent: e.parent,
+            title: e.title.clone(),
+            points,
+            attach_ms,
+            stopped_ms,
+            measurement,
+            caught_up,
+            not_unwound,
+        })
+    }
 }
 
 /// Returns the running targets that the flags name.

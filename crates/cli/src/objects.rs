@@ -1,12 +1,14 @@
 //! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on the keys, so
 //! keys may be added, but never renamed.
 
+pub(crate) mod code;
 mod histograms;
 
 pub(crate) use histograms::{Interval, Quantiles, Times};
 
 use std::collections::BTreeMap;
 
+use code::{Block, CodeLine, ControlEdge, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
 
@@ -21,6 +23,16 @@ pub(crate) enum Object {
     Changed(Changed),
     Function(Function),
     Untyped(Untyped),
+    Summary(Summary),
+    Graph(Graph),
+    Point(Point),
+    Block(Block),
+    Edge(ControlEdge),
+    Loop(ControlLoop),
+    WayIn(WayIn),
+    Instruction(CodeLine),
+    Woven(WovenLine),
+    Location(Location),
     Metric(Metric),
     Event(Event),
     Diagnostic(Diagnostic),
@@ -122,6 +134,8 @@ pub(crate) struct Function {
     pub(crate) how: BTreeMap<&'static str, &'static str>,
     /// Reason, by kind, why some points cannot be reached; null if none is refused.
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
+    /// The same reason, by kind, as a stable word; null if none is refused.
+    pub(crate) reasons: Option<BTreeMap<&'static str, String>>,
     /// Number of exits that jump to another function; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) tail_exits: u32,
@@ -742,6 +756,12 @@ pub(crate) struct Error {
 /// Formats an offset for scripts: in hexadecimal, with 0x.
 pub(crate) fn hex(offset: u64) -> String {
     format!("{offset:#x}")
+}
+
+/// Formats a distance in bytes for scripts: in hexadecimal, with 0x and, if it is negative, with a sign.
+pub(crate) fn signed_hex(offset: i64) -> String {
+    let sign = if offset < 0 { "-" } else { "" };
+    format!("{sign}{:#x}", offset.unsigned_abs())
 }
 
 /// Converts nanoseconds to milliseconds.

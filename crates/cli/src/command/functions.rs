@@ -1,5 +1,6 @@
 //! `ingraft functions`: functions of a running program and how each kind of point is reached.
 
+use super::summary;
 use crate::args::{Common, FunctionsArgs};
 use crate::conn::Engines;
 use crate::exit::Stop;
@@ -19,10 +20,13 @@ pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common,
     for client in engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", common.format);
-            let (listed, other) = client.functions(&target, &args.globs, &mut progress).await?;
+            let (listed, other) = client.functions(&target, &args.globs, args.summary, &mut progress).await?;
             functions.extend(listed);
             untyped.extend(other);
         }
+    }
+    if args.summary {
+        return summary::print(&functions, args.target.pids.len() > 1, out);
     }
     let text = render(&functions, args.target.pids.len() > 1, out.width()) + &left_out(&untyped);
     out.text(&text)?;
@@ -130,6 +134,7 @@ mod tests {
             points: BTreeMap::from([("entry", 1), ("exit", 7), ("call", 0)]),
             how: BTreeMap::from([("entry", entry), ("exit", "partly"), ("call", "refused")]),
             why_not: why.map(|w| BTreeMap::from([("entry", w.to_owned())])),
+            reasons: why.map(|_| BTreeMap::from([("entry", "too_short".to_owned())])),
             tail_exits: u32::from(why.is_none()) * 2,
         };
         let all = [function("processCommand", "in-place", None), function("tiny", "refused", Some("too short"))];

@@ -3,7 +3,9 @@
 pub(crate) mod count;
 pub(crate) mod detach;
 pub(crate) mod functions;
+pub(crate) mod inspect;
 pub(crate) mod latency;
+pub(crate) mod locate;
 pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
@@ -12,4 +14,5 @@ pub(crate) mod ps;
 pub(crate) mod read;
 mod rows;
 pub(crate) mod status;
+mod summary;
 pub(crate) mod watch;

@@ -479,6 +479,7 @@ pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Functi
         points: Default::default(),
         how: Default::default(),
         why_not: None,
+        reasons: None,
         tail_exits: f.tail_exits,
     };
     for p in f.points {
@@ -489,12 +490,13 @@ pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Functi
         }
         if let Some(refusal) = p.why_not {
             out.why_not.get_or_insert_default().insert(kind, refusal.text);
+            out.reasons.get_or_insert_default().insert(kind, refusal.reason);
         }
     }
     out
 }
 
-fn kind_word(kind: v1::PointKind) -> Option<&'static str> {
+pub(super) fn kind_word(kind: v1::PointKind) -> Option<&'static str> {
     match kind {
         v1::PointKind::Entry => Some("entry"),
         v1::PointKind::Exit => Some("exit"),
@@ -505,7 +507,7 @@ fn kind_word(kind: v1::PointKind) -> Option<&'static str> {
     }
 }
 
-fn how_word(how: v1::How) -> Option<&'static str> {
+pub(super) fn how_word(how: v1::How) -> Option<&'static str> {
     match how {
         v1::How::InPlace => Some("in-place"),
         v1::How::Relocated => Some("relocated"),

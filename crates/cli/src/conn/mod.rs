@@ -2,6 +2,7 @@
 //! services. Only this module knows gRPC; it returns plain values.
 
 mod answers;
+mod code;
 mod endpoint;
 mod history;
 
@@ -9,6 +10,7 @@ pub(crate) use answers::{
     Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
     Source, Target, ThreadValue, Value, part_of,
 };
+pub(crate) use code::Inspected;
 pub(crate) use history::Chapter;
 
 use std::sync::Arc;
@@ -215,16 +217,18 @@ impl Client {
         Ok(children.into_iter().map(|child| child.pid).collect())
     }
 
-    /// Lists the functions of a target that match any of the patterns, and the matching symbols that are not known to be functions.
+    /// Lists the functions of a target that match any of the patterns, and the matching symbols that are not known to be functions. With
+    /// `blocks`, the functions have their basic blocks among the kinds of points.
     pub(crate) async fn functions(
         &self,
         target: &Target,
         patterns: &[String],
+        blocks: bool,
         progress: &mut Progress,
     ) -> Result<(Vec<objects::Function>, Vec<objects::Untyped>), Failure> {
         use v1::functions_response::Event;
         let mut client = CodeClient::new(self.service.clone());
-        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec(), blocks: false };
+        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec(), blocks };
         let mut stream = self.answer(client.functions(request), progress).await?;
         let (mut out, mut untyped) = (Vec::new(), Vec::new());
         while let Some(part) = self.next(&mut stream, progress).await? {

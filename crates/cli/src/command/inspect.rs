@@ -1,0 +1,78 @@
+//! `ingraft inspect`: functions in detail.
+
+mod counts;
+mod drawn;
+mod text;
+
+use crate::args::InspectArgs;
+use crate::conn::Inspected;
+use crate::exit::{Failure, Stop};
+use crate::measure::{self, Context};
+use crate::objects::Object;
+use crate::output::Output;
+use crate::output::progress::Progress;
+use crate::picture;
+
+/// Runs the command.
+pub(crate) async fn run(args: InspectArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+    let mut found = Vec::new();
+    for client in context.engines.clients() {
+        for target in measure::running(&args.target) {
+            let mut progress = Progress::new("reading the program", context.common.format);
+            let mut functions = client.inspect(&target, &args.function, wants_code(&args), &mut progress).await?;
+            drop(progress);
+            if let Some(duration) = args.duration {
+                let about = counts::About { client, target: &target, args: &args, context: &context };
+                functions = about.count(functions, duration, out).await?;
+            }
+            found.extend(functions);
+        }
+    }
+    if args.dot || args.svg {
+        return picture(&found, args.dot, out);
+    }
+    let several = found.iter().any(|f| f.graph.id.pid != found[0].graph.id.pid);
+    for function in &found {
+        out.text(&text::render(function, &args, several, out.width()))?;
+    }
+    found.into_iter().try_for_each(|function| objects(function, out))
+}
+
+/// Prints the control-flow graphs of functions for Graphviz, or as one picture.
+fn picture(found: &[Inspected], dot: bool, out: &mut Output) -> Result<(), Stop> {
+    let graphs: Vec<picture::Graph> = found.iter().map(drawn::graph).collect();
+    let text = if dot {
+        graphs.iter().map(picture::dot).collect()
+    } else {
+        let hint = "use --dot, and a program that draws large graphs";
+        picture::svg(&graphs).map_err(|e| Failure::failed(e.to_string(), hint))?
+    };
+    out.verbatim(text.as_bytes())
+}
+
+/// Reads an offset of a record.
+fn number(text: &str) -> i64 {
+    let (minus, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
+    let number = i64::from_str_radix(digits.trim_start_matches("0x"), 16).unwrap_or(0);
+    if minus { -number } else { number }
+}
+
+/// Whether the command shows instructions.
+fn wants_code(args: &InspectArgs) -> bool {
+    args.disassembly || args.dot || args.svg
+}
+
+/// Writes the records of a function.
+fn objects(function: Inspected, out: &mut Output) -> Result<(), Stop> {
+    let Inspected { start: _, graph, points, blocks, edges, loops, ways_in, instructions, woven } = function;
+    out.object(&Object::Graph(graph))?;
+    let points = points.into_iter().map(Object::Point);
+    let blocks = blocks.into_iter().map(Object::Block);
+    let edges = edges.into_iter().map(Object::Edge);
+    let loops = loops.into_iter().map(Object::Loop);
+    let ways_in = ways_in.into_iter().map(Object::WayIn);
+    let instructions = instructions.into_iter().map(Object::Instruction);
+    let woven = woven.into_iter().map(Object::Woven);
+    let mut all = points.chain(blocks).chain(edges).chain(loops).chain(ways_in).chain(instructions).chain(woven);
+    all.try_for_each(|object| out.object(&object))
+}

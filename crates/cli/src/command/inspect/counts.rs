@@ -1,0 +1,135 @@
+//! Counts of the arrivals at each block of a function, by a measurement of a given time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::args::InspectArgs;
+use crate::conn::{Client, Enabled, Inspected, Reading, Request, Target, block_of};
+use crate::exit::{Failure, Stop};
+use crate::measure::{Context, announcement};
+use crate::objects::Object;
+use crate::output::progress::Progress;
+use crate::output::{self, Output, words};
+use crate::signals::Signals;
+
+/// Time between two checks whether the target has ended.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The process and the command that a measurement is for.
+pub(super) struct About<'a> {
+    pub(super) client: &'a Client,
+    pub(super) target: &'a Target,
+    pub(super) args: &'a InspectArgs,
+    pub(super) context: &'a Context<'a>,
+}
+
+impl About<'_> {
+    /// Counts the blocks of these functions for a time, or until Ctrl-C or the end of the target. Returns the functions with their counts. If
+    /// woven code is wanted, it is that of this measurement too.
+    pub(super) async fn count(
+        &self,
+        functions: Vec<Inspected>,
+        duration: Duration,
+        out: &mut Output,
+    ) -> Result<Vec<Inspected>, Stop> {
+        let Some(pid) = functions.first().map(|function| function.graph.id.pid) else { return Ok(functions) };
+        let About { client, target, args, context } = self;
+        let format = context.common.format;
+        let is_picture = args.dot || args.svg;
+        let mut signals = Signals::take()?;
+        let request = request(pid, &functions);
+        let mut progress = Progress::new("inserting", format);
+        let enabled = tokio::select! {
+            enabled = client.enable(&request, &mut progress) => enabled?,
+            () = signals.asked() => return Err(Failure::failed("interrupted before anything was counted", "run it again").into()),
+        };
+        drop(progress);
+        if !enabled.refused.is_empty() {
+            output::warn(&words::refused(&enabled.refused, format), format);
+        }
+        enabled.warnings.iter().for_each(|what| output::warn(what, format));
+        // From here on, the measurement is removed whatever happens.
+        let attach_ms = context.started.elapsed().as_secs_f64() * 1e3;
+        let announced = if is_picture { Ok(()) } else { out.object(&announcement(&enabled, client.host(), attach_ms)) };
+        let waited = match announced {
+            Ok(()) => wait(client, &enabled, duration, &mut signals).await.map_err(Stop::from),
+            Err(stop) => Err(stop),
+        };
+        let mut functions = functions;
+        if args.disassembly && waited.is_ok() {
+            let mut progress = Progress::new("reading the program", format);
+            // Without the woven code, the rest of the answer is still right.
+            if let Ok(again) = client.inspect(target, &args.function, true, &mut progress).await {
+                functions = again;
+            }
+        }
+        let farewell = client.remove(enabled.measurement, enabled.pairs.len()).await?;
+        let reading = waited?;
+        annotate(&mut functions, &enabled, farewell.last.as_ref().unwrap_or(&reading));
+        let removed = farewell.removed;
+        removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
+        if !is_picture {
+            out.object(&Object::Removed(removed))?;
+        }
+        Ok(functions)
+    }
+}
+
+/// The request to count all blocks of functions.
+fn request(pid: i32, functions: &[Inspected]) -> Request {
+    let pattern = |function: &Inspected| format!("{}+{:#x}#*", function.graph.id.module, function.start);
+    Request {
+        target: Target::Pid(pid),
+        pairs: Vec::new(),
+        functions: functions.iter().map(pattern).collect(),
+        function_metric: "calls",
+        definitions: Vec::new(),
+        flavors: Vec::new(),
+        keep: false,
+        max_overhead: None,
+        allow_calls: false,
+        family: false,
+        history: false,
+        wait: Duration::ZERO,
+        await_modules: false,
+    }
+}
+
+/// Waits for the end of the time, a signal, or the end of the target. Returns the last values.
+async fn wait(
+    client: &Client,
+    enabled: &Enabled,
+    duration: Duration,
+    signals: &mut Signals,
+) -> Result<Reading, Failure> {
+    let end = tokio::time::Instant::now() + duration;
+    loop {
+        let next = end.min(tokio::time::Instant::now() + LOOK);
+        let asked = tokio::select! {
+            () = tokio::time::sleep_until(next) => false,
+            () = signals.asked() => true,
+        };
+        let gone = !std::path::Path::new(&format!("/proc/{}", enabled.pid)).exists() && client.host().is_none();
+        if asked || gone || tokio::time::Instant::now() >= end {
+            return client.read(enabled.measurement, enabled.pairs.len()).await;
+        }
+    }
+}
+
+/// Writes the counts into the blocks.
+fn annotate(functions: &mut [Inspected], enabled: &Enabled, reading: &Reading) {
+    let mut counts: BTreeMap<(u64, String), i64> = BTreeMap::new();
+    for (pair, value) in enabled.pairs.iter().zip(&reading.values) {
+        if let (Some(function), Some(block)) = (&pair.function, block_of(&pair.focus))
+            && pair.refused == 0
+        {
+            counts.insert((function.offset, block), value.value);
+        }
+    }
+    for function in functions {
+        let start = function.start;
+        for block in &mut function.blocks {
+            block.count = counts.get(&(start, block.block.clone())).copied();
+        }
+    }
+}

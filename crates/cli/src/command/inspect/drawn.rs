@@ -1,0 +1,93 @@
+//! A function in detail as a graph to be drawn.
+
+use std::collections::BTreeMap;
+
+use crate::conn::Inspected;
+use crate::objects::code::ControlEdge;
+use crate::output::number::plural;
+use crate::picture::{Block, Edge, Graph, Kind};
+
+/// The graph of a function.
+pub(super) fn graph(function: &Inspected) -> Graph {
+    let numbers: BTreeMap<&str, usize> =
+        function.blocks.iter().enumerate().map(|(number, block)| (block.block.as_str(), number)).collect();
+    let mut graph = Graph { title: title(function), ..Graph::default() };
+    for block in &function.blocks {
+        graph.blocks.push(Block {
+            name: format!("#{}", block.block),
+            depth: block.depth,
+            count: block.count.map(|count| u64::try_from(count).unwrap_or(0)),
+            ..Block::default()
+        });
+    }
+    // Blocks and instructions are in the order of addresses.
+    let starts: Vec<i64> = function.blocks.iter().map(|block| super::number(&block.block)).collect();
+    let holding = |at: &str| starts.partition_point(|start| *start <= super::number(at)).checked_sub(1);
+    for line in &function.instructions {
+        if let Some(block) = holding(&line.at).and_then(|number| graph.blocks.get_mut(number)) {
+            block.lines.push(format!("{:>6}  {}", line.at.trim_start_matches("0x"), line.text));
+        }
+    }
+    for point in function.points.iter().filter(|point| point.woven) {
+        if let Some(block) = holding(&point.at).and_then(|number| graph.blocks.get_mut(number)) {
+            block.woven = true;
+        }
+    }
+    for way in &function.ways_in {
+        let inner = matches!(way.reason, "call-return" | "syscall-return" | "jump-table");
+        if let Some(number) = numbers.get(way.at.as_str()).filter(|_| !inner) {
+            graph.blocks[*number].ways_in.push(way.reason);
+            graph.roots.push(*number);
+        }
+    }
+    if let Some(entry) = function.graph.entry.as_ref().and_then(|entry| numbers.get(entry.as_str())) {
+        graph.roots.insert(0, *entry);
+    }
+    for edge in &function.edges {
+        let Some(from) = numbers.get(edge.from.as_str()).copied() else { continue };
+        match edge.to.as_ref().and_then(|to| numbers.get(to.as_str())) {
+            Some(to) => graph.edges.push(Edge { from, to: *to, kind: kind(function, edge), back: edge.back }),
+            None => graph.blocks[from].ways_out.push(match &edge.outside {
+                Some(outside) => format!("{} {outside}", edge.kind),
+                None => edge.kind.to_owned(),
+            }),
+        }
+    }
+    graph
+}
+
+fn kind(function: &Inspected, edge: &ControlEdge) -> Kind {
+    let branches = || {
+        let mut others = function.edges.iter().filter(|other| other.from == edge.from);
+        others.any(|other| other.kind != edge.kind || other.to != edge.to)
+    };
+    match edge.kind {
+        "call-return" => Kind::Return,
+        "jump-table" => Kind::Table,
+        "taken" | "tail-jump" if branches() => Kind::Taken,
+        "fall-through" if branches() => Kind::NotTaken,
+        _ => Kind::Only,
+    }
+}
+
+fn title(function: &Inspected) -> Vec<String> {
+    let graph = &function.graph;
+    let facts = format!(
+        "{}+{} in process {}: {}, {}, {}",
+        graph.id.module,
+        graph.id.offset,
+        graph.id.pid,
+        plural(graph.size, "byte", "bytes"),
+        plural(function.blocks.len() as u64, "block", "blocks"),
+        plural(function.loops.len() as u64, "loop", "loops"),
+    );
+    let ways = |what: &str, why: &Option<String>| match why {
+        None => format!("{what}: proven to be all"),
+        Some(why) => format!("{what}: not proven to be all: {why}"),
+    };
+    vec![
+        graph.id.function.clone(),
+        facts,
+        format!("{}; {}", ways("ways in", &graph.ways_in_why_not), ways("ways out", &graph.ways_out_why_not)),
+    ]
+}
