@@ -32,6 +32,7 @@ mod figures;
 mod go;
 mod histograms;
 mod holds;
+mod inspect;
 mod jumps;
 mod labels;
 mod launches;

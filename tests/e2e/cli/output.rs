@@ -124,6 +124,8 @@ fn help_has_examples_and_every_command_explains_itself() {
     for word in [
         "ps",
         "functions",
+        "inspect",
+        "where",
         "count",
         "latency",
         "watch",
@@ -137,7 +139,9 @@ fn help_has_examples_and_every_command_explains_itself() {
     ] {
         assert!(top.contains(word), "--help does not mention {word}");
     }
-    for command in ["ps", "functions", "count", "latency", "watch", "metrics", "check", "status", "detach"] {
+    for command in
+        ["ps", "functions", "inspect", "where", "count", "latency", "watch", "metrics", "check", "status", "detach"]
+    {
         assert!(help(&[command, "--help"]).contains("Examples"), "{command} --help has no examples");
     }
     assert!(help(&["--version"]).starts_with("ingraft "));
