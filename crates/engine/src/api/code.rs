@@ -46,7 +46,7 @@ pub struct InspectedFunction {
     pub points: Vec<InspectedPoint>,
     /// Original instructions, in order of address; empty unless asked for.
     pub instructions: Vec<CodeInstruction>,
-    /// Instructions of woven code, in the order of points and addresses; empty unless asked for.
+    /// Instructions of woven code, in the order of points, springboards before the rest; empty unless asked for.
     pub woven: Vec<WovenInstruction>,
     /// Name and process id of the engine that has woven code into the function; `None` if nothing is woven there.
     pub holder: Option<String>,

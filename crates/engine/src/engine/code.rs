@@ -345,7 +345,8 @@ fn add_woven(target: &Target, function: &mut InspectedFunction, generated: &[Gen
             }));
         }
     }
-    woven.sort_by_key(|line| (line.point, line.kind, line.at));
+    // Control comes from the springboard, whose address may be above or below that of the arena.
+    woven.sort_by_key(|line| (line.point, line.kind, line.part > CodePart::Island, line.at));
     function.woven = woven;
 }
 
