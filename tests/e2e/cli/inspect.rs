@@ -258,6 +258,9 @@ fn addresses_in_woven_code() {
     let few: Vec<&Value> = woven.iter().copied().filter(|line| line["part"] != "springboard").collect();
     assert_known(&other, &target, &few, "ingraftd");
     assert_eq!(target.ask("go 100").number("wrong"), 0);
+    let counted = inspect(&tool, &target, "leaf", &[]);
+    let counts: Vec<_> = counted.all("block").iter().map(|block| block["count"].as_u64()).collect();
+    assert_eq!(counts, [None, None, Some(200)]);
     daemon.kill();
     assert_known(&other, &target, &few, "(dead)");
     session.kill();

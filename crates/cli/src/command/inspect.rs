@@ -24,6 +24,8 @@ pub(crate) async fn run(args: InspectArgs, context: Context<'_>, out: &mut Outpu
             if let Some(duration) = args.duration {
                 let about = counts::About { client, target: &target, args: &args, context: &context };
                 functions = about.count(functions, duration, out).await?;
+            } else {
+                counts::present(client, &mut functions, context.common.format).await;
             }
             found.extend(functions);
         }

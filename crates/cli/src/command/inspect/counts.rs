@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::args::InspectArgs;
-use crate::conn::{Client, Enabled, Inspected, Reading, Request, Target, block_of};
+use crate::args::{Format, InspectArgs};
+use crate::conn::{Client, Enabled, Inspected, PairInfo, Reading, Request, Target, block_of};
 use crate::exit::{Failure, Stop};
 use crate::measure::{Context, announcement};
 use crate::objects::Object;
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
+
+/// Metric that counts arrivals at a block.
+const EXECUTIONS: &str = "executions";
 
 /// Time between two checks whether the target has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -65,7 +68,7 @@ impl About<'_> {
         }
         let farewell = client.remove(enabled.measurement, enabled.pairs.len()).await?;
         let reading = waited?;
-        annotate(&mut functions, &enabled, farewell.last.as_ref().unwrap_or(&reading));
+        annotate(&mut functions, &enabled.pairs, farewell.last.as_ref().unwrap_or(&reading));
         let removed = farewell.removed;
         removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
         if !is_picture {
@@ -116,20 +119,37 @@ async fn wait(
     }
 }
 
+/// Writes the present counts of measurements of this engine into the blocks that they count. Measurements that the caller may not read are
+/// left out.
+pub(super) async fn present(client: &Client, functions: &mut [Inspected], format: Format) {
+    let is_counted = |function: &Inspected| function.points.iter().any(|point| point.woven && point.kind == "block");
+    let Some(pid) = functions.iter().find(|function| is_counted(function)).map(|f| f.graph.id.pid) else { return };
+    let mut progress = Progress::new("reading the counts", format);
+    let Ok(inserted) = client.inserted(&mut progress).await else { return };
+    for measurement in inserted.into_iter().filter(|i| i.pid == pid).flat_map(|i| i.measurements) {
+        let Ok(grown) = client.measured(measurement).await else { continue };
+        if let Ok(reading) = client.read(measurement, grown.pairs.len()).await {
+            annotate(functions, &grown.pairs, &reading);
+        }
+    }
+}
+
 /// Writes the counts into the blocks.
-fn annotate(functions: &mut [Inspected], enabled: &Enabled, reading: &Reading) {
-    let mut counts: BTreeMap<(u64, String), i64> = BTreeMap::new();
-    for (pair, value) in enabled.pairs.iter().zip(&reading.values) {
+fn annotate(functions: &mut [Inspected], pairs: &[PairInfo], reading: &Reading) {
+    let mut counts: BTreeMap<(&str, u64, String), i64> = BTreeMap::new();
+    for (pair, value) in pairs.iter().zip(&reading.values) {
         if let (Some(function), Some(block)) = (&pair.function, block_of(&pair.focus))
             && pair.refused == 0
+            && pair.metric == EXECUTIONS
         {
-            counts.insert((function.offset, block), value.value);
+            counts.insert((function.module.as_str(), function.offset, block), value.value);
         }
     }
     for function in functions {
-        let start = function.start;
+        let (module, start) = (function.graph.id.module.clone(), function.start);
         for block in &mut function.blocks {
-            block.count = counts.get(&(start, block.block.clone())).copied();
+            let count = counts.get(&(module.as_str(), start, block.block.clone()));
+            block.count = count.copied().or(block.count);
         }
     }
 }
