@@ -8,7 +8,7 @@ pub(crate) use histograms::{Interval, Quantiles, Times};
 
 use std::collections::BTreeMap;
 
-use code::{Block, CodeLine, ControlEdge, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
+use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
 
@@ -27,7 +27,6 @@ pub(crate) enum Object {
     Graph(Graph),
     Point(Point),
     Block(Block),
-    Edge(ControlEdge),
     Loop(ControlLoop),
     WayIn(WayIn),
     Instruction(CodeLine),
@@ -417,7 +416,7 @@ impl From<Activations> for Missing {
 }
 
 /// Identity of a function in a target.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct FunctionId {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
@@ -453,19 +452,28 @@ pub(crate) struct Count {
     pub(crate) facts: PairFacts,
 }
 
-/// Number of times that control passed an edge between two blocks of a function.
+/// A transfer of control at the end of a block, and the number of times that control passed it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Edge {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
     /// Offset in the function of the block that the edge leaves.
     pub(crate) from: String,
-    /// Offset in the function of the block to which the edge leads.
-    pub(crate) to: String,
+    /// Offset in the function of the block to which the edge leads; null if that is outside of the function.
+    pub(crate) to: Option<String>,
+    /// Destination outside of the function, if a block or the function states it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) outside: Option<String>,
     /// Kind of the transfer; null if edges of several kinds are counted together, or if it is not known.
     pub(crate) kind: Option<&'static str>,
-    pub(crate) count: i64,
-    pub(crate) threads: Vec<ThreadEdge>,
+    /// Whether the edge leads back to the header of a loop around the block; left out where edges are counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) back: Option<bool>,
+    /// Number of times that control passed the edge; left out where edges are not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) count: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) threads: Option<Vec<ThreadEdge>>,
     #[serde(flatten)]
     pub(crate) facts: PairFacts,
 }

@@ -246,7 +246,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             // Without the entry, the exit cannot be woven.
             let minis = [mini(2, &[1])];
             let request =
-                |beside| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside }];
+                |beside| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside, probe: None }];
             let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(&[])).expect("makes sense");
             assert!(alone.woven[0].is_err() && alone.plan.text.is_empty());
 
@@ -271,8 +271,8 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let passes = f.passes[1] * calls;
             let returned = counted(vec![&first.plan, &second.plan, &added], [calls, passes]);
             assert_eq!(returned != 0, passes != 0);
-            let removed = remove_within(&exit, |_| true).expect("it has a host");
-            verify_removed_within(&removed, &exit, |_| true).expect("right");
+            let removed = remove_within(&exit, |_| true, false).expect("it has a host");
+            verify_removed_within(&removed, &exit, |_| true, false).expect("right");
             counted(vec![&first.plan, &second.plan, &added, &removed], [calls, 0]);
             // The entry may not be removed without the exit.
             assert!(verify_removal(&remove_points([&exit]), std::slice::from_ref(&exit)).is_err());
@@ -327,17 +327,17 @@ fn threads_go_on_where_the_copy_is() {
     let exit = field.weave.woven[1].as_ref().expect("woven");
     let host = exit.host.expect("it has one");
     let (text, copy) = host.next.expect("it is conditional");
-    let alone = remove_within(exit, |_| true).expect("it has a host");
+    let alone = remove_within(exit, |_| true, false).expect("it has a host");
     let to = |plan: &PatchPlan, at: Avma| plan.moves.iter().find(|m| m.from == at).map(|m| m.to);
     assert_eq!(to(&alone, exit.base), Some(host.copy));
     assert_eq!(to(&remove_points([exit]), exit.base), Some(host.original));
     assert_eq!((text.0, copy.0), (host.original.0 + 6, host.copy.0 + 6));
     let mut wrong = alone.clone();
     wrong.moves.iter_mut().filter(|m| m.to == host.copy).for_each(|m| m.to = host.original);
-    assert!(verify_removed_within(&wrong, exit, |_| true).is_err());
+    assert!(verify_removed_within(&wrong, exit, |_| true, false).is_err());
     let mut wrong = alone;
     wrong.text[0].new[0] ^= 1;
-    assert!(verify_removed_within(&wrong, exit, |_| true).is_err());
+    assert!(verify_removed_within(&wrong, exit, |_| true, false).is_err());
 }
 
 #[test]

@@ -113,7 +113,6 @@ impl From<PointKind> for v1::PointKind {
     }
 }
 
-/// An edge that leaves the function has no kind in the protocol, because no pair is about one.
 impl From<EdgeKind> for v1::EdgeKind {
     fn from(kind: EdgeKind) -> Self {
         match kind {
@@ -121,7 +120,8 @@ impl From<EdgeKind> for v1::EdgeKind {
             EdgeKind::FallThrough => v1::EdgeKind::FallThrough,
             EdgeKind::CallReturn => v1::EdgeKind::CallReturn,
             EdgeKind::JumpTable => v1::EdgeKind::JumpTable,
-            EdgeKind::TailJump | EdgeKind::Return => v1::EdgeKind::Unspecified,
+            EdgeKind::TailJump => v1::EdgeKind::TailJump,
+            EdgeKind::Return => v1::EdgeKind::Return,
         }
     }
 }

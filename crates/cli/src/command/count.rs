@@ -60,10 +60,14 @@ impl Presentation for Calls {
                 return Object::Edge(Edge {
                     id: row.id(),
                     from: from.in_name(),
-                    to: to.in_name(),
+                    to: Some(to.in_name()),
+                    outside: None,
                     kind: row.edge_kind(),
-                    count: row.calls(),
-                    threads: threads.iter().map(|t| ThreadEdge { tid: t.tid, pid: t.pid, count: t.value }).collect(),
+                    back: None,
+                    count: Some(row.calls()),
+                    threads: Some(
+                        threads.iter().map(|t| ThreadEdge { tid: t.tid, pid: t.pid, count: t.value }).collect(),
+                    ),
                     facts: row.facts(),
                 });
             }

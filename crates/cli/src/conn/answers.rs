@@ -363,11 +363,18 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
 /// The word for the only kind of an edge; `None` if there are several kinds, or if a newer engine has sent another one.
 fn edge_kind(kinds: &[i32]) -> Option<&'static str> {
     let [kind] = kinds else { return None };
-    match v1::EdgeKind::try_from(*kind).ok()? {
+    edge_word(v1::EdgeKind::try_from(*kind).ok()?)
+}
+
+/// The word for a kind of edges; `None` if a newer engine has sent another one.
+pub(super) fn edge_word(kind: v1::EdgeKind) -> Option<&'static str> {
+    match kind {
         v1::EdgeKind::Taken => Some("taken"),
         v1::EdgeKind::FallThrough => Some("fall-through"),
         v1::EdgeKind::CallReturn => Some("call-return"),
         v1::EdgeKind::JumpTable => Some("jump-table"),
+        v1::EdgeKind::TailJump => Some("tail-jump"),
+        v1::EdgeKind::Return => Some("return"),
         v1::EdgeKind::Unspecified => None,
     }
 }

@@ -7,10 +7,8 @@ use v1::inspect_response::Event;
 
 use super::{Client, Target, answers};
 use crate::exit::Failure;
-use crate::objects::code::{
-    Block, CodeId, CodeLine, ControlEdge, ControlLoop, Generated, Graph, Location, Point, WayIn, WovenLine,
-};
-use crate::objects::{Host, hex, signed_hex};
+use crate::objects::code::{Block, CodeLine, ControlLoop, Generated, Graph, Location, Point, WayIn, WovenLine};
+use crate::objects::{Edge, FunctionId, Host, PairFacts, hex, signed_hex};
 use crate::output::progress::Progress;
 
 /// A function in detail.
@@ -21,7 +19,7 @@ pub(crate) struct Inspected {
     pub(crate) graph: Graph,
     pub(crate) points: Vec<Point>,
     pub(crate) blocks: Vec<Block>,
-    pub(crate) edges: Vec<ControlEdge>,
+    pub(crate) edges: Vec<Edge>,
     pub(crate) loops: Vec<ControlLoop>,
     pub(crate) ways_in: Vec<WayIn>,
     pub(crate) instructions: Vec<CodeLine>,
@@ -90,9 +88,11 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
             count: None,
         }),
         Item::Edge(e) => {
-            let Some(kind) = edge_word(e.kind()) else { return };
+            let Some(kind) = answers::edge_word(e.kind()) else { return };
             let (from, to) = (signed_hex(e.from), e.to.map(signed_hex));
-            last.edges.push(ControlEdge { id, from, to, outside: e.outside, kind, back: false });
+            let kind = Some(kind);
+            let (back, facts) = (Some(false), PairFacts::default());
+            last.edges.push(Edge { id, from, to, outside: e.outside, kind, back, count: None, threads: None, facts });
         }
         Item::Loop(l) => {
             let texts = |offsets: Vec<i64>| offsets.into_iter().map(signed_hex).collect();
@@ -105,9 +105,8 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
                 latches: texts(l.latches),
                 entries: texts(l.entries),
             };
-            let is_back =
-                |edge: &ControlEdge| edge.to.as_ref() == Some(&one.header) && one.latches.contains(&edge.from);
-            last.edges.iter_mut().filter(|edge| is_back(edge)).for_each(|edge| edge.back = true);
+            let is_back = |edge: &Edge| edge.to.as_ref() == Some(&one.header) && one.latches.contains(&edge.from);
+            last.edges.iter_mut().filter(|edge| is_back(edge)).for_each(|edge| edge.back = Some(true));
             last.loops.push(one);
         }
         Item::WayIn(way) => {
@@ -139,7 +138,7 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
 fn begin(head: v1::InspectedFunction, pid: i32, host: Host) -> Inspected {
     let function = head.function.unwrap_or_default();
     let start = function.offset;
-    let id = CodeId { host, pid, module: function.module, function: function.function, offset: hex(start) };
+    let id = FunctionId { host, pid, module: function.module, function: function.function, offset: hex(start) };
     let graph = Graph {
         id,
         size: head.size,
@@ -165,7 +164,7 @@ fn begin(head: v1::InspectedFunction, pid: i32, host: Host) -> Inspected {
     }
 }
 
-fn point(p: v1::InspectedPoint, id: CodeId) -> Option<Point> {
+fn point(p: v1::InspectedPoint, id: FunctionId) -> Option<Point> {
     let springboard = match p.springboard() {
         v1::Springboard::Jump => Some("jump"),
         v1::Springboard::Island => Some("island"),
@@ -183,18 +182,6 @@ fn point(p: v1::InspectedPoint, id: CodeId) -> Option<Point> {
         why_not: p.why_not.map(|why| why.text),
         woven: p.woven,
     })
-}
-
-fn edge_word(kind: v1::EdgeKind) -> Option<&'static str> {
-    match kind {
-        v1::EdgeKind::Taken => Some("taken"),
-        v1::EdgeKind::FallThrough => Some("fall-through"),
-        v1::EdgeKind::CallReturn => Some("call-return"),
-        v1::EdgeKind::JumpTable => Some("jump-table"),
-        v1::EdgeKind::TailJump => Some("tail-jump"),
-        v1::EdgeKind::Return => Some("return"),
-        v1::EdgeKind::Unspecified => None,
-    }
 }
 
 fn way_in_word(reason: v1::WayInReason) -> Option<&'static str> {

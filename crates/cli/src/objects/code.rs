@@ -4,25 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::Host;
-
-/// The function that a record is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct CodeId {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) pid: i32,
-    pub(crate) module: String,
-    pub(crate) function: String,
-    /// Offset of the function as `nm` prints it, with 0x.
-    pub(crate) offset: String,
-}
+use super::{FunctionId, Host};
 
 /// A function of `inspect`; records about its parts follow.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Graph {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     pub(crate) size: u64,
     /// Address of the first byte in the process.
     pub(crate) address: String,
@@ -46,7 +34,7 @@ pub(crate) struct Graph {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Point {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// `entry`, `exit`, `call` or `block`.
     pub(crate) kind: &'static str,
     /// Offset in the function of the instruction of the point.
@@ -66,7 +54,7 @@ pub(crate) struct Point {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Block {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// Offset in the function of the first byte.
     pub(crate) block: String,
     pub(crate) size: u64,
@@ -79,28 +67,11 @@ pub(crate) struct Block {
     pub(crate) count: Option<i64>,
 }
 
-/// A transfer of control at the end of a block.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct ControlEdge {
-    #[serde(flatten)]
-    pub(crate) id: CodeId,
-    /// Offset of the block that control leaves.
-    pub(crate) from: String,
-    /// Offset of the block at which control arrives; null if that is outside of the function.
-    pub(crate) to: Option<String>,
-    /// Destination outside of the function; null inside, and if the stack or a pointer holds the destination.
-    pub(crate) outside: Option<String>,
-    /// `taken`, `fall-through`, `call-return`, `jump-table`, `tail-jump` or `return`.
-    pub(crate) kind: &'static str,
-    /// Whether the edge leads back to the header of a loop around the block.
-    pub(crate) back: bool,
-}
-
 /// A loop of a function.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ControlLoop {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// Offset of the block at which control enters.
     pub(crate) header: String,
     /// Number of loops around this one.
@@ -119,7 +90,7 @@ pub(crate) struct ControlLoop {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WayIn {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// Offset in the function.
     pub(crate) at: String,
     pub(crate) reason: &'static str,
@@ -129,7 +100,7 @@ pub(crate) struct WayIn {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CodeLine {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// Offset in the function.
     pub(crate) at: String,
     /// The bytes, in hexadecimal.
@@ -145,7 +116,7 @@ pub(crate) struct CodeLine {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct WovenLine {
     #[serde(flatten)]
-    pub(crate) id: CodeId,
+    pub(crate) id: FunctionId,
     /// Kind of the point; null if it is not recorded.
     pub(crate) kind: Option<&'static str>,
     /// Offset in the function of the instruction of the point.

@@ -6,7 +6,7 @@ use ingraft_engine::{
     CodeInstruction, CodePart, FunctionRef, GeneratedPlace, InspectedFunction, InspectedPoint, Location, Springboard,
     WovenInstruction,
 };
-use ingraft_model::{Edge, EdgeKind, EdgeTarget, How, Loop, Loops, Offset, Svma, WayIn, WayInReason};
+use ingraft_model::{Edge, EdgeTarget, How, Loop, Loops, Offset, Svma, WayIn, WayInReason};
 use ingraft_wire::v1;
 use v1::code_item::Item;
 
@@ -81,14 +81,7 @@ fn springboard(springboard: Springboard) -> v1::Springboard {
 }
 
 fn edge(edge: &Edge, start: &impl Fn(usize) -> i64, outside: &[(Svma, String)]) -> v1::ControlEdge {
-    let kind = match edge.kind {
-        EdgeKind::Taken => v1::EdgeKind::Taken,
-        EdgeKind::FallThrough => v1::EdgeKind::FallThrough,
-        EdgeKind::CallReturn => v1::EdgeKind::CallReturn,
-        EdgeKind::JumpTable => v1::EdgeKind::JumpTable,
-        EdgeKind::TailJump => v1::EdgeKind::TailJump,
-        EdgeKind::Return => v1::EdgeKind::Return,
-    };
+    let kind = v1::EdgeKind::from(edge.kind);
     let name = |at: Svma| {
         let named = outside.iter().find(|(there, _)| *there == at);
         named.map_or_else(|| format!("{:#x}", at.0), |(_, name)| name.clone())
@@ -211,6 +204,8 @@ fn generated_place(place: GeneratedPlace) -> v1::GeneratedPlace {
 #[cfg(test)]
 mod tests {
     use ingraft_model::{Avma, Block, Cfg, PointKind, Refusal};
+
+    use ingraft_model::EdgeKind;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{DebugInfo, Disassembled, Function, SourceRange, TypeError, disassemble};
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, EdgeTarget, FunctionRef as Reference, Offset, Pid, Svma, SvmaRange};
+use ingraft_model::{Avma, AvmaRange, EdgeTarget, FunctionRef as Reference, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
 
 use super::{Engine, lock, open, resolve};
@@ -291,7 +291,7 @@ fn original(target: &Target, file: &ModuleFile, module: &Module, function: &Insp
     };
     let start = function.function.offset;
     let target_name = |at: Svma| match function.cfg.block_at(at) {
-        Some(_) => Offset::between(start.0, at.0).block_name(),
+        Some(_) => PartName::Block(Offset::between(start.0, at.0)).to_string(),
         None => outside_name(file, module, at),
     };
     let instruction = |one: Disassembled| CodeInstruction {

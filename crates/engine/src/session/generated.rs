@@ -29,7 +29,7 @@ impl Session {
             holder: format!("{} {}", self.context.program, std::process::id()),
             arenas: attached.woven.arenas(),
             areas: vec![attached.env.data.range()],
-            points: points.collect(),
+            points: points.chain(attached.woven.copied().map(GeneratedPoint::copy)).collect(),
             unknown: None,
         };
         Some((generated, !attached.woven.knows_all()))

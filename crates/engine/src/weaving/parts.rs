@@ -1,6 +1,6 @@
 //! The parts of generated code: which bytes of an arena and of the text belong to which point, for people who read the code.
 
-use ingraft_codegen::{Chain, RemovalRecord, StackView, WovenPoint};
+use ingraft_codegen::{Chain, RemovalRecord, StackView, WovenBody, WovenPoint};
 use ingraft_model::{Avma, AvmaRange, PcMove, PointKind, TextWrite};
 
 use crate::api::CodePart;
@@ -68,6 +68,9 @@ impl GeneratedPoint {
         if let Some(host) = &woven.host {
             parts.add(host.copy..host.copy.offset(LINK), CodePart::Springboard);
         }
+        if let Some(probe) = &woven.probe {
+            parts.add(probe.copy..probe.copy.offset(LINK), CodePart::Springboard);
+        }
         for mini in &woven.minis {
             let pair = pair_of(mini.id);
             match &mini.code {
@@ -101,6 +104,24 @@ impl GeneratedPoint {
             parts: parts.sorted(),
             moves,
             step_out: woven.records().flat_map(|r| r.step_out.iter().cloned()).collect(),
+            text: woven.removal.text.clone(),
+        }
+    }
+
+    /// The copy of a function, which this engine has woven. It counts as a point whose instruction is the function's first.
+    pub fn copy(woven: &WovenBody) -> Self {
+        let mut parts = Parts::default();
+        parts.text(&woven.removal.text, woven.function);
+        parts.add(woven.removal.code.clone(), CodePart::Relocated);
+        let mut moves = woven.removal.moves.clone();
+        moves.sort_unstable();
+        GeneratedPoint {
+            kind: None,
+            function: Some(woven.function),
+            point: woven.function,
+            parts: parts.sorted(),
+            moves,
+            step_out: Vec::new(),
             text: woven.removal.text.clone(),
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave_on};
 use ingraft_codegen::{
-    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Probe, RemovalRecord, TextSpace, WovenPoint,
-    add_mini, remove_mini, remove_within, weave_points_on,
+    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Probe, RemovalRecord, TextSpace, WovenBody,
+    WovenPoint, add_mini, remove_mini, remove_within, weave_points_on,
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
@@ -315,9 +315,9 @@ impl Woven {
         points.chain(self.bodies.values().map(|body| &body.woven.removal))
     }
 
-    /// Removal records of the copies of functions.
-    pub fn copies(&self) -> impl Iterator<Item = &RemovalRecord> {
-        self.bodies.values().map(|body| &body.woven.removal)
+    /// The copies of functions.
+    pub fn copied(&self) -> impl Iterator<Item = &WovenBody> {
+        self.bodies.values().map(|body| &body.woven)
     }
 
     /// The points of this engine.

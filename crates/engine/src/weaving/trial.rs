@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use ingraft_codegen::{
-    Arena, Environment, MiniRequest, PointRequest, Readable, StackView, TextSpace, WovenPoint, weave_points_on,
+    Arena, BodyRequest, Environment, MiniRequest, PointRequest, Readable, StackView, TextSpace, WovenBody, WovenPoint,
+    weave_body, weave_points_on,
 };
 use ingraft_model::{
     Avma, CpuClock, DataArea, FunctionRef, Offset, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity,
@@ -16,7 +17,7 @@ use rustc_hash::FxHashMap;
 use crate::api::{InspectedPoint, Springboard};
 use crate::background::Quick;
 use crate::program::modules::Modules;
-use crate::weaving::sites::{Text, entry_site, sites};
+use crate::weaving::sites::{Found, Text, entry_site, sites};
 
 /// First byte of a `jmp rel8`.
 const SHORT_JUMP: u8 = 0xeb;
@@ -78,6 +79,14 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
         // the sites are in the order of the blocks
         let all = starts.iter().zip(&found);
         tried.extend(all.filter_map(|(at, found)| Some((*at, Err(found.site.clone().err()?)))));
+        if let Some(body) = copy(modules, function, &found) {
+            let all = starts.iter().zip(&found).filter(|(_, found)| found.site.is_err());
+            tried.extend(all.filter_map(|(at, found)| {
+                let spot = found.hosted.as_ref()?.spot;
+                let why = || body.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint);
+                Some((*at, body.probe(&spot).map(|_| Springboard::Copy).ok_or_else(why)))
+            }));
+        }
     }
     let mut ready: Vec<Arc<Site>> = found.into_iter().filter_map(|found| found.site.ok()).collect();
     // An exit in the bytes that the entry displaces is woven into the copy of these bytes.
@@ -92,7 +101,14 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let requests: Vec<_> = ready
         .iter()
-        .map(|site| PointRequest { site, bias: module.bias, name: "another point", minis: &minis, beside: &[] })
+        .map(|site| PointRequest {
+            site,
+            bias: module.bias,
+            name: "another point",
+            minis: &minis,
+            beside: &[],
+            probe: None,
+        })
         .collect();
     // A request as a whole fails only for reasons that do not occur here.
     let Ok(weave) = weave_points_on(&Quick, &environment(), &mut arena, &mut space, &requests) else {
@@ -116,9 +132,22 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     Ok(tried)
 }
 
+/// Copies a function on trial, if one of these points lacks room in the text. Returns `None` if it cannot be copied.
+fn copy(modules: &Modules, function: FunctionRef, found: &[Found]) -> Option<WovenBody> {
+    let (file, module, _) = modules.resolve(function)?;
+    let hosted = found.iter().filter(|found| found.site.is_err()).find_map(|found| found.hosted.as_ref())?;
+    let start = file.text().end.0.next_multiple_of(4096);
+    let bytes: usize = hosted.body.blocks.iter().map(|block| block.bytes.len()).sum();
+    let mut arena = Arena::new(Avma(start)..Avma(start + 16 * bytes as u64 + (1 << 20)));
+    let mut space = TextSpace::new();
+    space.add_padding(module.bias, module.image.padding());
+    let request = BodyRequest { body: &hosted.body, bias: module.bias, name: "another point" };
+    Some(weave_body(&environment(), &mut arena, &mut space, &request).ok()?.ok()?.body)
+}
+
 /// Method by which control gets to the code of a point.
 pub fn springboard(woven: &WovenPoint) -> Springboard {
-    if woven.host.is_some() {
+    if woven.host.is_some() || woven.probe.is_some() {
         return Springboard::Copy;
     }
     if woven.stack == StackView::CALLED {

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ingraft_model::PartName;
+
 use crate::args::{Format, InspectArgs};
-use crate::conn::{Client, Enabled, Inspected, PairInfo, Reading, Request, Target, block_of};
+use crate::conn::{Client, Enabled, Inspected, PairInfo, Reading, Request, Target, part_of};
 use crate::exit::{Failure, Stop};
 use crate::measure::{Context, announcement};
 use crate::objects::Object;
@@ -138,11 +140,11 @@ pub(super) async fn present(client: &Client, functions: &mut [Inspected], format
 fn annotate(functions: &mut [Inspected], pairs: &[PairInfo], reading: &Reading) {
     let mut counts: BTreeMap<(&str, u64, String), i64> = BTreeMap::new();
     for (pair, value) in pairs.iter().zip(&reading.values) {
-        if let (Some(function), Some(block)) = (&pair.function, block_of(&pair.focus))
+        if let (Some(function), Some(PartName::Block(block))) = (&pair.function, part_of(&pair.focus))
             && pair.refused == 0
             && pair.metric == EXECUTIONS
         {
-            counts.insert((function.module.as_str(), function.offset, block), value.value);
+            counts.insert((function.module.as_str(), function.offset, block.in_name()), value.value);
         }
     }
     for function in functions {

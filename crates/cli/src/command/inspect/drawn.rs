@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::conn::Inspected;
-use crate::objects::code::ControlEdge;
+use crate::objects;
 use crate::output::number::plural;
 use crate::picture::{Block, Edge, Graph, Kind};
 
@@ -46,22 +46,24 @@ pub(super) fn graph(function: &Inspected) -> Graph {
     for edge in &function.edges {
         let Some(from) = numbers.get(edge.from.as_str()).copied() else { continue };
         match edge.to.as_ref().and_then(|to| numbers.get(to.as_str())) {
-            Some(to) => graph.edges.push(Edge { from, to: *to, kind: kind(function, edge), back: edge.back }),
+            Some(to) => {
+                graph.edges.push(Edge { from, to: *to, kind: kind(function, edge), back: edge.back == Some(true) })
+            }
             None => graph.blocks[from].ways_out.push(match &edge.outside {
-                Some(outside) => format!("{} {outside}", edge.kind),
-                None => edge.kind.to_owned(),
+                Some(outside) => format!("{} {outside}", edge.kind.unwrap_or_default()),
+                None => edge.kind.unwrap_or_default().to_owned(),
             }),
         }
     }
     graph
 }
 
-fn kind(function: &Inspected, edge: &ControlEdge) -> Kind {
+fn kind(function: &Inspected, edge: &objects::Edge) -> Kind {
     let branches = || {
         let mut others = function.edges.iter().filter(|other| other.from == edge.from);
         others.any(|other| other.kind != edge.kind || other.to != edge.to)
     };
-    match edge.kind {
+    match edge.kind.unwrap_or_default() {
         "call-return" => Kind::Return,
         "jump-table" => Kind::Table,
         "taken" | "tail-jump" if branches() => Kind::Taken,

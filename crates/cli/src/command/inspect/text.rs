@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::number;
 use crate::args::InspectArgs;
 use crate::conn::Inspected;
-use crate::objects::code::{Block, CodeLine, ControlEdge, Point, WovenLine};
+use crate::objects::Edge;
+use crate::objects::code::{Block, CodeLine, Point, WovenLine};
 use crate::output::number::{grouped, grouped_u64, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, GOOD, HEADING, WARN};
@@ -79,12 +80,13 @@ fn points(function: &Inspected, width: Option<usize>) -> String {
 }
 
 /// An edge in words: its kind and its destination.
-fn edge(edge: &ControlEdge) -> String {
-    let back = if edge.back { "back " } else { "" };
+fn edge(edge: &Edge) -> String {
+    let back = if edge.back == Some(true) { "back " } else { "" };
+    let kind = edge.kind.unwrap_or_default();
     match (&edge.to, &edge.outside) {
-        (Some(to), _) => format!("{} {back}#{to}", edge.kind),
-        (None, Some(outside)) => format!("{} {outside}", edge.kind),
-        (None, None) => edge.kind.to_owned(),
+        (Some(to), _) => format!("{kind} {back}#{to}"),
+        (None, Some(outside)) => format!("{kind} {outside}"),
+        (None, None) => kind.to_owned(),
     }
 }
 

@@ -48,7 +48,7 @@ impl Places {
                 }
             }
         }
-        let adopted = now.adopted().chain(now.copies()).flat_map(|r| &r.moves);
+        let adopted = now.adopted().chain(now.copied().map(|body| &body.removal)).flat_map(|r| &r.moves);
         known.extend(adopted.map(|m| (m.from, Place { at: m.to, past: None })));
         Places { arenas: now.arenas(), known }
     }
