@@ -6,7 +6,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Daemon, Mutatee, Outcome, Tool, have, open_directory, output, program, sibling, skip};
+use ingraft_testing::{Daemon, Mutatee, Outcome, Tool, have, is_root, open_directory, output, program, sibling, skip};
 use serde_json::Value;
 
 use crate::tool;
@@ -266,5 +266,18 @@ fn addresses_in_woven_code() {
     session.kill();
     let _ = other.detach(target.pid());
     target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn a_caller_sees_only_targets_that_it_may_trace() {
+    if !is_root() {
+        skip!("only root has targets that another user may not trace");
+    }
+    let target = Mutatee::start("blocks", &[]);
+    let other = Tool::unprivileged(env!("CARGO_BIN_EXE_ingraft"));
+    let pid = target.pid_text();
+    let _ = other.run(["inspect", "-p", &pid, "leaf"]).assert_error(4, &[&pid]);
+    let _ = other.run(["where", &pid, "0x1000"]).assert_error(4, &[&pid]);
     assert!(target.end().success());
 }
