@@ -348,20 +348,20 @@ fn a_point_goes_from_jumps_that_others_displace() {
             let [first, second] = [0, 1].map(|i| field.weave.woven[i].clone().expect("woven"));
             assert_eq!((second.led.as_slice(), second.host), (&first.inner[..1], None));
             let calls = CALLS.len() as i64;
-            let alone = remove_within(&second, |_| true).expect("the jump stays displaced");
-            verify_removed_within(&alone, &second, |_| true).expect("right");
+            let alone = remove_within(&second, |_| true, false).expect("the jump stays displaced");
+            verify_removed_within(&alone, &second, |_| true, false).expect("right");
             let out = f.run(identity, vec![&field.weave.plan, &alone]);
             assert_eq!(f.run(identity, vec![]).calls, out.calls);
             assert_eq!(out.shards[own(identity)][..2], [calls, 0]);
             for i in 0..alone.text.len() {
                 let mut wrong = alone.clone();
                 wrong.text[i].new[1] ^= 1;
-                assert!(verify_removed_within(&wrong, &second, |_| true).is_err());
+                assert!(verify_removed_within(&wrong, &second, |_| true, false).is_err());
             }
             // The point that displaces the jump may not be removed without this one. If both are removed, the removed code is not written
             // to.
             assert!(verify_removal(&remove_points([&second]), std::slice::from_ref(&second)).is_err());
-            assert_eq!(remove_within(&second, |_| false), None);
+            assert_eq!(remove_within(&second, |_| false, false), None);
         }
     }
 }
