@@ -23,7 +23,7 @@ __asm__(".text\n.p2align 4\n.globl leaf\n.type leaf, @function\n"
         ".size leaf, . - leaf\n");
 
 /* Calls `step` once before its loop, ROUNDS times in it and once after it. The loop begins at +0x9, where the first call returns, and its
- * other block at +0xe. The loop of `spin` begins at the function's first byte. */
+ * other block at +0x13. The loop of `spin` begins at the function's first byte. */
 void around(long rounds);
 void spin(long rounds);
 __asm__(".text\n.p2align 4\n.globl step\n.type step, @function\n"
@@ -36,7 +36,8 @@ __asm__(".text\n.p2align 4\n.globl step\n.type step, @function\n"
         "  push %rbx\n"
         "  mov %rdi, %rbx\n"
         "  call step\n"
-        "1: call step\n"
+        "1: nopl 0(%rax, %rax, 1)\n" /* 5 bytes, so that a springboard fits before the call */
+        "  call step\n"
         "  dec %rbx\n"
         "  jne 1b\n"
         "  call step\n"
