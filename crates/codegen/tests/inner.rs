@@ -245,8 +245,9 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let entry = first.woven[0].clone().expect("woven");
             // Without the entry, the exit cannot be woven.
             let minis = [mini(2, &[1])];
-            let request =
-                |beside| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside, probe: None }];
+            let request = |beside| {
+                [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside, probe: None }]
+            };
             let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(&[])).expect("makes sense");
             assert!(alone.woven[0].is_err() && alone.plan.text.is_empty());
 

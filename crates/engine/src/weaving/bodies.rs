@@ -50,7 +50,7 @@ impl Copies {
         for (w, sites) in wanted.iter().zip(sites) {
             let found = || sites.iter().flatten();
             let Some(body) = found().find_map(|found| Some(&found.hosted.as_ref()?.body)) else { continue };
-            let lacks_room = || found().any(|f| f.site.is_err() && w.minis.iter().any(|m| f.is_for(m)));
+            let lacks_room = || found().any(|f| f.site.is_err() && !f.its.is_empty());
             if woven.is_some_and(|woven| woven.bodies.contains_key(&w.function)) || lacks_room() {
                 copies.chosen.insert(w.function, Arc::clone(body));
             }

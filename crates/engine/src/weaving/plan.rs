@@ -441,7 +441,11 @@ impl Woven {
     ) -> Result<Planned, Error> {
         let modules = subject.modules;
         let text = Text::new(subject.target, self.changes());
-        let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
+        let look = |w: &Wanted<'_>| {
+            let mut found = sites(&text, modules, w.function, w.spot);
+            w.assign(&mut found);
+            found
+        };
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
             true => each(wanted, look),
             false => in_background(|| wanted.par_iter().map(look).collect()),
@@ -470,7 +474,7 @@ impl Woven {
             }
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
-                let is_its = |w: &Wanted<'_>, found: &Found| w.minis.iter().any(|m| m.pair == *pair && found.is_for(m));
+                let is_its = |w: &Wanted<'_>, found: &Found| w.minis_for(found).any(|m| m.pair == *pair);
                 its.flat_map(|(w, sites)| sites.iter().flatten().filter(move |found| is_its(w, found)))
                     .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.is_within_entry())))
                     .sum::<usize>()

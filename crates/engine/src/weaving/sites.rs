@@ -31,6 +31,8 @@ pub struct Found {
     part: Part,
     /// The point as it can be woven into the copy of its function; `None` if it cannot, or if there is no need.
     pub hosted: Option<Hosted>,
+    /// Indices of the wanted snippets that are for this point, as far as they were assigned.
+    pub its: Vec<usize>,
 }
 
 /// Part of a function to which a point belongs.
@@ -60,6 +62,22 @@ impl Found {
             (Parts::Block(_), Part::Whole | Part::Edge(..))
             | (Parts::Edges(_), Part::Whole | Part::Block(_))
             | (Parts::Missing(_), Part::Whole | Part::Block(_) | Part::Edge(..)) => false,
+        }
+    }
+
+    /// Offset of the block; `None` at other kinds of points.
+    pub fn block(&self) -> Option<Offset> {
+        match self.part {
+            Part::Block(offset) => Some(offset),
+            Part::Whole | Part::Edge(..) => None,
+        }
+    }
+
+    /// The edge; `None` at other kinds of points.
+    pub fn edge_id(&self) -> Option<EdgeId> {
+        match self.part {
+            Part::Edge(edge, _) => Some(edge),
+            Part::Whole | Part::Block(_) => None,
         }
     }
 
@@ -123,7 +141,7 @@ pub fn sites(
     function: FunctionRef,
     kind: PointKind,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callees: Vec::new(), part: Part::Whole, hosted: None };
+    let found = |site| Found { site, callees: Vec::new(), part: Part::Whole, hosted: None, its: Vec::new() };
     match kind {
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
@@ -141,6 +159,7 @@ pub fn sites(
                 site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
                 callees: Vec::new(),
                 hosted: None,
+                its: Vec::new(),
             };
             let mut points: Vec<Found> = points.map(found).collect();
             if points.iter().any(|point| point.site.is_err())
@@ -163,7 +182,7 @@ pub fn sites(
                 let id = EdgeId { from: offset(from), to: offset(to), kind: edge.kind };
                 let hosted = hosted(module, &body, block, Some(*edge));
                 let site = Err(Refusal::NoSuchPoint);
-                Some(Found { part: Part::Edge(id, from), site, callees: Vec::new(), hosted })
+                Some(Found { part: Part::Edge(id, from), site, callees: Vec::new(), hosted, its: Vec::new() })
             };
             Ok(body.edges.iter().filter_map(found).collect())
         }
@@ -230,7 +249,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callees, part: Part::Whole, hosted: None });
+        out.push(Found { site, callees, part: Part::Whole, hosted: None, its: Vec::new() });
     }
     Ok(out)
 }

@@ -1,7 +1,7 @@
 //! Requests for snippets at points: the keys of points, and the points that a request needs.
 
 use ingraft_codegen::Spot;
-use ingraft_model::{EdgeKind, FunctionRef, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
+use ingraft_model::{EdgeId, EdgeKind, FunctionRef, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
 use rustc_hash::FxHashMap;
 
 use crate::weaving::bodies::Copies;
@@ -76,6 +76,34 @@ pub(super) struct NewPoint<'a> {
 }
 
 impl Wanted<'_> {
+    /// Notes for each point the snippets that are for it, by their indices.
+    pub fn assign(&self, sites: &mut Result<Vec<Found>, Refusal>) {
+        let mut for_all = Vec::new();
+        let mut by_block: FxHashMap<Offset, Vec<usize>> = FxHashMap::default();
+        let mut by_edge: FxHashMap<EdgeId, Vec<usize>> = FxHashMap::default();
+        for (index, mini) in self.minis.iter().enumerate() {
+            match &mini.parts {
+                Parts::All => for_all.push(index),
+                Parts::Block(offset) => by_block.entry(*offset).or_default().push(index),
+                Parts::Edges(edges) => edges.iter().for_each(|edge| by_edge.entry(*edge).or_default().push(index)),
+                Parts::Missing(_) => {}
+            }
+        }
+        for found in sites.iter_mut().flatten() {
+            let own = found.block().and_then(|block| by_block.get(&block));
+            let own = own.or_else(|| by_edge.get(&found.edge_id()?));
+            let mut its: Vec<usize> = for_all.iter().chain(own.into_iter().flatten()).copied().collect();
+            its.retain(|index| self.minis.get(*index).is_some_and(|mini| found.is_for(mini)));
+            its.sort_unstable();
+            found.its = its;
+        }
+    }
+
+    /// The snippets that are for a point.
+    pub(super) fn minis_for<'s>(&'s self, found: &'s Found) -> impl Iterator<Item = &'s NewMini<'s>> {
+        found.its.iter().filter_map(|index| self.minis.get(*index))
+    }
+
     /// The points for the wanted snippets at these sites, without refused pairs.
     pub(super) fn points<'s>(
         &'s self,
@@ -88,10 +116,10 @@ impl Wanted<'_> {
         for found in sites {
             let Ok((site, probe)) = copies.site(self.function, found) else { continue };
             let is_for = |m: &&NewMini<'_>| {
-                !refused.contains_key(&(self.function, m.pair)) && found.is_for(m) && m.exits.contains(site.at, refused)
+                !refused.contains_key(&(self.function, m.pair)) && m.exits.contains(site.at, refused)
             };
-            let mut minis = Vec::with_capacity(self.minis.len());
-            minis.extend(self.minis.iter().filter(is_for));
+            let mut minis = Vec::with_capacity(found.its.len());
+            minis.extend(self.minis_for(found).filter(is_for));
             minis.sort_by_key(|m| m.role);
             if minis.iter().any(|m| m.id != PRUNE) {
                 let place = Place { function: self.function, spot: self.spot, at: site.at, edge: found.edge() };
@@ -107,20 +135,18 @@ impl Wanted<'_> {
         sites: &Result<Vec<Found>, Refusal>,
         copies: &Copies,
     ) -> Vec<((FunctionRef, usize), Refusal)> {
-        let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
-            let its = self.minis.iter().filter(|m| m.id != PRUNE && found.is_none_or(|f| f.is_for(m)));
-            its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
-        };
+        let pair =
+            |m: &NewMini<'_>, refusal: &Refusal| (m.id != PRUNE).then(|| ((self.function, m.pair), refusal.clone()));
         let missing = |m: &NewMini<'_>| match &m.parts {
             Parts::Missing(why) => Some(((self.function, m.pair), Refusal::clone(why))),
             Parts::All | Parts::Block(_) | Parts::Edges(_) => None,
         };
         match sites {
-            Err(refusal) => pairs(refusal, None),
+            Err(refusal) => self.minis.iter().filter_map(|m| pair(m, refusal)).collect(),
             Ok(sites) => sites
                 .iter()
                 .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
-                .flat_map(|(f, r)| pairs(&r, Some(f)))
+                .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
                 .chain(self.minis.iter().filter_map(missing))
                 .collect(),
         }
