@@ -149,6 +149,12 @@ pub enum Refusal {
         /// Offset of the block in the loop from the function's first byte.
         offset: Offset,
     },
+    /// Control arrives at a block by its address in several ways, so the passages of one edge cannot be told from the others.
+    #[error("control arrives at {offset} by its address from several places, which cannot be told apart")]
+    SharedArrival {
+        /// Offset of the block from the function's first byte.
+        offset: Offset,
+    },
     /// The function's language moves calls in progress between threads, and their stacks in memory (Go). So an exit cannot be assigned to
     /// an entry.
     #[error("its calls move between threads, so entry and exit cannot be paired")]

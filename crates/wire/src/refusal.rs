@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 25] = [
+pub const REASONS: [&str; 26] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -18,6 +18,7 @@ pub const REASONS: [&str; 25] = [
     "unresolved_jump",
     "runs_on",
     "loop_without_edges",
+    "shared_arrival",
     "moving_calls",
     "ifunc_resolver",
     "not_a_function",
@@ -48,6 +49,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::UnresolvedJump { .. } => "unresolved_jump",
         Refusal::RunsOn { .. } => "runs_on",
         Refusal::EntersLoop { .. } | Refusal::LeavesLoop { .. } => "loop_without_edges",
+        Refusal::SharedArrival { .. } => "shared_arrival",
         Refusal::MovingCalls => "moving_calls",
         Refusal::IfuncResolver => "ifunc_resolver",
         Refusal::NoSuchFunction

@@ -43,6 +43,9 @@ fn before_every_touch_of_attach_insertion_and_removal() {
     }
     let blocks = ["count", "-p", &pid, "work_*#*", "noise#*", "call_many#*", "--for", "50ms"];
     before_every_touch_of(&blocks, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
+    // Edges need copies of the functions.
+    let edges = ["count", "-p", &pid, "threads:*#*->*", "--for", "50ms"];
+    before_every_touch_of(&edges, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Counts of edges and loops, compared with the program's own and with counts of blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, open_directory, program, scaled};
+use ingraft_testing::{Mutatee, Outcome, find, open_directory, output, program, scaled, skip};
 use serde_json::Value;
 
 use crate::tool;
@@ -232,4 +233,23 @@ fn a_loop_counts_its_entries_and_restricts_what_it_calls() {
     assert_eq!(["steps", steps, executions, leaf].map(last), [75, 71, 2, 100]);
     target::assert_clean(target.pid(), &before);
     assert!(target.end().success());
+}
+
+/// A program of the system with all of its edges counted, from its first instruction on.
+#[test]
+fn all_edges_of_an_interpreter() {
+    let Some(perl) = find("perl") else {
+        skip!("perl is not installed");
+    };
+    let perl = std::fs::canonicalize(perl).expect("a path");
+    let perl = perl.to_str().expect("a path");
+    let script = "my %h; for (1..20000) { $h{$_ % 97} .= $_ } my $n = () = join('', map { $h{$_} } sort keys %h) =~ /1+2/g; \
+                  eval { die 'x' } for 1..100; print scalar(keys %h), ' ', $n, \"\\n\"";
+    let plain = output(Command::new(perl).args(["-e", script]));
+    let outcome = tool().run(["count", "--until-exit", "perl:*#*->*", "--", perl, "-e", script]).assert_code(0);
+    assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "what the program printed");
+    let edges = outcome.all("edge");
+    let passed = edges.iter().filter(|edge| edge["count"].as_u64() > Some(0)).count();
+    println!("{} edges, {passed} of them were passed", edges.len());
+    assert!(edges.len() > 100_000 && passed > 5_000, "{passed} of {} edges were passed", edges.len());
 }

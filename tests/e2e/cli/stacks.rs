@@ -43,6 +43,33 @@ fn exceptions_with_the_whole_runtime_counted() {
 }
 
 #[test]
+fn exceptions_jumps_and_backtraces_with_copies_of_all_functions() {
+    let mut target = Mutatee::start("throws", &[]);
+    let before = Text::of(target.pid());
+    let frames = |target: &mut Mutatee| {
+        let told = target.ask("trace");
+        told.lines.into_iter().filter(|line| line.starts_with("frame")).collect::<Vec<_>>()
+    };
+    let without = frames(&mut target);
+    // The unwinder and the personality routine run as copies, too.
+    let edges = ["throws:*#*->*", "libgcc_s:*#*->*", "libstdc++:__*#*->*"];
+    let session = tool().count(target.pid(), &edges);
+    assert_eq!(frames(&mut target), without);
+    target.ask("throw 300").assert_right();
+    target.ask("jump 300").assert_right();
+    let truth = target.ask("cancel 20");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let edges = outcome.all("edge");
+    let passed = |name: &str| edges.iter().any(|edge| edge["function"] == name && edge["count"].as_u64() > Some(0));
+    for function in ["middle", "_Unwind_RaiseException", "__gxx_personality_v0"] {
+        assert!(passed(function), "no edge of {function} was passed");
+    }
+    target::assert_clean(target.pid(), &before);
+    target.ask("throw 100").assert_right();
+}
+
+#[test]
 fn backtraces_are_the_same() {
     let mut target = Mutatee::start("throws", &[]);
     let frames = |target: &mut Mutatee| {

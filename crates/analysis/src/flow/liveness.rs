@@ -152,6 +152,8 @@ impl Walk<'_> {
             }
             let bit = 1 << full.number();
             match used.access() {
+                // These leave their destination alone where shadow stacks are off, or if the source is zero.
+                OpAccess::Write if may_write(i) => reads |= bit,
                 OpAccess::Write if register.size() >= 4 => kills |= bit,
                 OpAccess::Write | OpAccess::None | OpAccess::NoMemAccess | OpAccess::CondWrite => {}
                 _ => reads |= bit,
@@ -166,4 +168,9 @@ impl Walk<'_> {
         }
         (reads, kills)
     }
+}
+
+/// Whether an instruction that is known to write its destination may leave it alone.
+fn may_write(i: &Instruction) -> bool {
+    matches!(i.mnemonic(), Mnemonic::Rdsspd | Mnemonic::Rdsspq | Mnemonic::Bsf | Mnemonic::Bsr)
 }

@@ -58,6 +58,26 @@ fn registers_and_flags_that_a_block_overwrites_are_free() {
     assert_eq!(free(2), (vec![ingraft_model::Gpr(0)], true));
 }
 
+/// Without a shadow stack, `rdsspq` is a nop, and the function tests the value that the register had before.
+#[test]
+fn a_register_that_may_not_be_overwritten_is_live() {
+    let elf = TestElf::new().assemble("f", |a| {
+        let (mut head, mut out) = (a.create_label(), a.create_label());
+        a.xor(eax, eax).unwrap();
+        a.set_label(&mut head).unwrap();
+        a.rdsspq(rax).unwrap();
+        a.test(rax, rax).unwrap();
+        a.je(out).unwrap();
+        a.mov(eax, 1).unwrap();
+        a.jmp(head).unwrap();
+        a.set_label(&mut out).unwrap();
+        a.ret().unwrap();
+    });
+    let points = points(&elf).unwrap();
+    let head = points[1].site.as_ref().unwrap();
+    assert!(head.scratch().is_empty(), "{head:?}");
+}
+
 #[test]
 fn a_system_call_stays_in_its_place() {
     let elf = TestElf::new().assemble("f", |a| {

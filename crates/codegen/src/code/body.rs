@@ -1,6 +1,6 @@
 //! Woven functions as values: the copy of a whole function in an arena, and the places in it where points can be woven.
 
-use ingraft_model::{Avma, EdgeKind, PointKind, Refusal, TextWrite};
+use ingraft_model::{Avma, EdgeKind, Offset, PointKind, Refusal, TextWrite};
 
 use crate::code::block::{jmp_bytes, text_write};
 use crate::code::woven::RemovalRecord;
@@ -108,12 +108,15 @@ pub struct WovenBody {
 }
 
 impl WovenBody {
-    /// The probe at a position; `None` if the copy has none, or if not every arrival there would be noticed.
-    pub fn probe(&self, spot: &Spot) -> Option<&Probe> {
-        let exposed = |at: &Avma| self.exposed.binary_search(at).is_ok();
+    /// The probe at a position. Fails if the copy has none, or if not every arrival there would be noticed.
+    pub fn probe(&self, spot: &Spot) -> Result<&Probe, Refusal> {
+        let exposed = |at: Avma| self.exposed.binary_search(&at).is_ok();
+        if exposed(spot.at) || spot.from.is_some_and(|(from, _)| exposed(from)) {
+            return Err(self.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint));
+        }
         let found = self.probes.binary_search_by_key(spot, |probe| probe.spot).ok();
-        found
-            .and_then(|index| self.probes.get(index))
-            .filter(|_| !exposed(&spot.at) && !spot.from.is_some_and(|(from, _)| exposed(&from)))
+        let offset = Offset::between(self.function.0, spot.at.0);
+        let missing = if spot.from.is_some() { Refusal::SharedArrival { offset } } else { Refusal::NoSuchPoint };
+        found.and_then(|index| self.probes.get(index)).ok_or(missing)
     }
 }

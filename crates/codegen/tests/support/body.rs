@@ -147,7 +147,7 @@ impl Copies {
                 panic!("{e}\n{}\n{body:x?}", super::list(&weave.plan, &[]));
             }
             let probes: Vec<Probe> =
-                weave.body.probes.iter().filter_map(|p| weave.body.probe(&p.spot).copied()).collect();
+                weave.body.probes.iter().filter_map(|p| weave.body.probe(&p.spot).ok().copied()).collect();
             let sites: Vec<Site> = probes.iter().map(|probe| site(&body, &probe.spot)).collect();
             let counters: Vec<u32> = (copies.counters as u32..).take(probes.len()).collect();
             copies.counters += probes.len();

@@ -172,12 +172,11 @@ impl Woven {
         points.retain(|p| {
             let Some(spot) = p.probe else { return true };
             let Some(body) = bodies.get(&p.place.function) else { return false };
-            let has = body.woven.probe(&spot).is_some();
-            if !has {
-                let refusal = body.woven.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint);
+            let probe = body.woven.probe(&spot);
+            if let Err(refusal) = &probe {
                 change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
             }
-            has
+            probe.is_ok()
         });
         Ok(())
     }

@@ -837,7 +837,7 @@ impl<'a> Prepared<'a> {
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
             beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
-            probe: point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).copied()),
+            probe: point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied()),
         }
     }
 

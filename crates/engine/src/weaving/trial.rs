@@ -83,8 +83,7 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
             let all = starts.iter().zip(&found).filter(|(_, found)| found.site.is_err());
             tried.extend(all.filter_map(|(at, found)| {
                 let spot = found.hosted.as_ref()?.spot;
-                let why = || body.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint);
-                Some((*at, body.probe(&spot).map(|_| Springboard::Copy).ok_or_else(why)))
+                Some((*at, body.probe(&spot).map(|_| Springboard::Copy)))
             }));
         }
     }
