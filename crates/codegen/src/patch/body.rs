@@ -176,6 +176,8 @@ impl Doors {
             let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
             match door(env, text, request, code, block, Width::Any) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
+                // The springboard of a range that makes room for an island leads to the copy, too.
+                Err(_) if doors.clears(block.block.range.start.to_avma(request.bias).0) => {}
                 Err(refusal) => {
                     doors.why.get_or_insert(refusal);
                     doors.exposed.push(index);
@@ -185,6 +187,11 @@ impl Doors {
         }
         doors.exposed.sort_unstable();
         doors
+    }
+
+    /// Whether a range that makes room for an island begins at an address.
+    fn clears(&self, at: u64) -> bool {
+        self.heads.iter().any(|(_, head, _)| head.clearing.as_ref().and_then(Detour::first) == Some(at))
     }
 
     /// The reason against the copy of a function all of which runs in the text; `None` if the copy is of use.
@@ -489,7 +496,8 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
     };
     let mut plan = PatchPlan::default();
     let (mut moves, step_out) = copy.out.exits(at, copy.out.here());
-    let copies: FxHashMap<u64, u64> = copy.moves.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
+    let mut copies: FxHashMap<u64, u64> = copy.moves.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
+    copies.extend(copy.arrivals.iter().enumerate().map(|(block, to)| (copy.start(block), *to)));
     for (block, head, old) in &doors.heads {
         let to = copy.arrivals.get(*block).copied().ok_or(EmitError::OutOfReach)?;
         springboards(head, old, to, &copies, &mut plan.text, &mut moves)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_body;
 use ingraft_codegen::{Arena, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PointKind, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::plan::{
     ARENA_MAX, Change, NewArenas, Subject, Unit, Woven, WovenAnew, append, arena_for, codegen_error, defect,
 };
-use crate::weaving::sites::Found;
+use crate::weaving::sites::{Found, Text, host};
 use crate::weaving::wanted::{NewPoint, Wanted};
 
 /// The copy of a function.
@@ -56,6 +56,33 @@ impl Copies {
             }
         }
         copies
+    }
+
+    /// Chooses the functions some of whose blocks were refused in the text for want of room, although each of them alone has room. Returns
+    /// whether there is one.
+    pub(super) fn add_refused(
+        &mut self,
+        woven: &Woven,
+        (text, modules): (&Text<'_>, &Modules),
+        wanted: &[Wanted<'_>],
+        sites: &mut [Result<Vec<Found>, Refusal>],
+        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+    ) -> bool {
+        let before = self.chosen.len();
+        let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).collect();
+        for (w, sites) in wanted.iter().zip(sites) {
+            let known = self.chosen.contains_key(&w.function) || self.refused.contains_key(&w.function);
+            let is_block = w.spot == PointKind::Block && functions.contains(&w.function);
+            if known || !is_block || woven.places_of(w.function).next().is_some() {
+                continue;
+            }
+            if let Ok(found) = sites
+                && let Some(body) = host(text, modules, w.function, found)
+            {
+                self.chosen.insert(w.function, body);
+            }
+        }
+        self.chosen.len() > before
     }
 
     /// Site and position of a point; `None` as position for a point in the text.

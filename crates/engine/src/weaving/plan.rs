@@ -472,6 +472,9 @@ impl Woven {
                 refused.extend(wanted.iter().zip(&sites).flat_map(|(w, sites)| w.refused(sites, &copies)));
                 continue;
             }
+            if copies.add_refused(self, (&text, modules), wanted, &mut sites, &change.refused) {
+                continue;
+            }
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 let is_its = |w: &Wanted<'_>, found: &Found| w.minis_for(found).any(|m| m.pair == *pair);

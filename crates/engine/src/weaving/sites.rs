@@ -162,12 +162,8 @@ pub fn sites(
                 its: Vec::new(),
             };
             let mut points: Vec<Found> = points.map(found).collect();
-            if points.iter().any(|point| point.site.is_err())
-                && let Ok(body) = whole(text, module, f)
-            {
-                for (index, point) in points.iter_mut().enumerate() {
-                    point.hosted = hosted(module, &body, index, None);
-                }
+            if points.iter().any(|point| point.site.is_err()) {
+                host(text, modules, function, &mut points);
             }
             Ok(points)
         }
@@ -187,6 +183,21 @@ pub fn sites(
             Ok(body.edges.iter().filter_map(found).collect())
         }
     }
+}
+
+/// Notes how the blocks of a function, all in order, can be woven into a copy of it. Returns the function if that is possible.
+pub fn host(
+    text: &Text<'_>,
+    modules: &Modules,
+    function: FunctionRef,
+    blocks: &mut [Found],
+) -> Option<Arc<FunctionBody>> {
+    let (module, f) = body(modules, function).ok()?;
+    let body = whole(text, module, f).ok()?;
+    for (index, block) in blocks.iter_mut().enumerate() {
+        block.hosted = hosted(module, &body, index, None);
+    }
+    Some(body)
 }
 
 /// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
