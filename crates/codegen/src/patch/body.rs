@@ -218,7 +218,7 @@ impl Doors {
 fn successors(body: &FunctionBody, block: usize) -> impl Iterator<Item = usize> {
     let first = body.edges.partition_point(|edge| edge.from < block);
     let own = body.edges.get(first..).unwrap_or_default().iter().take_while(move |edge| edge.from == block);
-    own.filter_map(|edge| target(edge))
+    own.filter_map(target)
 }
 
 fn target(edge: &Edge) -> Option<usize> {

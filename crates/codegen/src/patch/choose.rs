@@ -14,7 +14,7 @@ use crate::patch::weave::PointRequest;
 /// Decision about a point.
 pub(crate) enum Choice {
     /// The point has a springboard in the text.
-    Own(Head),
+    Own(Box<Head>),
     /// Another point displaces the point's instruction; the point is woven into the copy.
     Hosted,
     /// The point cannot be woven.
@@ -50,7 +50,7 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
                     if first(r) {
                         held.extend(head.behind().iter().map(|d| d.at));
                     }
-                    Choice::Own(head)
+                    Choice::Own(Box::new(head))
                 }
                 Err(_) if host && held.contains(&point(r)) => Choice::Hosted,
                 Err(refusal) => Choice::Refused(refusal),

@@ -135,7 +135,7 @@ impl<'a> Weaver<'a> {
                     Ok(detours) => {
                         carried.add_detours(owner, &head, &detours);
                         let detours = head.clearing.iter().cloned().chain(detours).collect();
-                        Ok(Some((head, detours)))
+                        Ok(Some((*head, detours)))
                     }
                     Err(refusal) => {
                         self.release(&head, head.clearing.as_slice());
