@@ -253,3 +253,20 @@ fn all_edges_of_an_interpreter() {
     println!("{} edges, {passed} of them were passed", edges.len());
     assert!(edges.len() > 100_000 && passed > 5_000, "{passed} of {} edges were passed", edges.len());
 }
+
+/// Blocks have room in the text and edges do not: together, both are counted in a copy of the function, also if they come one by one.
+#[test]
+fn blocks_and_edges_of_one_function() {
+    let mut target = Mutatee::start("blocks", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["leaf#*", "leaf#*->*"]);
+    assert_eq!(target.ask("go 100").number("wrong"), 0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.all("refused").is_empty(), "{:?}", outcome.all("refused"));
+    let blocks: Vec<u64> = counts(&outcome, "block").into_values().collect();
+    assert_eq!(blocks, [100, 300, 100]);
+    let passed: Vec<u64> = outcome.all("edge").iter().filter_map(|edge| edge["count"].as_u64()).collect();
+    assert_eq!(passed, [100, 200, 100]);
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}

@@ -1,7 +1,7 @@
 //! Weaving of whole functions: a copy of all blocks in an arena, to which springboards lead from every place where control arrives.
 //!
-//! Calls, system calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address, and every
-//! thread that waits in the kernel, is in the text. The text stays a correct program, whichever of the springboards are written, because no
+//! Calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address is in the text. A function
+//! with a system call is not copied. The text stays a correct program, whichever of the springboards are written, because no
 //! springboard covers an address at which control can arrive other than its own first byte.
 
 use ingraft_model::patch::ArenaCode;
@@ -24,6 +24,9 @@ use crate::patch::weave::PointRequest;
 
 /// Alignment in bytes of the copy of a function.
 const ALIGNMENT: u64 = 16;
+
+/// Number of blocks before another one that are examined for an instruction that overlaps it.
+const OVERLAPPING: usize = 16;
 
 /// A function to copy.
 #[derive(Clone, Copy, Debug)]
@@ -165,8 +168,8 @@ impl Doors {
         let mut doors = Doors { heads: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
         let entered = |(_, block): &(usize, &BodyBlock)| block.entered != Entered::Never;
-        for (index, block) in blocks.iter().enumerate().filter(entered) {
-            match door(env, text, request, code, block, Width::Near) {
+        for (index, _) in blocks.iter().enumerate().filter(entered) {
+            match door(env, text, request, code, index, Width::Near) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 Err(_) => missing.push(index),
             }
@@ -174,7 +177,7 @@ impl Doors {
         let mut known: FxHashSet<usize> = doors.heads.iter().map(|(index, ..)| *index).collect();
         while let Some(index) = missing.pop() {
             let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
-            match door(env, text, request, code, block, Width::Any) {
+            match door(env, text, request, code, index, Width::Any) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 // The springboard of a range that makes room for an island leads to the copy, too.
                 Err(_) if doors.clears(block.block.range.start.to_avma(request.bias).0) => {}
@@ -234,10 +237,17 @@ fn door(
     text: &mut TextSpace,
     request: &BodyRequest<'_>,
     code: &Code,
-    block: &BodyBlock,
+    index: usize,
     width: Width,
 ) -> Result<(Head, Vec<u8>), Refusal> {
+    let blocks = &request.body.blocks;
+    let block = blocks.get(index).ok_or(Refusal::NoSuchPoint)?;
     let mut site = block.room.clone()?;
+    let before = blocks.get(index.saturating_sub(OVERLAPPING)..index).unwrap_or_default();
+    if before.iter().any(|other| other.block.range.end > block.block.range.start) {
+        // An instruction of the other block, which may run in the text, holds this address: a branch leads behind its prefix.
+        return Err(Refusal::TooShort { available: 0, next: "an instruction that overlaps" });
+    }
     if site.at != block.block.range.start && request.body.block_at(site.at).is_some() {
         // The springboard would lead arrivals at another block astray.
         return Err(Refusal::TooShort { available: 0, next: "the next place where control can arrive" });

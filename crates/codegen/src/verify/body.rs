@@ -2,7 +2,7 @@
 //!
 //! The copy passes if
 //! - each block has one copy, whose instructions have the same effect, and every edge leads to the copy of its target;
-//! - calls, system calls and instructions that fault on purpose are not copied: the copy jumps to them;
+//! - calls and instructions that fault on purpose are not copied: the copy jumps to them; there is no system call;
 //! - every springboard leads to the copy of its own block, lies where control can arrive only at its first byte, and covers no instruction
 //!   that stays in the text;
 //! - every block at which control arrives in the text has a springboard, or is named as exposed, with all blocks to which it leads;
@@ -156,6 +156,9 @@ impl Proof<'_> {
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
             let original = decode(rest, at)?;
+            if is_system_call(&original) {
+                return fail(at, Flaw::Forbidden);
+            }
             if stays(&original) {
                 self.kept.insert(at, original.next_ip());
                 let copy = self.nops(copy, at)?;
@@ -386,6 +389,11 @@ impl Proof<'_> {
             if to.is_none() || to != self.door_of(index) {
                 return fail(at.0, Flaw::Astray);
             }
+            // An instruction of another block that holds the address may run in the text.
+            let before = self.request.body.blocks.get(..index).unwrap_or_default();
+            if before.iter().rev().take(NEAR).any(|other| other.block.range.end > block.block.range.start) {
+                return fail(at.0, Flaw::LandingInside);
+            }
             self.covers_nothing_kept(at.0, w.len)?;
             doors.insert(at.0, index);
         }
@@ -497,12 +505,28 @@ fn target(edge: &Edge) -> Option<usize> {
     }
 }
 
-/// Whether an instruction must stay in the text: it pushes a return address, enters the kernel, or faults on purpose.
+/// Whether an instruction must stay in the text: it pushes a return address, or faults on purpose.
 fn stays(i: &Instruction) -> bool {
     match i.flow_control() {
         FlowControl::Call | FlowControl::IndirectCall | FlowControl::Interrupt | FlowControl::Exception => true,
         FlowControl::Next => i.code() == Code::Hlt,
         FlowControl::UnconditionalBranch
+        | FlowControl::ConditionalBranch
+        | FlowControl::IndirectBranch
+        | FlowControl::Return
+        | FlowControl::XbeginXabortXend => false,
+    }
+}
+
+/// Whether an instruction enters the kernel. The C library tells by the program counter whether a thread that is cancelled waits in one.
+fn is_system_call(i: &Instruction) -> bool {
+    match i.flow_control() {
+        FlowControl::Call => i.code() != Code::Call_rel32_64,
+        FlowControl::Interrupt => i.code() != Code::Int3,
+        FlowControl::Next
+        | FlowControl::IndirectCall
+        | FlowControl::Exception
+        | FlowControl::UnconditionalBranch
         | FlowControl::ConditionalBranch
         | FlowControl::IndirectBranch
         | FlowControl::Return

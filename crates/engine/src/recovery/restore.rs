@@ -120,9 +120,13 @@ pub fn restore(
 }
 
 /// Restores the text without waiting for threads to leave the code, which stays. Returns whether the text is the original one again.
+///
+/// A point without text of its own lies in code that may stay, such as the copy of a function. Its threads go on there by themselves: the
+/// place in the text to which its record leads may be under a springboard that stays.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
-    cut_off(target, points)?;
-    Ok(!restorable(target, points)?.leads())
+    let points: Vec<PointRecord> = points.iter().filter(|point| !point.removal.text.is_empty()).cloned().collect();
+    cut_off(target, &points)?;
+    Ok(!restorable(target, &points)?.leads())
 }
 
 /// Places of these points at which other programs have changed the text.

@@ -431,7 +431,9 @@ impl Session {
                 let mut found = sites(&text, modules, w.function, w.spot);
                 w.assign(&mut found);
                 let woven = control.attached.as_ref().map(|attached| &attached.woven);
-                let copies = Copies::choose(woven, std::slice::from_ref(w), std::slice::from_ref(&found));
+                let (w, own) = (std::slice::from_ref(w), std::slice::from_mut(&mut found));
+                let copies = Copies::choose(woven, (&text, modules), w, own);
+                let [w] = w else { continue };
                 reasons.extend(w.refused(&found, &copies));
                 self.name_kept(control, &mut reasons);
             }

@@ -44,15 +44,39 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Chooses the functions to copy: those with a copy, and those without any woven point that lack room for a wanted one.
-    pub fn choose(woven: Option<&Woven>, wanted: &[Wanted<'_>], sites: &[Result<Vec<Found>, Refusal>]) -> Self {
+    /// Chooses the functions to copy: those with a copy, and those in which a wanted point lacks room. Notes for all blocks of these
+    /// functions how they can be woven into the copy.
+    pub fn choose(
+        woven: Option<&Woven>,
+        (text, modules): (&Text<'_>, &Modules),
+        wanted: &[Wanted<'_>],
+        sites: &mut [Result<Vec<Found>, Refusal>],
+    ) -> Self {
         let mut copies = Copies::default();
-        for (w, sites) in wanted.iter().zip(sites) {
+        let is_copied = |function| woven.is_some_and(|woven| woven.bodies.contains_key(function));
+        let in_text = |w: &Wanted<'_>, found: &[Found]| {
+            w.spot == PointKind::Block && found.iter().all(|found| found.hosted.is_none())
+        };
+        for (w, sites) in wanted.iter().zip(sites.iter_mut()) {
+            if let Ok(found) = sites
+                && is_copied(&w.function)
+                && in_text(w, found)
+            {
+                host(text, modules, w.function, found);
+            }
             let found = || sites.iter().flatten();
             let Some(body) = found().find_map(|found| Some(&found.hosted.as_ref()?.body)) else { continue };
             let lacks_room = || found().any(|f| f.site.is_err() && !f.its.is_empty());
-            if woven.is_some_and(|woven| woven.bodies.contains_key(&w.function)) || lacks_room() {
+            if is_copied(&w.function) || lacks_room() {
                 copies.chosen.insert(w.function, Arc::clone(body));
+            }
+        }
+        for (w, sites) in wanted.iter().zip(sites) {
+            if let Ok(found) = sites
+                && copies.chosen.contains_key(&w.function)
+                && in_text(w, found)
+            {
+                host(text, modules, w.function, found);
             }
         }
         copies

@@ -451,7 +451,7 @@ impl Woven {
             false => in_background(|| wanted.par_iter().map(look).collect()),
         };
         let hosts = hosts(&text, modules, wanted, &mut sites);
-        let mut copies = Copies::choose(Some(self), wanted, &sites);
+        let mut copies = Copies::choose(Some(self), (&text, modules), wanted, &mut sites);
         let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
             refused.extend(w.refused(sites, &copies));
