@@ -254,7 +254,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let requests: Vec<_> = sites
         .iter()
         .zip(&minis)
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe: None })
         .collect();
     answer(&requests)
 }
