@@ -118,5 +118,7 @@ fn a_program_with_many_libraries_is_held_few_times() {
     let own = shortest(|| drop(output(Command::new(&program).current_dir(directory.path()))));
     let measured = shortest(|| drop(run("main")));
     let more = measured.saturating_sub(alone);
-    assert!(more < own * 8 + Duration::from_millis(100), "{measured:?}; without libraries {alone:?}; its own {own:?}");
+    // If each library were reported for itself, it would take some 10 ms. Switches between processes take time that `own` does not show.
+    let allowed = own * 8 + Duration::from_millis(MANY as u64);
+    assert!(more < allowed, "{measured:?}; without libraries {alone:?}; its own {own:?}");
 }
