@@ -26,7 +26,7 @@ pub(crate) fn propagate(
         let Some((id, edge)) = rooted.above.get(*vertex).and_then(|id| Some((id, graph.edge(id)?))) else { continue };
         let here = excess.get(*vertex);
         counts.set(id, if edge.to == *vertex { here.wrapping_neg() } else { here });
-        // Whatever this vertex has in excess passes to the vertex above.
+        // The excess of this vertex passes to the vertex above.
         excess.update(edge.other(*vertex), |sum| sum.wrapping_add(here));
     }
 }

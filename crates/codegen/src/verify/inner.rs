@@ -1,7 +1,6 @@
 //! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
 //! instruction, and a redirected copy of a jump.
 
-use iced_x86::{ConditionCode, Instruction};
 use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
 use rustc_hash::FxHashMap;
 
@@ -69,29 +68,6 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         }
     }
     Ok(())
-}
-
-/// Condition of a conditional jump, as the instruction set numbers it.
-fn condition(jump: &Instruction) -> Option<u8> {
-    Some(match jump.condition_code() {
-        ConditionCode::o => 0,
-        ConditionCode::no => 1,
-        ConditionCode::b => 2,
-        ConditionCode::ae => 3,
-        ConditionCode::e => 4,
-        ConditionCode::ne => 5,
-        ConditionCode::be => 6,
-        ConditionCode::a => 7,
-        ConditionCode::s => 8,
-        ConditionCode::ns => 9,
-        ConditionCode::p => 10,
-        ConditionCode::np => 11,
-        ConditionCode::l => 12,
-        ConditionCode::ge => 13,
-        ConditionCode::le => 14,
-        ConditionCode::g => 15,
-        ConditionCode::None => return None,
-    })
 }
 
 impl Proof<'_> {
@@ -179,10 +155,13 @@ impl Proof<'_> {
                 pairs.push(Pair { original, original_end: original, copy: base, first: false, back });
                 let mut opposite = stays;
                 opposite.negate_condition_code();
+                // The sixth byte belongs to the displacement.
+                let [a, b, c, d, e] = probe.bytes;
+                let original_jump = decode(&[a, b, c, d, e, 0], copy)?;
                 let is_opposite = stays.is_jcc_short_or_near()
                     && stays.near_branch_target() == next.copy.0
-                    && probe.bytes.starts_with(&[0x0f])
-                    && condition(&opposite) == probe.bytes.get(1).map(|byte| byte & 0x0f);
+                    && original_jump.is_jcc_near()
+                    && original_jump.condition_code() == opposite.condition_code();
                 if !is_opposite {
                     return fail(base, Flaw::NotEquivalent);
                 }

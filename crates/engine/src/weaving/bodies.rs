@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_body;
 use ingraft_codegen::{Arena, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PointKind, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
+use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::plan::{
@@ -266,7 +267,7 @@ impl Woven {
 }
 
 /// A copy, with the file whose text it changes and the plan that inserts it.
-type Copied = (crate::program::file_id::FileId, Arc<Body>, ingraft_model::PatchPlan);
+type Copied = (FileId, Arc<Body>, PatchPlan);
 
 /// Refusal of a function that gets points in the text.
 fn overlap(modules: &Modules, function: FunctionRef) -> Refusal {
