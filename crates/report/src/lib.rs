@@ -1,0 +1,9 @@
+//! Saved profiles, and the formats of other tools that they are written in.
+
+#![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic, clippy::expect_used, clippy::unwrap_used))]
+
+mod saved;
+
+pub use saved::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile};
