@@ -68,6 +68,28 @@ fn check_counts(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() 
     }
 }
 
+/// Checks that every call enters the function once and leaves it once, and that each call that the function makes returns.
+fn check_calls(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -> String) {
+    let each = |kind: PointKind| {
+        let its = copied.counted.iter().zip(&counts[first..]).filter(move |(spot, _)| spot.kind == kind);
+        its.map(|(spot, count)| (spot.at, *count))
+    };
+    let calls = CALLS as i64;
+    let entered = copied.weave.body.exposed.binary_search(&copied.weave.body.function).is_err();
+    let entries: Vec<i64> = each(PointKind::Entry).map(|(_, count)| count).collect();
+    assert_eq!(entries, if entered { vec![calls] } else { vec![] }, "{}", shown());
+    if copied.weave.body.exposed.is_empty() {
+        assert_eq!(each(PointKind::Exit).map(|(_, count)| count).sum::<i64>(), calls, "{}", shown());
+    }
+    for (at, made) in each(PointKind::CallBefore) {
+        let block = copied.body.blocks.iter().find(|b| b.block.range.contains(&ingraft_model::Svma(at.0)));
+        let next = Avma(block.expect("a call is in a block").block.range.end.0);
+        for (_, returned) in each(PointKind::CallAfter).filter(|(at, _)| *at == next) {
+            assert_eq!(made, returned, "{at}\n{}", shown());
+        }
+    }
+}
+
 /// Compares copied functions with the originals. Returns the number of functions that were copied, and of all functions.
 fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet) -> (usize, usize) {
     let (image, sites, paddings) = lay_out(functions);
@@ -97,6 +119,7 @@ fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet) ->
         }
         if let Ok(copied) = function {
             check_counts(copied, first, &woven.shards[own], &shown);
+            check_calls(copied, first, &woven.shards[own], &shown);
             first += copied.counted.len();
         }
     }

@@ -14,6 +14,10 @@ pub struct FunctionBody {
     pub blocks: Vec<BodyBlock>,
     /// The edges between these blocks, sorted by the block that they leave.
     pub edges: Vec<Edge>,
+    /// Index of the block to which callers come: the first one, or the one behind the `endbr64` at the function's first byte if control can
+    /// arrive there without executing that instruction. `None` if control arrives at the original address of this block in other ways too,
+    /// such as by a jump table of the function.
+    pub entry: Option<usize>,
 }
 
 /// A block of a [`FunctionBody`].

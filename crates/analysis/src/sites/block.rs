@@ -85,7 +85,31 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
         })
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
-    Ok(FunctionBody { function: function.start(), blocks, edges })
+    let entry = entry_block(image, function, &cfg, &edges);
+    Ok(FunctionBody { function: function.start(), blocks, edges, entry })
+}
+
+/// The block to which callers come. `None` if there is none, or if control can arrive there other than by a call.
+fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<usize> {
+    let block_at = |at: u64| cfg.blocks.binary_search_by_key(&at, |block| block.range.start.0).ok();
+    let entry = block_at(entry::first_byte(image, function)).or_else(|| block_at(function.start))?;
+    let start = cfg.blocks.get(entry)?.range.start;
+    let calls = |reason| match reason {
+        WayInReason::Entry
+        | WayInReason::BehindEndbr
+        | WayInReason::AddressTaken
+        | WayInReason::Named
+        | WayInReason::BranchFromElsewhere
+        | WayInReason::Called
+        | WayInReason::Resumed => true,
+        WayInReason::CallReturn
+        | WayInReason::SyscallReturn
+        | WayInReason::LandingPad
+        | WayInReason::JumpTable => false,
+    };
+    let returns = |edge: &Edge| matches!(edge.kind, EdgeKind::CallReturn | EdgeKind::JumpTable);
+    let only_calls = !edges.iter().any(|edge| edge.to == EdgeTarget::Block(entry) && returns(edge));
+    (only_calls && cfg.reasons_at(start).all(calls)).then_some(entry)
 }
 
 /// Whether a springboard of five bytes has no room at a site, because control lands in these bytes, or because a call is there that stays in

@@ -14,12 +14,20 @@ pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// Position in a function, by original addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Spot {
-    /// Kind of the point: [`PointKind::Block`] or [`PointKind::Edge`].
+    /// Kind of the point.
     pub kind: PointKind,
-    /// First byte of the block, or of the block to which the edge leads.
+    /// First byte of the block to which callers come, of the block, or of the block to which the edge leads. At an exit and before a call, the
+    /// address of the instruction; after a call, the return address.
     pub at: Avma,
-    /// First byte of the block that the edge leaves, and kind of the edge; `None` for a block.
+    /// First byte of the block that an edge leaves, and kind of the edge; `None` at other kinds of points.
     pub from: Option<(Avma, EdgeKind)>,
+}
+
+impl Spot {
+    /// Position of a point that is no edge.
+    pub fn new(kind: PointKind, at: Avma) -> Spot {
+        Spot { kind, at, from: None }
+    }
 }
 
 /// Five bytes in the copy of a function that a point may overwrite with a jump to its code.
@@ -83,6 +91,16 @@ impl Probe {
         }
     }
 
+    /// Address at which a thread has arrived at the point and has passed the probe, if it must run the snippets nevertheless: it is about to
+    /// leave the function, or to make the call.
+    pub(crate) fn passed(&self) -> Option<Avma> {
+        match (self.spot.kind, self.holds) {
+            (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, _) => Some(self.next().copy),
+            (PointKind::Exit, Held::Jump(_) | Held::Branch(..))
+            | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
+        }
+    }
+
     /// Write that leads from the probe to the code of a point at `base`; `None` if the jump does not reach.
     pub(crate) fn leading(&self, base: Avma) -> Option<TextWrite> {
         Some(text_write(self.copy.0, &self.bytes, &jmp_bytes(self.copy.0, base.0)?))
@@ -110,13 +128,20 @@ pub struct WovenBody {
 impl WovenBody {
     /// The probe at a position. Fails if the copy has none, or if not every arrival there would be noticed.
     pub fn probe(&self, spot: &Spot) -> Result<&Probe, Refusal> {
-        let exposed = |at: Avma| self.exposed.binary_search(&at).is_ok();
+        let exposed = |at: Avma| {
+            let next = self.blocks.partition_point(|way| way.original <= at);
+            let block = next.checked_sub(1).and_then(|index| self.blocks.get(index));
+            block.is_some_and(|way| self.exposed.binary_search(&way.original).is_ok())
+        };
         if exposed(spot.at) || spot.from.is_some_and(|(from, _)| exposed(from)) {
             return Err(self.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint));
         }
         let found = self.probes.binary_search_by_key(spot, |probe| probe.spot).ok();
         let offset = Offset::between(self.function.0, spot.at.0);
-        let missing = if spot.from.is_some() { Refusal::SharedArrival { offset } } else { Refusal::NoSuchPoint };
+        let missing = match spot.kind {
+            PointKind::Entry | PointKind::CallAfter | PointKind::Edge => Refusal::SharedArrival { offset },
+            PointKind::Exit | PointKind::CallBefore | PointKind::Block => Refusal::NoSuchPoint,
+        };
         found.and_then(|index| self.probes.get(index)).ok_or(missing)
     }
 }

@@ -97,15 +97,15 @@ pub fn weave_body(
 enum Part {
     /// The copy does the same.
     Copied(Displaced),
-    /// The copy jumps to the instruction in the text.
-    Kept(u64),
+    /// The copy jumps to the instruction at this address in the text.
+    Kept { at: u64, is_call: bool },
 }
 
 impl Part {
     fn at(&self) -> u64 {
         match self {
             Part::Copied(d) => d.at,
-            Part::Kept(at) => *at,
+            Part::Kept { at, .. } => *at,
         }
     }
 }
@@ -127,20 +127,19 @@ impl Code {
             let (mut at, mut rest) = (block.range.start.to_avma(request.bias).0, bytes.as_slice());
             let mut parts = Vec::new();
             while !rest.is_empty() {
-                let len = relocate::stays(rest, at, function)?;
-                let part = match len {
-                    Some(_) => Part::Kept(at),
-                    None => Part::Copied(relocate::decode(rest, at, function, env.shadow_stack)?),
+                let len = match relocate::stays(rest, at, function)? {
+                    Some(kept) => {
+                        code.kept.insert(at);
+                        parts.push(Part::Kept { at, is_call: kept.is_call });
+                        kept.len
+                    }
+                    None => {
+                        let d = relocate::decode(rest, at, function, env.shadow_stack)?;
+                        code.copied.insert(at);
+                        parts.push(Part::Copied(d));
+                        d.bytes().len()
+                    }
                 };
-                let len = match &part {
-                    Part::Kept(_) => len.unwrap_or(rest.len()),
-                    Part::Copied(d) => d.bytes().len(),
-                };
-                match &part {
-                    Part::Kept(at) => code.kept.insert(*at),
-                    Part::Copied(d) => code.copied.insert(d.at),
-                };
-                parts.push(part);
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
@@ -224,6 +223,23 @@ fn successors(body: &FunctionBody, block: usize) -> impl Iterator<Item = usize> 
     own.filter_map(target)
 }
 
+/// The blocks to which blocks lead that may run in the text. For each, whether only the marker before it does so, see [`Copy::mixed`].
+fn mixed(body: &FunctionBody, exposed: &[usize]) -> FxHashMap<usize, bool> {
+    let marker = body.block_at(body.function).filter(|first| body.entry.is_some_and(|entry| entry != *first));
+    let mut mixed = FxHashMap::default();
+    for block in exposed {
+        for to in successors(body, *block) {
+            let only = mixed.entry(to).or_insert(true);
+            *only &= Some(*block) == marker;
+        }
+    }
+    if marker.is_some_and(|marker| mixed.contains_key(&marker)) {
+        // Control also comes to the marker from within the function.
+        mixed.values_mut().for_each(|only| *only = false);
+    }
+    mixed
+}
+
 fn target(edge: &Edge) -> Option<usize> {
     match edge.to {
         EdgeTarget::Block(to) => Some(to),
@@ -278,8 +294,9 @@ struct Placed {
 /// The copy of a function under construction.
 struct Copy<'a> {
     request: &'a BodyRequest<'a>,
-    /// Indices of the blocks to which blocks lead that may run in the text.
-    mixed: FxHashSet<usize>,
+    /// Blocks to which blocks lead that may run in the text, by their indices. For each, whether only the marker does so: the block of the
+    /// `endbr64` before the block to which callers come.
+    mixed: FxHashMap<usize, bool>,
     out: Block,
     /// Address of each block's copy.
     labels: Vec<u64>,
@@ -313,46 +330,72 @@ impl Copy<'_> {
         self.probes.push(Placed { probe, to: None });
     }
 
+    /// Adds the nops of the points at which control arrives that comes from the text. Returns whether there are such points.
+    fn arrive(&mut self, index: usize) -> bool {
+        let spots = self.arrivals_of(index);
+        let start = self.start(index);
+        for spot in spots.iter().flatten() {
+            self.on_one_page(PROBE as u64, Back::To(start));
+            if self.arrivals.get(index) == Some(&0) {
+                self.set_arrival(index, self.out.here());
+            }
+            self.nop(*spot, start);
+        }
+        spots.iter().any(Option::is_some)
+    }
+
     fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
         Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
     }
 
-    /// The edge along which alone control arrives at the block's original address, if no block that leads there runs in the text.
-    fn arrival(&self, block: usize) -> Option<Spot> {
-        if self.mixed.contains(&block) {
-            return None;
-        }
-        let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
-        let edge = self.request.body.edges.get(edge)?;
-        Some(self.edge(edge.from, target(edge)?, edge.kind))
+    /// The points at which control arrives that comes to a block's original address: the entry; or the return from a call, and the edge along
+    /// which alone control arrives.
+    fn arrivals_of(&self, block: usize) -> [Option<Spot>; 3] {
+        let body = self.request.body;
+        let only_marker = self.mixed.get(&block);
+        let at = Avma(self.start(block));
+        let entry = body.entry == Some(block) && only_marker.is_none_or(|only| *only);
+        let entry = entry.then(|| Spot::new(PointKind::Entry, at));
+        let along = match body.blocks.get(block).map(|b| b.entered) {
+            Some(Entered::Along(edge)) if only_marker.is_none() => body.edges.get(edge),
+            Some(Entered::Along(_) | Entered::Never | Entered::Otherwise) | None => None,
+        };
+        let returns = along.is_some_and(|edge| edge.kind == EdgeKind::CallReturn);
+        let after = returns.then(|| Spot::new(PointKind::CallAfter, at));
+        let edge = along.and_then(|edge| Some(self.edge(edge.from, target(edge)?, edge.kind)));
+        [entry, after, edge]
     }
 
     /// Copies a block. `falls` says whether the copy before it runs on into this one.
     fn block(&mut self, index: usize, parts: &[Part], falls: bool) -> Result<bool, EmitError> {
         let start = self.start(index);
-        let arrival = self.arrival(index);
-        if let Some(spot) = arrival.filter(|_| !falls) {
-            self.on_one_page(PROBE as u64, Back::To(start));
-            self.set_arrival(index, self.out.here());
-            self.nop(spot, start);
-        }
+        let arrives = match falls {
+            true => self.arrivals_of(index).iter().any(Option::is_some),
+            false => self.arrive(index),
+        };
         self.on_one_page(PROBE as u64, Back::To(start));
         let label = self.out.here();
         if let Some(known) = self.labels.get_mut(index) {
             *known = label;
         }
-        if arrival.is_none() {
+        if !arrives {
             self.set_arrival(index, label);
         }
-        self.nop(Spot { kind: PointKind::Block, at: Avma(start), from: None }, start);
+        self.nop(Spot::new(PointKind::Block, Avma(start)), start);
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
         for part in parts {
             if part.at() != start && matches!(part, Part::Copied(_)) {
                 self.moves.push(PcMove { from: Avma(part.at()), to: Avma(self.out.here()) });
             }
             match part {
-                Part::Kept(at) => {
-                    // A thread at the instruction itself stays in the text, where the instruction is.
+                // A thread at the instruction itself stays in the text, where the instruction is.
+                Part::Kept { at, is_call } => {
+                    if *is_call {
+                        self.on_one_page(PROBE as u64, Back::To(*at));
+                        let home = Way { copy: Avma(*at), original: Avma(*at) };
+                        let spot = Spot::new(PointKind::CallBefore, Avma(*at));
+                        self.held(spot, (self.out.here(), *at), Held::Jump(home), None);
+                    }
                     self.out.jmp(*at, Back::To(*at))?;
                     return Ok(false);
                 }
@@ -372,33 +415,50 @@ impl Copy<'_> {
         }
     }
 
+    /// Notes the jump at an address of the copy, with its equivalent in the text, as a probe.
+    fn held(&mut self, spot: Spot, (copy, original): (u64, u64), holds: Held, to: Option<usize>) {
+        let (copy, original) = (Avma(copy), Avma(original));
+        let probe = Probe { spot, original, copy, bytes: [0; PROBE], holds };
+        self.probes.push(Placed { probe, to });
+    }
+
+    /// Whether control leaves the function at the end of a block, if that is a return or a jump to an address that is not fixed.
+    fn leaves(&self, block: usize) -> bool {
+        successors(self.request.body, block).next().is_none()
+    }
+
     /// Copies an instruction of a block. Returns whether control never continues after it.
     fn instruction(&mut self, from: usize, d: &Displaced) -> Result<bool, EmitError> {
-        let inner = d.branch_target().and_then(|to| self.block_at(to));
-        let (Some(to), Some(original)) = (inner, d.branch_target()) else {
+        let Some(original) = d.branch_target() else {
+            if d.ends && self.leaves(from) {
+                self.nop(Spot::new(PointKind::Exit, Avma(d.at)), d.at);
+            }
             relocate::emit(d, |target| target, &mut self.out)?;
             return Ok(d.ends);
         };
+        let inner = self.block_at(original);
         let back = Back::To(d.at);
         // The jump is the last instruction of what replaces the original, and lies on one page.
         self.on_one_page(d.copy_len(), back);
         let begin = self.out.here();
-        // The displacement is written later.
-        relocate::emit(d, |_| begin, &mut self.out)?;
+        // The displacement within the copy is written later.
+        relocate::emit(d, |target| if inner.is_some() { begin } else { target }, &mut self.out)?;
         let end = self.out.here();
-        self.fixups.push(Fixup { field: end - 4, block: to });
+        self.fixups.extend(inner.map(|block| Fixup { field: end - 4, block }));
         let jump = end - if d.condition().is_some() { 6 } else { 5 };
         let way = |copy: u64, original: u64| Way { copy: Avma(copy), original: Avma(original) };
-        let taken = way(0, original);
+        let taken = way(if inner.is_some() { 0 } else { original }, original);
         let holds = match d.condition() {
             Some(_) => Held::Branch(taken, way(end, d.next())),
             None => Held::Jump(taken),
         };
         // A thread at the jump that follows `loop` has decided to take it.
         let before = if jump == begin { d.at } else { original };
-        let spot = self.edge(from, to, EdgeKind::Taken);
-        let probe = Probe { spot, original: Avma(before), copy: Avma(jump), bytes: [0; PROBE], holds };
-        self.probes.push(Placed { probe, to: Some(to) });
+        let spot = match inner {
+            Some(to) => self.edge(from, to, EdgeKind::Taken),
+            None => Spot::new(PointKind::Exit, Avma(d.at)),
+        };
+        self.held(spot, (jump, before), holds, inner);
         Ok(d.ends)
     }
 
@@ -410,6 +470,7 @@ impl Copy<'_> {
     fn run_on(&mut self, from: usize, follows: Option<usize>) -> Result<bool, EmitError> {
         let end = self.request.body.blocks.get(from).map_or(0, |b| b.block.range.end.to_avma(self.request.bias).0);
         let Some(to) = self.block_at(end) else {
+            self.nop(Spot::new(PointKind::Exit, Avma(end)), end);
             self.out.jmp(end, Back::To(end))?;
             return Ok(false);
         };
@@ -435,12 +496,9 @@ impl Copy<'_> {
             if self.arrivals.get(index) != Some(&0) {
                 continue;
             }
-            let Some(spot) = self.arrival(index) else { continue };
-            let start = self.start(index);
-            self.on_one_page(PROBE as u64, Back::To(start));
-            self.set_arrival(index, self.out.here());
-            self.nop(spot, start);
-            self.jump(index, start)?;
+            if self.arrive(index) {
+                self.jump(index, self.start(index))?;
+            }
         }
         Ok(())
     }
@@ -453,16 +511,20 @@ impl Copy<'_> {
         }
         let mut probes = Vec::with_capacity(self.probes.len());
         for Placed { mut probe, to } in std::mem::take(&mut self.probes) {
-            let label = to.and_then(|to| self.labels.get(to)).copied().unwrap_or_default();
-            match &mut probe.holds {
-                Held::Nop => {}
-                Held::Jump(taken) | Held::Branch(taken, _) => taken.copy = Avma(label),
+            if let Some(label) = to.and_then(|to| self.labels.get(to))
+                && let Held::Jump(taken) | Held::Branch(taken, _) = &mut probe.holds
+            {
+                taken.copy = Avma(*label);
             }
             let at = probe.copy.0;
             probe.bytes = *self.out.stretch(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
             probes.push(probe);
         }
         probes.sort_unstable_by_key(|probe| probe.spot);
+        // An instruction in two blocks has two copies, so that one probe would miss some of its executions.
+        let twice: Vec<Spot> =
+            probes.windows(2).filter(|pair| pair[0].spot == pair[1].spot).map(|pair| pair[0].spot).collect();
+        probes.retain(|probe| twice.binary_search(&probe.spot).is_err());
         Ok(probes)
     }
 }
@@ -476,7 +538,7 @@ fn copy<'a>(
 ) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
     let count = code.blocks.len();
     let (labels, arrivals) = (vec![0; count], vec![0; count]);
-    let mixed = exposed.iter().flat_map(|block| successors(request.body, *block)).collect();
+    let mixed = mixed(request.body, exposed);
     let mut out = Block::default();
     out.restart(at);
     let mut copy =

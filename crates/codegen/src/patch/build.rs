@@ -156,7 +156,7 @@ impl<'a> Builder<'a> {
                 (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
             }
             (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
-            (PointKind::Entry, _) => (Back::To(head.at), StackView::FUNCTION),
+            (PointKind::Entry, _) if head.probe.is_none() => (Back::To(head.at), StackView::FUNCTION),
             _ => (Back::To(head.point), StackView::FUNCTION),
         };
         let frame = Frame {
@@ -330,6 +330,7 @@ impl<'a> Builder<'a> {
         if let Some(probe) = head.probe {
             // The copy of the function is removed as a whole, so the point's removal need not restore it.
             writes.push(probe.leading(Avma(layout.base)).ok_or(EmitError::OutOfReach)?);
+            self.plan.moves.extend(probe.passed().map(|from| PcMove { from, to: Avma(layout.base) }));
         }
         if let Some(host) = head.host {
             // This write is not part of the point's removal, because the host's code is removed together with the point.

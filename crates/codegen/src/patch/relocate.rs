@@ -180,10 +180,18 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
     }
 }
 
-/// Length of the instruction at the beginning of `bytes`, if it stays in the text when its function is copied: a call, or an instruction
-/// that faults on purpose. `None` for an instruction that is copied. A function with a system call is refused, because the C library tells
-/// by the program counter whether a thread that is cancelled waits in one.
-pub(crate) fn stays(bytes: &[u8], at: u64, function: u64) -> Result<Option<usize>, Refusal> {
+/// An instruction that stays in the text when its function is copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stays {
+    /// Length in bytes.
+    pub len: usize,
+    /// Whether it is a call. If not, it faults on purpose.
+    pub is_call: bool,
+}
+
+/// The instruction at the beginning of `bytes`, if it stays in the text. `None` for an instruction that is copied. A function with a system
+/// call is refused, because the C library tells by the program counter whether a thread that is cancelled waits in one.
+pub(crate) fn stays(bytes: &[u8], at: u64, function: u64) -> Result<Option<Stays>, Refusal> {
     let offset = Offset::between(function, at);
     let i = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
     if i.is_invalid() {
@@ -196,10 +204,9 @@ pub(crate) fn stays(bytes: &[u8], at: u64, function: u64) -> Result<Option<usize
         FlowControl::Interrupt if i.code() != Code::Int3 => {
             Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" })
         }
-        FlowControl::Call | FlowControl::IndirectCall | FlowControl::Exception | FlowControl::Interrupt => {
-            Ok(Some(i.len()))
-        }
-        FlowControl::Next if i.code() == Code::Hlt => Ok(Some(i.len())),
+        FlowControl::Call | FlowControl::IndirectCall => Ok(Some(Stays { len: i.len(), is_call: true })),
+        FlowControl::Exception | FlowControl::Interrupt => Ok(Some(Stays { len: i.len(), is_call: false })),
+        FlowControl::Next if i.code() == Code::Hlt => Ok(Some(Stays { len: i.len(), is_call: false })),
         FlowControl::Next
         | FlowControl::UnconditionalBranch
         | FlowControl::IndirectBranch

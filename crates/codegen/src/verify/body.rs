@@ -42,12 +42,16 @@ pub fn verify_body(
         memory: &memory,
         ends: FxHashMap::default(),
         mixed: FxHashSet::default(),
+        marker: None,
         kept: BTreeMap::new(),
         copies: Vec::new(),
         held: Vec::new(),
     };
     proof.claims(plan)?;
-    let leads = |edge: &Edge| target(edge).filter(|_| proof.is_exposed(edge.from));
+    let first = proof.block_at(body.function.0);
+    proof.marker = first.filter(|first| request.body.entry.is_some_and(|entry| entry != *first));
+    let from_text = |edge: &Edge| proof.is_exposed(edge.from) && Some(edge.from) != proof.marker;
+    let leads = |edge: &Edge| target(edge).filter(|_| from_text(edge));
     proof.mixed = request.body.edges.iter().filter_map(leads).collect();
     for (index, block) in request.body.blocks.iter().enumerate() {
         proof.block(index, block)?;
@@ -66,8 +70,10 @@ struct Proof<'a> {
     memory: &'a Memory<'a>,
     /// Instructions of the copy that are proven: end, and equivalent address in the text.
     ends: FxHashMap<u64, (u64, u64)>,
-    /// Indices of the blocks to which blocks lead that may run in the text.
+    /// Indices of the blocks to which blocks lead that may run in the text, besides the marker.
     mixed: FxHashSet<usize>,
+    /// Index of the block of the `endbr64` before the block to which callers come, if these are two blocks.
+    marker: Option<usize>,
     /// First byte and end of each instruction that stays in the text.
     kept: BTreeMap<u64, u64>,
     /// Original instructions that are copied, each with the equivalent address in the copy.
@@ -150,7 +156,7 @@ impl Proof<'_> {
     fn block(&mut self, index: usize, block: &BodyBlock) -> Result<(), VerifyError> {
         let start = self.start(index);
         let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
-        let spot = Spot { kind: PointKind::Block, at: Avma(start), from: None };
+        let spot = Spot::new(PointKind::Block, Avma(start));
         self.copies.push(PcMove { from: Avma(start), to: Avma(label) });
         let mut copy = self.probe(label, spot, start)?;
         let (mut at, mut rest) = (start, block.bytes.as_slice());
@@ -164,6 +170,10 @@ impl Proof<'_> {
                 let copy = self.nops(copy, at)?;
                 let jump = self.take(copy, at)?;
                 let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
+                if matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+                    let call = Held::Jump(Way { copy: Avma(at), original: Avma(at) });
+                    self.jump(Spot::new(PointKind::CallBefore, Avma(at)), copy, at, call)?;
+                }
                 return if home && rest.len() == original.len() { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
             }
             if at != start {
@@ -184,7 +194,7 @@ impl Proof<'_> {
         let to = self.block_at(end);
         let copy = match to {
             Some(to) => self.probe(copy, self.edge(from, to, EdgeKind::FallThrough), end)?,
-            None => copy,
+            None => self.probe(copy, Spot::new(PointKind::Exit, Avma(end)), end)?,
         };
         // Nops before the next copy belong to this one, unless a probe follows them.
         if to.and_then(|to| self.label(to)) == Some(copy) {
@@ -209,9 +219,11 @@ impl Proof<'_> {
         let at = o.ip();
         let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
         if !branches {
+            let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
+            let leaves = ends && !self.request.body.edges.iter().any(|edge| edge.from == from);
+            let copy = if leaves { self.probe(copy, Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
             let copy = if equal_at(self.memory, o, copy)? { copy } else { self.nops(copy, at)? };
             let c = self.take(copy, at)?;
-            let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
             let plain = ends || o.flow_control() == FlowControl::Next && !o.is_privileged();
             if !plain || !equal(o, &c) {
                 return fail(copy, Flaw::NotEquivalent);
@@ -241,45 +253,65 @@ impl Proof<'_> {
             return fail(copy, Flaw::NotEquivalent);
         }
         let (end, conditional) = (jump.next_ip(), jump.is_jcc_near());
-        if let Some(to) = to {
-            let way = |copy, original| Way { copy: Avma(copy), original: Avma(original) };
-            let taken = way(label, target);
-            let held = if conditional { Held::Branch(taken, way(end, o.next_ip())) } else { Held::Jump(taken) };
-            let before = if jump.ip() == copy { at } else { target };
-            if jump.ip() % 4096 > 4096 - PROBE as u64 {
-                return fail(jump.ip(), Flaw::Straddles);
-            }
-            self.held.push((self.edge(from, to, EdgeKind::Taken), Avma(jump.ip()), before, held));
-        }
+        let way = |copy, original| Way { copy: Avma(copy), original: Avma(original) };
+        let taken = way(label, target);
+        let held = if conditional { Held::Branch(taken, way(end, o.next_ip())) } else { Held::Jump(taken) };
+        let before = if jump.ip() == copy { at } else { target };
+        let spot = match to {
+            Some(to) => self.edge(from, to, EdgeKind::Taken),
+            None => Spot::new(PointKind::Exit, Avma(at)),
+        };
+        self.jump(spot, jump.ip(), before, held)?;
         Ok((!o.is_jmp_short_or_near()).then_some(end))
     }
 
-    /// The edge along which alone control arrives at a block's original address, if no block that leads there runs in the text.
-    fn arrival(&self, block: usize) -> Option<Spot> {
+    /// Notes a jump as a probe.
+    fn jump(&mut self, spot: Spot, at: u64, original: u64, held: Held) -> Result<(), VerifyError> {
+        self.held.push((spot, Avma(at), original, held));
+        if at % 4096 > 4096 - PROBE as u64 { fail(at, Flaw::Straddles) } else { Ok(()) }
+    }
+
+    /// The points at which control arrives that comes to a block's original address, in order.
+    fn arrivals_at(&self, block: usize) -> Vec<Spot> {
+        let mut spots = Vec::new();
         if self.mixed.contains(&block) {
-            return None;
+            return spots;
         }
-        let Entered::Along(edge) = self.request.body.blocks.get(block)?.entered else { return None };
-        let edge = self.request.body.edges.get(edge)?;
-        let to = target(edge).filter(|to| *to == block)?;
-        Some(self.edge(edge.from, to, edge.kind))
+        let (body, at) = (&self.request.body, Avma(self.start(block)));
+        // Control that comes from the marker within the function is no call.
+        let by_calls = self.marker.is_none_or(|marker| !self.mixed.contains(&marker));
+        if body.entry == Some(block) && by_calls {
+            spots.push(Spot::new(PointKind::Entry, at));
+        }
+        let from_marker =
+            |edge: &Edge| Some(edge.from) == self.marker && target(edge) == Some(block) && self.is_exposed(edge.from);
+        if let Some(Entered::Along(edge)) = body.blocks.get(block).map(|b| b.entered)
+            && let Some(edge) = body.edges.get(edge).filter(|edge| target(edge) == Some(block))
+            && !body.edges.iter().any(from_marker)
+        {
+            spots.extend((edge.kind == EdgeKind::CallReturn).then_some(Spot::new(PointKind::CallAfter, at)));
+            spots.push(self.edge(edge.from, block, edge.kind));
+        }
+        spots
     }
 
     fn is_exposed(&self, block: usize) -> bool {
         self.body.exposed.binary_search(&Avma(self.start(block))).is_ok()
     }
 
-    /// Compares the arrivals of blocks: a probe right before the block, or a probe and a jump to it.
+    /// Compares the arrivals of blocks: probes right before the block, or probes and a jump to it.
     fn arrivals(&mut self) -> Result<(), VerifyError> {
         for block in 0..self.body.blocks.len() {
-            let Some(spot) = self.arrival(block) else { continue };
-            let found = self.body.probes.binary_search_by_key(&spot, |probe| probe.spot).ok();
-            let probe = found.and_then(|index| self.body.probes.get(index));
-            let (Some(probe), Some(label)) = (probe, self.label(block)) else {
-                return fail(spot.at.0, Flaw::Unmatched);
+            let spots = self.arrivals_at(block);
+            let Some(first) = spots.first() else { continue };
+            let (Some(at), Some(label)) = (self.claimed(first), self.label(block)) else {
+                return fail(first.at.0, Flaw::Unmatched);
             };
             let start = self.start(block);
-            let after = self.probe(probe.copy.0, spot, start)?;
+            let mut after = at.0;
+            for spot in spots {
+                after = self.probe(after, spot, start)?;
+            }
             if after == label {
                 continue;
             }
@@ -294,6 +326,12 @@ impl Proof<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Address of the probe that is claimed for a position.
+    fn claimed(&self, spot: &Spot) -> Option<Avma> {
+        let found = self.body.probes.binary_search_by_key(spot, |probe| probe.spot).ok()?;
+        self.body.probes.get(found).map(|probe| probe.copy)
     }
 
     /// Checks that the instructions that were met fill the code, except for nops that control reaches only by running on.
@@ -329,6 +367,10 @@ impl Proof<'_> {
     /// Checks that the claimed probes are those that were met.
     fn probes(&mut self) -> Result<(), VerifyError> {
         self.held.sort_unstable_by_key(|(spot, ..)| *spot);
+        // An instruction that two blocks have in common has two copies.
+        let (mut spots, mut twice) = (FxHashSet::default(), FxHashSet::default());
+        twice.extend(self.held.iter().filter(|(spot, ..)| !spots.insert(*spot)).map(|(spot, ..)| *spot));
+        self.held.retain(|(spot, ..)| !twice.contains(spot));
         let claimed = self.body.probes.iter().map(|p: &Probe| (p.spot, p.copy, p.original.0, p.holds));
         if !claimed.eq(self.held.iter().copied()) {
             return fail(self.body.function.0, Flaw::Unmatched);
@@ -435,10 +477,11 @@ impl Proof<'_> {
 
     /// Address in the copy to which the springboard of a block must lead.
     fn door_of(&self, block: usize) -> Option<u64> {
-        let Some(spot) = self.arrival(block) else { return self.label(block) };
-        let found = self.body.probes.binary_search_by_key(&spot, |probe| probe.spot).ok()?;
         // Nops before the probe, which keep it on one page, may be skipped.
-        self.body.probes.get(found).map(|probe| probe.copy.0)
+        match self.arrivals_at(block).first() {
+            Some(spot) => self.claimed(spot).map(|at| at.0),
+            None => self.label(block),
+        }
     }
 
     /// Checks that every arrival in the text leads to the copy, except at blocks that are named, and at those to which they lead.

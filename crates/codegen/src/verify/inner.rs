@@ -1,7 +1,7 @@
 //! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
 //! instruction, and a redirected copy of a jump.
 
-use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
+use ingraft_model::{Avma, BackBranch, PcMove, PointKind, TextWrite};
 use rustc_hash::FxHashMap;
 
 use super::equivalence::{self, Pair};
@@ -113,14 +113,31 @@ impl Proof<'_> {
         Ok(TextWrite { at: host.copy, len: ROOM as u8, old: padded(host.bytes), new: padded([0xe9, a, b, c, d]) })
     }
 
-    /// Proves a point in the copy of its function, which was proven before. Returns the write that leads to the point.
-    pub(super) fn at_probe(&self, walk: &mut Walk<'_>, probe: &Probe) -> Result<TextWrite, VerifyError> {
+    /// Whether the site is that of a point at this position in the copy of its function.
+    fn is_position(&self, at: Avma) -> bool {
+        let (site, bias) = (self.site(), self.request.bias);
+        let own = site.at.to_avma(bias);
+        match site.point_kind() {
+            // The springboard lies behind an `endbr64`.
+            PointKind::Entry => at == own || at == self.point.function && at.offset(4) == own,
+            PointKind::Exit | PointKind::CallBefore => at.0 == self.point_at(),
+            PointKind::CallAfter | PointKind::Block | PointKind::Edge => at == own,
+        }
+    }
+
+    /// Proves a point in the copy of its function, which was proven before. Adds the moves of threads that have arrived at the point and
+    /// have passed the probe. Returns the write that leads to the point.
+    pub(super) fn at_probe(
+        &self,
+        walk: &mut Walk<'_>,
+        probe: &Probe,
+        expected: &mut Vec<PcMove>,
+    ) -> Result<TextWrite, VerifyError> {
         let (site, point, copy) = (self.site(), self.point, probe.copy.0);
         let right = self.request.probe.as_ref() == Some(probe)
-            && matches!(site.point_kind(), PointKind::Block | PointKind::Edge)
             && point.kind == site.point_kind()
             && probe.spot.kind == point.kind
-            && probe.spot.at == site.at.to_avma(self.request.bias)
+            && self.is_position(probe.spot.at)
             && point.host.is_none()
             && point.inner.is_empty()
             && point.led.is_empty()
@@ -175,6 +192,14 @@ impl Proof<'_> {
             Held::Nop | Held::Jump(_) => base,
         };
         self.snippets(walk, begin, &pairs)?;
+        // The thread is about to leave the function, or to make the call.
+        let passed = match (site.point_kind(), probe.holds) {
+            (PointKind::Exit, Held::Nop) => Some(Avma(copy + ROOM as u64)),
+            (PointKind::CallBefore, Held::Jump(call)) => Some(call.copy),
+            (PointKind::Exit | PointKind::CallBefore, Held::Nop | Held::Jump(_) | Held::Branch(..))
+            | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
+        };
+        expected.extend(passed.map(|from| PcMove { from, to: point.base }));
         let displacement = i32::try_from(base.wrapping_sub(copy + ROOM as u64).cast_signed());
         let Ok(displacement) = displacement else { return fail(copy, Flaw::Astray) };
         let [a, b, c, d] = displacement.to_le_bytes();

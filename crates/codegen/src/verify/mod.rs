@@ -218,7 +218,7 @@ impl Points {
         for proof in proofs {
             let point = proof.point;
             match (point.probe, point.host) {
-                (Some(probe), _) => self.writes.push(proof.at_probe(walk, &probe)?),
+                (Some(probe), _) => self.writes.push(proof.at_probe(walk, &probe, &mut self.expected)?),
                 (None, Some(host)) => self.writes.push(proof.within(walk, host, hosts)?),
                 (None, None) => proof.run(walk, &mut self.expected)?,
             }

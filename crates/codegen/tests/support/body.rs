@@ -10,7 +10,7 @@ use ingraft_codegen::{
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
-    Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan, PointKind,
+    Arrival, Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan, PointKind,
     Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
 };
 
@@ -78,7 +78,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         };
         block.room = room(bytes, &code, start, at, &starts);
     }
-    FunctionBody { function: Svma(start), blocks, edges }
+    FunctionBody { function: Svma(start), blocks, edges, entry: Some(0) }
 }
 
 fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64]) -> Result<Site, Refusal> {
@@ -188,10 +188,20 @@ impl Copies {
 }
 
 fn site(body: &FunctionBody, spot: &Spot) -> Site {
-    let block = &body.blocks[body.block_at(Svma(spot.at.0)).expect("the block exists")];
-    let free = block.free.clone();
-    let kind = if spot.kind == PointKind::Block { SiteKind::Block { free } } else { SiteKind::Edge { free } };
-    Site::new(kind, body.function, block.block.range.start, block.bytes.iter().copied().take(15).collect())
+    let index = body.blocks.partition_point(|b| b.block.range.start.0 <= spot.at.0) - 1;
+    let block = &body.blocks[index];
+    let (free, arrival) = (block.free.clone(), Arrival { back_branches: Vec::new(), least: 0 });
+    let kind = match spot.kind {
+        PointKind::Entry => SiteKind::Entry { arrival, free },
+        PointKind::Exit => SiteKind::Exit { within: false },
+        PointKind::CallBefore => SiteKind::CallBefore,
+        PointKind::CallAfter => SiteKind::CallAfter { arrival },
+        PointKind::Block => SiteKind::Block { free },
+        PointKind::Edge => SiteKind::Edge { free },
+    };
+    let from = (spot.at.0 - block.block.range.start.0) as usize;
+    let bytes = block.bytes.get(from..).unwrap_or_default();
+    Site::new(kind, body.function, Svma(spot.at.0), bytes.iter().copied().take(15).collect())
 }
 
 /// Address of a block by its index.
