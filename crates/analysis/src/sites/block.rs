@@ -102,10 +102,9 @@ fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) ->
         | WayInReason::BranchFromElsewhere
         | WayInReason::Called
         | WayInReason::Resumed => true,
-        WayInReason::CallReturn
-        | WayInReason::SyscallReturn
-        | WayInReason::LandingPad
-        | WayInReason::JumpTable => false,
+        WayInReason::CallReturn | WayInReason::SyscallReturn | WayInReason::LandingPad | WayInReason::JumpTable => {
+            false
+        }
     };
     let returns = |edge: &Edge| matches!(edge.kind, EdgeKind::CallReturn | EdgeKind::JumpTable);
     let only_calls = !edges.iter().any(|edge| edge.to == EdgeTarget::Block(entry) && returns(edge));

@@ -1,6 +1,6 @@
 //! Woven functions as values: the copy of a whole function in an arena, and the places in it where points can be woven.
 
-use ingraft_model::{Avma, EdgeKind, Offset, PointKind, Refusal, TextWrite};
+use ingraft_model::{Avma, EdgeKind, Offset, PcMove, PointKind, Refusal, TextWrite};
 
 use crate::code::block::{jmp_bytes, text_write};
 use crate::code::woven::RemovalRecord;
@@ -10,6 +10,9 @@ pub(crate) const PROBE: usize = 5;
 
 /// Instruction at a probe that carries no point: `nop dword [rax+rax+0]`.
 pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+
+/// Length in bytes of an `endbr64`.
+const ENDBR: i64 = 4;
 
 /// Position in a function, by original addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -93,7 +96,7 @@ impl Probe {
 
     /// Address at which a thread has arrived at the point and has passed the probe, if it must run the snippets nevertheless: it is about to
     /// leave the function, or to make the call.
-    pub(crate) fn passed(&self) -> Option<Avma> {
+    pub fn passed(&self) -> Option<Avma> {
         match (self.spot.kind, self.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, _) => Some(self.next().copy),
             (PointKind::Exit, Held::Jump(_) | Held::Branch(..))
@@ -126,6 +129,25 @@ pub struct WovenBody {
 }
 
 impl WovenBody {
+    /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
+    pub fn entry(&self) -> Option<Avma> {
+        let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR);
+        self.removal.text.iter().map(|write| write.at).find(at_entry)
+    }
+
+    /// Positions in the text that are equivalent to addresses of the copy, for threads there. Each comes with the kind of point that the
+    /// thread has passed, if the address alone does not show that: in the copy, a thread at the function's first instruction is past the
+    /// entry.
+    pub fn places(&self) -> impl Iterator<Item = (PcMove, Option<PointKind>)> {
+        let behind = self.function.offset(ENDBR);
+        let entry = self.probes.iter().find(|probe| probe.spot.kind == PointKind::Entry).map(|probe| probe.copy);
+        let own = self.removal.moves.iter().filter(|m| self.removal.code.contains(&m.from));
+        own.map(move |m| {
+            let is_in = m.to >= self.function && m.to <= behind && Some(m.from) != entry;
+            (*m, is_in.then_some(PointKind::Entry))
+        })
+    }
+
     /// The probe at a position. Fails if the copy has none, or if not every arrival there would be noticed.
     pub fn probe(&self, spot: &Spot) -> Result<&Probe, Refusal> {
         let exposed = |at: Avma| {

@@ -10,8 +10,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
-    Arrival, Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan, PointKind,
-    Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
+    Arrival, Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan,
+    PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
 };
 
 fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {

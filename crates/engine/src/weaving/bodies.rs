@@ -15,7 +15,7 @@ use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::plan::{
     ARENA_MAX, Change, NewArenas, Subject, Unit, Woven, WovenAnew, append, arena_for, codegen_error, defect,
 };
-use crate::weaving::sites::{Found, Text, host};
+use crate::weaving::sites::{Found, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, Wanted};
 
 /// The copy of a function.
@@ -45,7 +45,7 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Chooses the functions to copy: those with a copy, and those in which a wanted point lacks room. Notes for all blocks of these
+    /// Chooses the functions to copy: those with a copy, and those in which a wanted point lacks room. Notes for all points of these
     /// functions how they can be woven into the copy.
     pub fn choose(
         woven: Option<&Woven>,
@@ -55,29 +55,24 @@ impl Copies {
     ) -> Self {
         let mut copies = Copies::default();
         let is_copied = |function| woven.is_some_and(|woven| woven.bodies.contains_key(function));
-        let in_text = |w: &Wanted<'_>, found: &[Found]| {
-            w.spot == PointKind::Block && found.iter().all(|found| found.hosted.is_none())
-        };
-        for (w, sites) in wanted.iter().zip(sites.iter_mut()) {
-            if let Ok(found) = sites
-                && is_copied(&w.function)
-                && in_text(w, found)
-            {
-                host(text, modules, w.function, found);
+        for (w, sites) in wanted.iter().zip(&*sites) {
+            if copies.chosen.contains_key(&w.function) {
+                continue;
             }
             let found = || sites.iter().flatten();
-            let Some(body) = found().find_map(|found| Some(&found.hosted.as_ref()?.body)) else { continue };
             let lacks_room = || found().any(|f| f.site.is_err() && !f.its.is_empty());
-            if is_copied(&w.function) || lacks_room() {
-                copies.chosen.insert(w.function, Arc::clone(body));
+            let known = || found().find_map(|found| Some(Arc::clone(&found.hosted.as_ref()?.body)));
+            let body = match is_copied(&w.function) {
+                true => known().or_else(|| whole(text, modules, w.function).ok()),
+                false => known().filter(|_| lacks_room()),
+            };
+            if let Some(body) = body {
+                copies.chosen.insert(w.function, body);
             }
         }
         for (w, sites) in wanted.iter().zip(sites) {
-            if let Ok(found) = sites
-                && copies.chosen.contains_key(&w.function)
-                && in_text(w, found)
-            {
-                host(text, modules, w.function, found);
+            if let (Ok(found), Some(body)) = (sites, copies.chosen.get(&w.function)) {
+                host(modules, w.function, w.spot, body, found);
             }
         }
         copies
@@ -102,8 +97,9 @@ impl Copies {
                 continue;
             }
             if let Ok(found) = sites
-                && let Some(body) = host(text, modules, w.function, found)
+                && let Ok(body) = whole(text, modules, w.function)
             {
+                host(modules, w.function, w.spot, &body, found);
                 self.chosen.insert(w.function, body);
             }
         }

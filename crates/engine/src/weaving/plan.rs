@@ -340,10 +340,14 @@ impl Woven {
         self.points.get(place).map(|p| p.woven.minis.len())
     }
 
-    /// Address of the springboard of a function's entry.
+    /// Address of the springboard at a function's entry.
     pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
         let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
-        self.points.get(&place).map(|p| p.woven.at)
+        let point = &self.points.get(&place)?.woven;
+        match point.probe {
+            Some(_) => self.bodies.get(&function)?.woven.entry(),
+            None => Some(point.at),
+        }
     }
 
     /// Number of woven points.
@@ -532,7 +536,7 @@ impl Woven {
         let entries: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
         let mut missing: Vec<FunctionRef> =
-            points.iter().filter(|p| p.site.is_within_entry()).map(|p| p.place.function).collect();
+            points.iter().filter(|p| p.probe.is_none() && p.site.is_within_entry()).map(|p| p.place.function).collect();
         missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
         missing.dedup();
         points.extend(missing.into_iter().filter_map(|function| {

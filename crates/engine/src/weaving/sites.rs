@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_model::{
-    Avma, BlockPoint, Clearing, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, Offset, Parts,
+    Arrival, Avma, BlockPoint, Clearing, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, Offset, Parts,
     PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::Target;
@@ -162,14 +162,16 @@ pub fn sites(
                 its: Vec::new(),
             };
             let mut points: Vec<Found> = points.map(found).collect();
-            if points.iter().any(|point| point.site.is_err()) {
-                host(text, modules, function, &mut points);
+            if points.iter().any(|point| point.site.is_err())
+                && let Ok(body) = whole(text, modules, function)
+            {
+                host(modules, function, kind, &body, &mut points);
             }
             Ok(points)
         }
         PointKind::Edge => {
             let (module, f) = body(modules, function)?;
-            let body = whole(text, module, f)?;
+            let body = whole(text, modules, function)?;
             let start = |block: usize| body.blocks.get(block).map(|b| b.block.range.start);
             let offset = |at: Svma| Offset::between(f.start().0, at.0);
             let found = |edge: &Edge| {
@@ -185,23 +187,43 @@ pub fn sites(
     }
 }
 
-/// Notes how the blocks of a function, all in order, can be woven into a copy of it. Returns the function if that is possible.
-pub fn host(
-    text: &Text<'_>,
-    modules: &Modules,
-    function: FunctionRef,
-    blocks: &mut [Found],
-) -> Option<Arc<FunctionBody>> {
-    let (module, f) = body(modules, function).ok()?;
-    let body = whole(text, module, f).ok()?;
-    for (index, block) in blocks.iter_mut().enumerate() {
-        block.hosted = hosted(module, &body, index, None);
+/// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
+pub fn host(modules: &Modules, function: FunctionRef, kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
+    let Some((_, module, _)) = modules.resolve(function) else { return };
+    for (index, found) in points.iter_mut().enumerate() {
+        match kind {
+            PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter => {
+                found.hosted = found.site.as_ref().ok().and_then(|site| at_instruction(module, body, site));
+            }
+            PointKind::Block => found.hosted = hosted(module, body, index, None),
+            // An edge has no other site.
+            PointKind::Edge => {}
+        }
     }
-    Some(body)
+}
+
+/// An entry, an exit or a point at a call as a point of the copy of its function.
+fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Option<Hosted> {
+    let arrival = Arrival { back_branches: Vec::new(), least: 0 };
+    let point = Svma(site.at.0.wrapping_add(u64::from(site.point)));
+    let (kind, at) = match &site.kind {
+        SiteKind::Entry { free, .. } => {
+            let entry = body.blocks.get(body.entry?)?.block.range.start;
+            (SiteKind::Entry { arrival, free: free.clone() }, entry)
+        }
+        SiteKind::Exit { .. } => (SiteKind::Exit { within: false }, point),
+        SiteKind::CallBefore => (SiteKind::CallBefore, point),
+        SiteKind::CallAfter { .. } => (SiteKind::CallAfter { arrival }, site.at),
+        SiteKind::Block { .. } | SiteKind::Edge { .. } => return None,
+    };
+    let spot = Spot::new(site.point_kind(), at.to_avma(module.bias));
+    let site = Site { kind, landings: Vec::new(), clearings: Vec::new(), ..site.clone() };
+    Some(Hosted { site: Arc::new(site), spot, body: Arc::clone(body) })
 }
 
 /// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
-fn whole(text: &Text<'_>, module: &Module, f: &Function) -> Result<Arc<FunctionBody>, Refusal> {
+pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<FunctionBody>, Refusal> {
+    let (module, f) = body(modules, function)?;
     let body = module.image.body(f)?;
     for block in &body.blocks {
         let start = block.block.range.start;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_analysis::{FrameRules, FrameTable, Registers};
+use ingraft_codegen::WovenBody;
 use ingraft_model::{Avma, AvmaRange, Bias, PointKind};
 use ingraft_process::{HeldRegisters, Target};
 use rayon::prelude::*;
@@ -48,8 +49,14 @@ impl Places {
                 }
             }
         }
-        let adopted = now.adopted().chain(now.copied().map(|body| &body.removal)).flat_map(|r| &r.moves);
+        let adopted = now.adopted().flat_map(|r| &r.moves);
         known.extend(adopted.map(|m| (m.from, Place { at: m.to, past: None })));
+        let copied = now.copied().flat_map(WovenBody::places);
+        known.extend(copied.map(|(m, past)| (m.from, Place { at: m.to, past })));
+        // These threads have run the snippets, and are about to leave the function.
+        for probe in now.points().filter(|(place, _)| place.spot == PointKind::Exit).filter_map(|(_, p)| p.probe) {
+            known.extend(probe.passed().map(|at| (at, Place { at: probe.original, past: Some(PointKind::Exit) })));
+        }
         Places { arenas: now.arenas(), known }
     }
 
