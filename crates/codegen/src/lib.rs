@@ -44,6 +44,7 @@ pub use patch::body::{BodyRequest, BodyWeave, weave_body};
 pub use patch::chain::{Chain, Linked};
 pub use patch::change::{add_mini, remove_mini, remove_points, remove_within};
 pub use patch::lower::{Line, Lowered, generic_site, lower};
+pub use patch::rehost::{Rehosted, rehost};
 pub use patch::text_space::TextSpace;
 pub use patch::weave::{PointRequest, Weave, weave_points, weave_points_on};
 pub use snippet::mini::MiniRequest;

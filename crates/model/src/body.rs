@@ -18,6 +18,17 @@ pub struct FunctionBody {
     /// arrive there without executing that instruction. `None` if control arrives at the original address of this block in other ways too,
     /// such as by a jump table of the function.
     pub entry: Option<usize>,
+    /// The exits of the function, in the order of [`Site`]s of exits.
+    pub exits: Vec<BodyExit>,
+}
+
+/// An exit of a [`FunctionBody`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyExit {
+    /// Address of the instruction, or of the end of the code that control runs off.
+    pub at: Svma,
+    /// Whether the instruction is a return.
+    pub is_return: bool,
 }
 
 /// A block of a [`FunctionBody`].

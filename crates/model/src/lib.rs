@@ -29,7 +29,7 @@ pub mod vector;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
-pub use body::{BodyBlock, Entered, FunctionBody};
+pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use call::{Call, Called, VectorState};
 pub use cfg::{Block, Cfg, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;

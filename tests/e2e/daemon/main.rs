@@ -4,6 +4,7 @@
 
 mod asleep;
 mod audit;
+mod copies;
 mod costs;
 mod files;
 mod generic;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use iced_x86::Instruction;
 use ingraft_model::{
-    Block, BlockPoint, BodyBlock, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal, Site,
-    SiteKind, Svma, WayInReason,
+    Block, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal,
+    Site, SiteKind, Svma, WayInReason,
 };
 
 use crate::flow::body::Body;
@@ -86,7 +86,12 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
     let entry = entry_block(image, function, &cfg, &edges);
-    Ok(FunctionBody { function: function.start(), blocks, edges, entry })
+    let is_return = |i: &Instruction| Transfer::of(i) == Transfer::Return;
+    let leaving = graph.found.exits.iter().filter_map(|exit| body.code.get(*exit));
+    let leaving = leaving.map(|i| BodyExit { at: Svma(i.ip()), is_return: is_return(i) });
+    let running_off = graph.found.runs_on.iter().map(|at| BodyExit { at: Svma(*at), is_return: false });
+    let exits = leaving.chain(running_off).collect();
+    Ok(FunctionBody { function: function.start(), blocks, edges, entry, exits })
 }
 
 /// The block to which callers come. `None` if there is none, or if control can arrive there other than by a call.

@@ -9,6 +9,7 @@ pub(crate) mod change;
 pub(crate) mod choose;
 pub(crate) mod lower;
 pub(crate) mod parallel;
+pub(crate) mod rehost;
 pub(crate) mod relocate;
 pub(crate) mod springboard;
 pub(crate) mod text_space;

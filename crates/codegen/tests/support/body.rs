@@ -78,7 +78,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         };
         block.room = room(bytes, &code, start, at, &starts);
     }
-    FunctionBody { function: Svma(start), blocks, edges, entry: Some(0) }
+    FunctionBody { function: Svma(start), blocks, edges, entry: Some(0), exits: Vec::new() }
 }
 
 fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64]) -> Result<Site, Refusal> {

@@ -113,7 +113,7 @@ impl Session {
         if functions.is_empty() {
             return Births::Absent;
         }
-        let [before, after] = [Stmt::Fork, Stmt::Forked].map(|stmt| Snippet { stmts: vec![stmt] });
+        let [before, after] = [Stmt::Fork, Stmt::Forked].map(|stmt| Arc::new(Snippet { stmts: vec![stmt] }));
         let mut mini = |snippet| {
             let id = control.next_mini;
             control.next_mini += 1;

@@ -212,7 +212,7 @@ impl Session {
         tables: &[(u32, &ListedKeys)],
         whole: bool,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
-        let prune = Snippet { stmts: vec![Stmt::Prune] };
+        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
         let mut refused = Refused::default();
         let (mut wanted, mut minis) = wanted_points(control, bound, &prune);
         let first = control.attached.is_none();
@@ -226,7 +226,7 @@ impl Session {
         }
         let mut brought = self.prune_at_unwind_targets(control, bound, &prune, &mut wanted, &mut minis);
         let barred = control.pairs.values().flat_map(|pair| &pair.unlanded).copied().collect();
-        let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Snippet::default());
+        let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Arc::<Snippet>::default());
         add_tail_calls(control, &tails, bound, (&prune, &anchor), &mut wanted, &mut minis, &mut brought);
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // the existing pairs need none of the modules that were mapped since
@@ -303,7 +303,7 @@ impl Session {
         &self,
         control: &mut Control,
         bound: &[Bound],
-        prune: &'w Snippet,
+        prune: &'w Arc<Snippet>,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
     ) -> FxHashMap<(MdlFunction, PointKind), usize> {
@@ -525,8 +525,10 @@ impl Session {
             (catch_up, written.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let applied = written.and_then(|()| {
-            let options =
-                ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
+            let area = Some(attached.env.data);
+            // A thread that reads the clock would return to code that is about to go.
+            let readings = area.filter(|_| !change.gone.is_empty());
+            let options = ApplyOptions { check_quiet: woven.idle(), calls: area, readings, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
             let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;
@@ -539,6 +541,7 @@ impl Session {
                     attached.woven.release(&idle);
                 }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
+                self.forget_points(attached, change.gone)?;
                 let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
                 Ok((change.refused, caught_up))
             }
@@ -633,7 +636,7 @@ impl Pair {
 fn wanted_points<'w>(
     control: &mut Control,
     bound: &'w [Bound],
-    prune: &'w Snippet,
+    prune: &'w Arc<Snippet>,
 ) -> (Vec<WantedPoints<'w>>, Vec<Minis>) {
     let mut placed: Vec<Placed<'w>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
     let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
@@ -687,7 +690,7 @@ fn add_tail_calls<'w>(
     control: &mut Control,
     tails: &'w TailCalls,
     bound: &'w [Bound],
-    (prune, anchor): (&'w Snippet, &'w Snippet),
+    (prune, anchor): (&'w Arc<Snippet>, &'w Arc<Snippet>),
     wanted: &mut Vec<WantedPoints<'w>>,
     minis: &mut [Minis],
     brought: &mut FxHashMap<(MdlFunction, PointKind), usize>,

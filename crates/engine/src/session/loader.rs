@@ -3,6 +3,7 @@
 //! mapped a library waits there, for a bounded time, until the library is woven. So no code of a library runs uncounted, not even its
 //! constructors.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_model::{Parts, PointKind, Snippet, Stmt, VariableId};
@@ -51,6 +52,7 @@ impl Session {
             self.shared_mut().used_counters = control.counters.used();
             (Snippet::increment(VariableId(0)), vec![counter])
         };
+        let snippet = Arc::new(snippet);
         let id = control.next_mini;
         control.next_mini += 1;
         let mini = NewMini {

@@ -60,7 +60,7 @@ pub(super) struct Derived {
     /// Position among the snippets of its point.
     pub role: Role,
     /// Code that is woven at each of the points.
-    pub snippet: Snippet,
+    pub snippet: Arc<Snippet>,
     /// Exits of the function at which the snippet is woven, if the points are exits.
     pub exits: Exits,
 }
@@ -529,7 +529,7 @@ impl Follow<'_> {
     }
 
     fn add(&mut self, function: MdlFunction, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
-        let snippet = Snippet { stmts };
+        let snippet = Arc::new(Snippet { stmts });
         let derived = Derived { function, spot: PointKind::Exit, pair: self.pair, role: closer.role, snippet, exits };
         self.found.derived.push(derived);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_body;
 use ingraft_codegen::{Arena, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::Error;
@@ -62,11 +62,8 @@ impl Copies {
             let found = || sites.iter().flatten();
             let lacks_room = || found().any(|f| f.site.is_err() && !f.its.is_empty());
             let known = || found().find_map(|found| Some(Arc::clone(&found.hosted.as_ref()?.body)));
-            let body = match is_copied(&w.function) {
-                true => known().or_else(|| whole(text, modules, w.function).ok()),
-                false => known().filter(|_| lacks_room()),
-            };
-            if let Some(body) = body {
+            let needed = is_copied(&w.function) || lacks_room();
+            if needed && let Some(body) = known().or_else(|| whole(text, modules, w.function).ok()) {
                 copies.chosen.insert(w.function, body);
             }
         }
@@ -78,29 +75,28 @@ impl Copies {
         copies
     }
 
-    /// Chooses the functions some of whose blocks were refused in the text for want of room, although each of them alone has room. Returns
+    /// Chooses the functions some of whose points were refused in the text for want of room, although each of them alone has room. Returns
     /// whether there is one.
     pub(super) fn add_refused(
         &mut self,
-        woven: &Woven,
         (text, modules): (&Text<'_>, &Modules),
         wanted: &[Wanted<'_>],
         sites: &mut [Result<Vec<Found>, Refusal>],
         refused: &FxHashMap<(FunctionRef, usize), Refusal>,
     ) -> bool {
+        let is_new =
+            |function: &FunctionRef| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
+        let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).filter(is_new).collect();
         let before = self.chosen.len();
-        let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).collect();
-        for (w, sites) in wanted.iter().zip(sites) {
-            let known = self.chosen.contains_key(&w.function) || self.refused.contains_key(&w.function);
-            let is_block = w.spot == PointKind::Block && functions.contains(&w.function);
-            if known || !is_block || woven.places_of(w.function).next().is_some() {
-                continue;
+        for function in functions {
+            match whole(text, modules, function) {
+                Ok(body) => drop(self.chosen.insert(function, body)),
+                Err(refusal) => drop(self.refused.insert(function, refusal)),
             }
-            if let Ok(found) = sites
-                && let Ok(body) = whole(text, modules, w.function)
-            {
-                host(modules, w.function, w.spot, &body, found);
-                self.chosen.insert(w.function, body);
+        }
+        for (w, sites) in wanted.iter().zip(sites) {
+            if let (Ok(found), Some(body)) = (sites, self.chosen.get(&w.function)) {
+                host(modules, w.function, w.spot, body, found);
             }
         }
         self.chosen.len() > before
@@ -115,6 +111,16 @@ impl Copies {
                 body.unwrap_or(in_text).clone()
             }),
         }
+    }
+
+    /// The functions to copy.
+    pub(super) fn chosen(&self) -> impl Iterator<Item = (FunctionRef, &Arc<FunctionBody>)> {
+        self.chosen.iter().map(|(function, body)| (*function, body))
+    }
+
+    /// Whether a function is to be copied.
+    pub(super) fn has_chosen(&self, function: FunctionRef) -> bool {
+        self.chosen.contains_key(&function)
     }
 
     /// Gives up copies.

@@ -5,6 +5,7 @@ pub(crate) mod bodies;
 pub(crate) mod catch_up;
 pub(crate) mod cost;
 pub(crate) mod exits;
+pub(crate) mod moving;
 pub(crate) mod parts;
 pub(crate) mod plan;
 pub(crate) mod refusals;

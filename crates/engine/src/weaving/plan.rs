@@ -11,7 +11,7 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Stmt, TextWrite,
+    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -25,6 +25,7 @@ use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::recovery::signature::SIGNATURE;
 use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
+use crate::weaving::moving;
 use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted};
 
@@ -57,6 +58,9 @@ fn whole_arena(arena: &Arena) -> AvmaRange {
 /// Id of the snippet that prunes stale activations. It is at every entry at which a record is opened, before all other snippets.
 pub const PRUNE: u64 = 0;
 
+/// Index of the pair of a snippet that is woven already and moves with its point.
+pub(super) const KEPT: usize = usize::MAX;
+
 /// The generated code of one target.
 #[derive(Clone, Debug, Default)]
 pub struct Woven {
@@ -83,16 +87,19 @@ pub struct Woven {
 
 #[derive(Clone, Debug)]
 pub(super) struct Point {
-    woven: WovenPoint,
+    pub woven: WovenPoint,
     arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.
-    minis: Vec<Mini>,
+    pub minis: Vec<Mini>,
 }
 
 /// Data of a snippet at a point besides its code.
-#[derive(Clone, Copy, Debug)]
-struct Mini {
-    role: Option<Role>,
+#[derive(Clone, Debug)]
+pub(super) struct Mini {
+    pub role: Option<Role>,
+    /// The code, and the first counter of each of its variables: what another point needs to take over the snippet.
+    pub snippet: Arc<Snippet>,
+    pub counters: Box<[u32]>,
     /// Counter of the snippet's runs; `None` if they are not counted.
     meter: Option<Meter>,
     /// Owner of the snippet in the journal.
@@ -121,6 +128,8 @@ pub struct Change {
     pub(super) not_copied: Vec<(FunctionRef, Refusal)>,
     /// Points that get further snippets, in the order of the changes.
     pub chains: Vec<PointChain>,
+    /// Points in the text whose snippets move into copies.
+    pub gone: Vec<PointRecord>,
 }
 
 /// A change that is planned: it holds once its plan has been applied to the target. To drop it is to give it up.
@@ -335,6 +344,31 @@ impl Woven {
         self.adopted.iter().map(|point| &point.removal)
     }
 
+    /// The points of a function, with their snippets.
+    pub(super) fn known(&self, function: FunctionRef) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
+        points_of(&self.points, function)
+    }
+
+    /// A point by its key.
+    pub(super) fn woven_at(&self, place: &Place) -> Option<&WovenPoint> {
+        self.points.get(place).map(|point| &point.woven)
+    }
+
+    /// Forgets a point.
+    pub(super) fn remove_point(&mut self, place: &Place) {
+        self.points.remove(place);
+    }
+
+    /// Text that is in use in a module.
+    pub(super) fn text_space(&mut self, module: ModuleRef) -> Option<&mut TextSpace> {
+        self.texts.get_mut(&module.0)
+    }
+
+    /// Whether a function runs as a copy.
+    pub(super) fn is_copied(&self, function: FunctionRef) -> bool {
+        self.bodies.contains_key(&function)
+    }
+
     /// Number of snippets at a point; `None` if the point is not woven.
     pub fn snippets_at(&self, place: &Place) -> Option<usize> {
         self.points.get(place).map(|p| p.woven.minis.len())
@@ -456,6 +490,7 @@ impl Woven {
         };
         let hosts = hosts(&text, modules, wanted, &mut sites);
         let mut copies = Copies::choose(Some(self), (&text, modules), wanted, &mut sites);
+        let mut moving = moving::points(self, (&text, modules), &mut copies);
         let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
             refused.extend(w.refused(sites, &copies));
@@ -469,6 +504,7 @@ impl Woven {
             let mut change = Change::default();
             let found: Vec<_> = wanted.iter().zip(&sites).collect();
             let found = each(&found, |(w, sites)| w.points(sites, &refused, &copies));
+            woven.move_points(subject, &moving, &copies, &mut change, mapped)?;
             woven.attempt(subject, found, (&hosts, &copies), &mut change, mapped)?;
             change.not_copied.extend(woven.idle_bodies(&change.refused));
             if !change.not_copied.is_empty() {
@@ -476,7 +512,8 @@ impl Woven {
                 refused.extend(wanted.iter().zip(&sites).flat_map(|(w, sites)| w.refused(sites, &copies)));
                 continue;
             }
-            if copies.add_refused(self, (&text, modules), wanted, &mut sites, &change.refused) {
+            if copies.add_refused((&text, modules), wanted, &mut sites, &change.refused) {
+                moving = moving::points(self, (&text, modules), &mut copies);
                 continue;
             }
             let several = |(function, pair): &(FunctionRef, usize)| {
@@ -497,6 +534,8 @@ impl Woven {
             // a successor recognises an arena by its signature, so signatures are written before any code
             change.plan.code.splice(..0, mapped.signatures.drain(..));
             sort(&mut change.plan);
+            change.plan = woven.with_moves(&moving, &copies, change.plan);
+            woven.leave_idle(&change.plan.retired);
             return Ok(Planned { change, woven });
         }
     }
@@ -547,7 +586,7 @@ impl Woven {
     }
 
     /// Weaves the new points of a module.
-    fn weave_new(
+    pub(super) fn weave_new(
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
         number: ModuleRef,
@@ -874,7 +913,8 @@ impl NewMini<'_> {
     }
 
     fn known(&self) -> Mini {
-        Mini { role: self.role, meter: self.meter(), owner: self.owner() }
+        let (snippet, counters) = (Arc::clone(self.snippet), Box::from(self.counters));
+        Mini { role: self.role, snippet, counters, meter: self.meter(), owner: self.owner() }
     }
 
     /// The owner of the snippet in the journal: the first counter of its pair, which is that of the pair's value.
@@ -923,7 +963,7 @@ impl Point {
 }
 
 /// All removal records of a point, merged into one for the journal.
-fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
+pub(super) fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
     let RemovalRecord { text, code, .. } = &point.woven.removal;
     let all = |of: fn(&RemovalRecord) -> usize| point.woven.records().map(of).sum();
     let mut removal = RemovalRecord {

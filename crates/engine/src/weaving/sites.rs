@@ -29,6 +29,8 @@ pub struct Found {
     /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
     callees: Vec<FunctionRef>,
     part: Part,
+    /// At a call, the address of the call, or its return address.
+    call: Option<Svma>,
     /// The point as it can be woven into the copy of its function; `None` if it cannot, or if there is no need.
     pub hosted: Option<Hosted>,
     /// Indices of the wanted snippets that are for this point, as far as they were assigned.
@@ -141,7 +143,8 @@ pub fn sites(
     function: FunctionRef,
     kind: PointKind,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callees: Vec::new(), part: Part::Whole, hosted: None, its: Vec::new() };
+    let found =
+        |site| Found { site, callees: Vec::new(), part: Part::Whole, call: None, hosted: None, its: Vec::new() };
     match kind {
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
@@ -158,6 +161,7 @@ pub fn sites(
                 part: Part::Block(Offset::between(f.start().0, point.block.range.start.0)),
                 site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
                 callees: Vec::new(),
+                call: None,
                 hosted: None,
                 its: Vec::new(),
             };
@@ -180,7 +184,8 @@ pub fn sites(
                 let id = EdgeId { from: offset(from), to: offset(to), kind: edge.kind };
                 let hosted = hosted(module, &body, block, Some(*edge));
                 let site = Err(Refusal::NoSuchPoint);
-                Some(Found { part: Part::Edge(id, from), site, callees: Vec::new(), hosted, its: Vec::new() })
+                let (callees, its) = (Vec::new(), Vec::new());
+                Some(Found { part: Part::Edge(id, from), site, callees, call: None, hosted, its })
             };
             Ok(body.edges.iter().filter_map(found).collect())
         }
@@ -190,10 +195,15 @@ pub fn sites(
 /// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
 pub fn host(modules: &Modules, function: FunctionRef, kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
     let Some((_, module, _)) = modules.resolve(function) else { return };
+    let count = points.len();
     for (index, found) in points.iter_mut().enumerate() {
         match kind {
             PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter => {
-                found.hosted = found.site.as_ref().ok().and_then(|site| at_instruction(module, body, site));
+                let exit = || body.exits.get(index).filter(|exit| exit.is_return && count == body.exits.len());
+                let at = || if kind == PointKind::Exit { exit().map(|exit| exit.at) } else { found.call };
+                let bare = || bare_site(body, kind, at()?);
+                let site = found.site.as_deref().ok().cloned().or_else(bare);
+                found.hosted = site.and_then(|site| at_instruction(module, body, &site));
             }
             PointKind::Block => found.hosted = hosted(module, body, index, None),
             // An edge has no other site.
@@ -202,9 +212,22 @@ pub fn host(modules: &Modules, function: FunctionRef, kind: PointKind, body: &Ar
     }
 }
 
+/// The site of a return, or of a point at a call, that has no room in the text: its instruction and what follows in its block.
+fn bare_site(body: &FunctionBody, kind: PointKind, at: Svma) -> Option<Site> {
+    let kind = match kind {
+        PointKind::Exit => SiteKind::Exit { within: false },
+        PointKind::CallBefore => SiteKind::CallBefore,
+        PointKind::CallAfter => SiteKind::CallAfter { arrival: Arrival::default() },
+        PointKind::Entry | PointKind::Block | PointKind::Edge => return None,
+    };
+    let block = body.blocks.iter().find(|b| b.block.range.contains(&at))?;
+    let bytes = block.bytes.get(usize::try_from(at.0 - block.block.range.start.0).ok()?..)?;
+    Some(Site::new(kind, body.function, at, bytes.iter().copied().take(SITE_MAX).collect()))
+}
+
 /// An entry, an exit or a point at a call as a point of the copy of its function.
 fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Option<Hosted> {
-    let arrival = Arrival { back_branches: Vec::new(), least: 0 };
+    let arrival = Arrival::default();
     let point = Svma(site.at.0.wrapping_add(u64::from(site.point)));
     let (kind, at) = match &site.kind {
         SiteKind::Entry { free, .. } => {
@@ -282,7 +305,9 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callees, part: Part::Whole, hosted: None, its: Vec::new() });
+        let at = point.call.at.0 + if after { u64::from(point.call.len) } else { 0 };
+        let call = Some(Svma(at));
+        out.push(Found { site, callees, part: Part::Whole, call, hosted: None, its: Vec::new() });
     }
     Ok(out)
 }

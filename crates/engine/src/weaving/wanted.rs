@@ -1,5 +1,7 @@
 //! Requests for snippets at points: the keys of points, and the points that a request needs.
 
+use std::sync::Arc;
+
 use ingraft_codegen::Spot;
 use ingraft_model::{EdgeId, EdgeKind, FunctionRef, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
 use rustc_hash::FxHashMap;
@@ -54,7 +56,7 @@ pub struct NewMini<'a> {
     /// Position among the snippets of a point; `None` for the first position.
     pub role: Option<Role>,
     /// The code.
-    pub snippet: &'a Snippet,
+    pub snippet: &'a Arc<Snippet>,
     /// First counter of each of the snippet's variables.
     pub counters: &'a [u32],
     /// Functions whose calls do not get the snippet.

@@ -1,0 +1,176 @@
+//! Points in the text that move into the copy of their function, because other points of a request need the copy.
+
+use std::sync::Arc;
+
+use ingraft_codegen::{Rehosted, WovenPoint, rehost};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, Parts, PatchPlan, PointKind, Refusal, Stmt};
+use rustc_hash::FxHashMap;
+
+use crate::error::Error;
+use crate::program::modules::Modules;
+use crate::recovery::journal::PointRecord;
+use crate::weaving::bodies::{Copies, Hosted};
+use crate::weaving::exits::Exits;
+use crate::weaving::plan::{Change, KEPT, NewArenas, Point, Subject, Woven, point_record};
+use crate::weaving::sites::{Found, Text, host, sites};
+use crate::weaving::wanted::{NewMini, NewPoint, Place};
+
+/// The points of a function that move.
+pub(super) struct Moving<'a> {
+    function: FunctionRef,
+    points: Vec<Moved<'a>>,
+}
+
+/// A point that moves.
+struct Moved<'a> {
+    place: Place,
+    old: &'a Arc<Point>,
+    /// Its place in the copy; `None` for a point without snippets, which only makes room for others.
+    hosted: Option<Hosted>,
+    /// Its snippets, in order.
+    minis: Vec<NewMini<'a>>,
+}
+
+impl Moved<'_> {
+    /// Key of the point in the copy.
+    fn new_place(&self) -> Option<Place> {
+        Some(Place { at: self.hosted.as_ref()?.site.at, ..self.place })
+    }
+}
+
+impl<'a> Moving<'a> {
+    /// The points of a function in the text. Fails if one of them has no place in the copy, or if threads may wait in its code.
+    fn of(
+        woven: &'a Woven,
+        (text, modules): (&Text<'_>, &Modules),
+        function: FunctionRef,
+        body: &Arc<FunctionBody>,
+    ) -> Result<Self, Refusal> {
+        let mut known: FxHashMap<PointKind, Vec<Found>> = FxHashMap::default();
+        let mut points = Vec::new();
+        for (place, old) in woven.known(function) {
+            let waits = |stmt: &Stmt| matches!(stmt, Stmt::Await);
+            let stays =
+                |snippet: &ingraft_model::Snippet| !snippet.calls().is_empty() || snippet.stmts.iter().any(waits);
+            let hosted = match old.minis.is_empty() {
+                true => None,
+                false => {
+                    let found = match known.remove(&place.spot) {
+                        Some(found) => found,
+                        None => {
+                            let mut found = sites(text, modules, function, place.spot)?;
+                            host(modules, function, place.spot, body, &mut found);
+                            found
+                        }
+                    };
+                    let own = found.iter().find(|f| f.site.as_ref().is_ok_and(|site| site.at == place.at));
+                    let hosted = own.and_then(|found| found.hosted.clone());
+                    known.insert(place.spot, found);
+                    Some(hosted.ok_or(Refusal::NoSuchPoint)?)
+                }
+            };
+            if old.minis.iter().any(|mini| stays(&mini.snippet)) {
+                let name = modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
+                return Err(Refusal::Overlap { other: name.unwrap_or_default() });
+            }
+            points.push(Moved { place: *place, old, hosted, minis: old.kept() });
+        }
+        Ok(Moving { function, points })
+    }
+}
+
+/// The points that move so that the chosen functions can be copied. Copies of functions whose points cannot move are given up.
+pub(super) fn points<'a>(
+    woven: &'a Woven,
+    (text, modules): (&Text<'_>, &Modules),
+    copies: &mut Copies,
+) -> Vec<Moving<'a>> {
+    let mut moving = Vec::new();
+    let mut refused = Vec::new();
+    for (function, body) in copies.chosen() {
+        if woven.is_copied(function) || woven.places_of(function).next().is_none() {
+            continue;
+        }
+        match Moving::of(woven, (text, modules), function, body) {
+            Ok(points) => moving.push(points),
+            Err(refusal) => refused.push((function, refusal)),
+        }
+    }
+    copies.give_up(refused);
+    moving.sort_unstable_by_key(|points| points.function);
+    moving
+}
+
+impl Point {
+    /// The snippets of the point as those of a new one.
+    fn kept(&self) -> Vec<NewMini<'_>> {
+        let all = self.woven.minis.iter().zip(&self.minis);
+        all.map(|(woven, mini)| NewMini {
+            id: woven.id,
+            pair: KEPT,
+            role: mini.role,
+            snippet: &mini.snippet,
+            counters: &mini.counters,
+            except: &[],
+            parts: Parts::All,
+            exits: Exits::All,
+        })
+        .collect()
+    }
+}
+
+impl Woven {
+    /// Moves points into copies of their functions. Functions for which that fails are named in `change` as functions without a copy.
+    pub(super) fn move_points<'a>(
+        &mut self,
+        subject: Subject<'_>,
+        moving: &'a [Moving<'a>],
+        copies: &Copies,
+        change: &mut Change,
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<(), Error> {
+        let mut new: Vec<(ModuleRef, Vec<NewPoint<'a>>)> = Vec::new();
+        for Moving { function, points } in moving.iter().filter(|points| copies.has_chosen(points.function)) {
+            for moved in points {
+                change.gone.push(self.forget_point(subject.modules, moved));
+                let (Some(place), Some(hosted)) = (moved.new_place(), &moved.hosted) else { continue };
+                let minis = moved.minis.iter().collect();
+                let point = NewPoint { place, site: &hosted.site, minis, probe: Some(hosted.spot) };
+                match new.last_mut() {
+                    Some((module, points)) if *module == function.module => points.push(point),
+                    _ => new.push((function.module, vec![point])),
+                }
+            }
+        }
+        for (module, mut points) in new {
+            self.weave_bodies(subject, copies, &mut points, change, mapped)?;
+            self.weave_new(subject, module, &points, change, mapped)?;
+        }
+        // A point that stays must not be lost.
+        let lost = change.refused.extract_if(|(_, pair), _| *pair == KEPT);
+        change.not_copied.extend(lost.map(|((function, _), refusal)| (function, refusal)));
+        Ok(())
+    }
+
+    fn forget_point(&mut self, modules: &Modules, moved: &Moved<'_>) -> PointRecord {
+        let module = moved.place.function.module;
+        if let Some(text) = self.text_space(module) {
+            text.release_point(&moved.old.woven);
+        }
+        self.remove_point(&moved.place);
+        point_record(modules, module, moved.old)
+    }
+
+    /// The plan of a change in which points move.
+    pub(super) fn with_moves(&self, moving: &[Moving<'_>], copies: &Copies, insertion: PatchPlan) -> PatchPlan {
+        let its = moving.iter().filter(|points| copies.has_chosen(points.function)).flat_map(|points| &points.points);
+        let new = |moved: &Moved<'_>| self.woven_at(&moved.new_place()?);
+        let rehosted: Vec<Rehosted<'_>> = its
+            .map(|moved| Rehosted {
+                old: &moved.old.woven,
+                probe: new(moved).and_then(|point: &WovenPoint| point.probe.as_ref()),
+            })
+            .collect();
+        if rehosted.is_empty() { insertion } else { rehost(&rehosted, insertion) }
+    }
+}

@@ -1,0 +1,96 @@
+//! Tests of functions whose points move from the text into a copy of the function, and stay there, while several clients measure them.
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Session, Tool, open_directory, scaled, source_directory};
+
+use crate::{client, daemon};
+
+/// Begins a further measurement of the target.
+fn one_more(tool: &Tool, target: &Mutatee, arguments: &[&str]) -> Session {
+    let pid = target.pid_text();
+    let (command, rest) = arguments.split_first().expect("a command");
+    let mut session = tool.start([*command, "-p", &pid, "--max-overhead", "10000"].iter().chain(rest));
+    session.wait_for("changed");
+    session
+}
+
+/// Sum of the counts of the edges between two blocks.
+fn passed(outcome: &Outcome, from: &str, to: &str) -> u64 {
+    let edges = outcome.all("edge");
+    let its = edges.iter().filter(|edge| edge["from"] == from && edge["to"] == to);
+    its.filter_map(|edge| edge["count"].as_u64()).sum()
+}
+
+/// Returns the value at the end.
+#[track_caller]
+fn last(outcome: &Outcome) -> u64 {
+    let value = outcome.all("sample").last().and_then(|sample| sample["value"].as_u64());
+    value.unwrap_or_else(|| panic!("no value: {outcome:#?}"))
+}
+
+/// Number of calls of `leaf` that each of four threads makes in a round.
+const CALLS: u64 = 3_000_000;
+
+#[test]
+fn calls_and_times_stay_exact_while_edges_come_and_go() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let count = tool.count(target.pid(), &["leaf"]);
+    let latency = one_more(&tool, &target, &["latency", "leaf"]);
+    let mut all = 0;
+    for round in 0..scaled(6, 60) {
+        target.tell(&format!("go {CALLS}"));
+        let edges = one_more(&tool, &target, &["count", "leaf#*->*"]);
+        let blocks = (round % 2 == 0).then(|| one_more(&tool, &target, &["count", "leaf#*"]));
+        let outcome = edges.interrupt().assert_code(0);
+        // Two rounds for each call, but for the calls in progress at the beginning and at the end: one in each of four threads.
+        let (around, out) = (passed(&outcome, "0x11", "0x11"), passed(&outcome, "0x11", "0x1b"));
+        assert!(around.abs_diff(2 * out) <= 2 * 2 * 4, "{around} rounds of {out} calls");
+        let _ = blocks.map(|blocks| blocks.interrupt().assert_code(0));
+        assert_eq!(target.reply().number("wrong"), 0);
+        all += 4 * CALLS;
+    }
+    let outcome = latency.interrupt().assert_code(0);
+    assert_eq!(outcome.latency("leaf").calls, all);
+    let outcome = count.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("leaf"), all);
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("go 10").number("wrong"), 0);
+    assert!(target.end().success());
+}
+
+/// The call is in progress in the text when its function is copied, and ends in the copy.
+#[test]
+fn a_call_in_progress_ends_in_the_copy() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("blocks", &[]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let file = source_directory().join("tests/e2e/mdl/calls.mdl").display().to_string();
+    let latency = tool.start(["latency", "-p", &target.pid_text(), "--max-overhead", "10000", "around"]);
+    let mut latency = latency;
+    latency.wait_for("attached");
+    let [made, back] = ["calls_made", "calls_back"]
+        .map(|metric| one_more(&tool, &target, &["watch", &format!("{metric}@/Code/blocks/around"), "-I", &file]));
+    let rounds = scaled(20_000_000, 200_000_000);
+    for _ in 0..scaled(3, 20) {
+        target.tell(&format!("around {rounds}"));
+        let edges = one_more(&tool, &target, &["count", "around#*->*"]);
+        let loops = one_more(&tool, &target, &["count", "around#loop@*"]);
+        let _ = edges.interrupt().assert_code(0);
+        let _ = loops.interrupt().assert_code(0);
+        target.reply();
+    }
+    let calls = scaled(3, 20) * (rounds + 2);
+    assert_eq!(last(&made.interrupt().assert_code(0)), calls);
+    assert_eq!(last(&back.interrupt().assert_code(0)), calls);
+    let outcome = latency.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.latency("around").calls, scaled(3, 20));
+    target::assert_clean(target.pid(), &before);
+    target.ask("around 70");
+    assert!(target.end().success());
+}
