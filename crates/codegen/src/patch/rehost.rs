@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, TextWrite};
+use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::body::Probe;
@@ -33,7 +33,9 @@ impl Rehosted<'_> {
         let called = old.stack == StackView::CALLED;
         let begins = (old.base..=old.slot).contains(&m.from) && !called;
         let outside = !old.records().any(|record| record.code.contains(&m.from));
-        let is_at_point = passed && Some(m.to) == old.resume && !called;
+        // The function's own branches to its entry lead past the snippets.
+        let branches = old.kind == PointKind::Entry && m.to == old.function;
+        let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called;
         let to = match self.probe.filter(|_| is_at_point) {
             // In the text, or before the probe, it would run the snippets again.
             Some(probe) => probe.next().copy,

@@ -24,6 +24,7 @@ mod interpreter;
 mod listed;
 mod memory;
 mod proof_cache;
+mod rehost;
 mod rules;
 mod slow;
 mod state;
@@ -50,6 +51,7 @@ pub use change::{verify_added, verify_removal, verify_removed, verify_removed_wi
 use equivalence::Pair;
 use interpreter::{Facts, Walk};
 use memory::Memory;
+pub use rehost::verify_rehosted;
 
 /// Defect of a plan. The cause is a defect of the generator, or of the code that passes the plan to the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

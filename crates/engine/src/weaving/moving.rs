@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Rehosted, WovenPoint, rehost};
 use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, Parts, PatchPlan, PointKind, Refusal, Stmt};
 use rustc_hash::FxHashMap;
@@ -11,7 +12,7 @@ use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::bodies::{Copies, Hosted};
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, KEPT, NewArenas, Point, Subject, Woven, point_record};
+use crate::weaving::plan::{Change, KEPT, NewArenas, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place};
 
@@ -162,7 +163,12 @@ impl Woven {
     }
 
     /// The plan of a change in which points move.
-    pub(super) fn with_moves(&self, moving: &[Moving<'_>], copies: &Copies, insertion: PatchPlan) -> PatchPlan {
+    pub(super) fn with_moves(
+        &self,
+        moving: &[Moving<'_>],
+        copies: &Copies,
+        insertion: PatchPlan,
+    ) -> Result<PatchPlan, Error> {
         let its = moving.iter().filter(|points| copies.has_chosen(points.function)).flat_map(|points| &points.points);
         let new = |moved: &Moved<'_>| self.woven_at(&moved.new_place()?);
         let rehosted: Vec<Rehosted<'_>> = its
@@ -171,6 +177,11 @@ impl Woven {
                 probe: new(moved).and_then(|point: &WovenPoint| point.probe.as_ref()),
             })
             .collect();
-        if rehosted.is_empty() { insertion } else { rehost(&rehosted, insertion) }
+        if rehosted.is_empty() {
+            return Ok(insertion);
+        }
+        let plan = rehost(&rehosted, insertion.clone());
+        verify_rehosted(&rehosted, &insertion, &plan).map_err(|e| defect(&e))?;
+        Ok(plan)
     }
 }

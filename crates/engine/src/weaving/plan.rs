@@ -534,7 +534,7 @@ impl Woven {
             // a successor recognises an arena by its signature, so signatures are written before any code
             change.plan.code.splice(..0, mapped.signatures.drain(..));
             sort(&mut change.plan);
-            change.plan = woven.with_moves(&moving, &copies, change.plan);
+            change.plan = woven.with_moves(&moving, &copies, change.plan)?;
             woven.leave_idle(&change.plan.retired);
             return Ok(Planned { change, woven });
         }

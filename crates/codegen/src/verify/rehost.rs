@@ -1,0 +1,85 @@
+//! Proof of a plan that moves points from the text into copies of their functions. The removal records of the points, the copies and the new
+//! points were proven before.
+
+use std::collections::BTreeMap;
+
+use ingraft_model::{Avma, PatchPlan, PcMove, PointKind, TextWrite};
+use rustc_hash::FxHashMap;
+
+use super::{Flaw, VerifyError, check_writes, fail};
+use crate::patch::rehost::Rehosted;
+
+/// Bytes of a list of writes, before and after them.
+type Bytes = BTreeMap<u64, (u8, u8)>;
+
+/// Proves a plan of [`crate::rehost`] for these points and this insertion.
+///
+/// The plan passes if
+/// - after it, each byte is what the insertion makes of the original text;
+/// - each thread in old code moves to an address whose equivalent in the text is the same, or leaves the code by single steps;
+/// - a thread that has run the snippets of a point does not run them again.
+pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Result<(), VerifyError> {
+    check_writes(&plan.text)?;
+    let first = plan.text.first().map_or(Avma(0), |write| write.at);
+    let removal = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.text);
+    let (removed, inserted, all) = (bytes(removal), bytes(insertion.text.iter()), bytes(plan.text.iter()));
+    for (at, (old, new)) in &all {
+        let right = match (removed.get(at), inserted.get(at)) {
+            (Some((woven, original)), Some((before, after))) => woven == old && original == before && after == new,
+            (Some(own), None) | (None, Some(own)) => own == &(*old, *new),
+            (None, None) => false,
+        };
+        if !right {
+            return fail(*at, Flaw::NotOriginal);
+        }
+    }
+    if let Some((at, _)) = removed.iter().chain(&inserted).find(|(at, _)| !all.contains_key(at)) {
+        return fail(*at, Flaw::Unmatched);
+    }
+    let codes = || points.iter().flat_map(|point| point.old.records()).map(|r| &r.code).filter(|c| c.start < c.end);
+    let holds = |list: &[ingraft_model::AvmaRange], code: &ingraft_model::AvmaRange| {
+        list.iter().any(|range| range.start <= code.start && code.end <= range.end)
+    };
+    if plan.code != insertion.code || codes().any(|code| !plan.retired.contains(code)) {
+        return fail(first.0, Flaw::Unmatched);
+    }
+    if let Some(code) = codes().find(|code| !holds(&plan.step_out, code)) {
+        return fail(code.start.0, Flaw::BadMove);
+    }
+    moves(points, insertion, plan)
+}
+
+fn bytes<'a>(writes: impl Iterator<Item = &'a TextWrite>) -> Bytes {
+    let each = |write: &'a TextWrite| (write.at.0..).zip(write.old_bytes().iter().zip(write.new_bytes()));
+    writes.flat_map(each).map(|(at, (old, new))| (at, (*old, *new))).collect()
+}
+
+fn moves(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Result<(), VerifyError> {
+    let inserted: FxHashMap<Avma, Avma> = insertion.moves.iter().map(|m| (m.from, m.to)).collect();
+    let mut known: FxHashMap<Avma, Vec<(Avma, &Rehosted<'_>)>> = FxHashMap::default();
+    for point in points {
+        for m in point.old.records().flat_map(|record| &record.moves) {
+            known.entry(m.from).or_default().push((m.to, point));
+        }
+    }
+    let mut last = None;
+    for PcMove { from, to } in &plan.moves {
+        let own = inserted.get(from) == Some(to);
+        let allowed = |(text, point): &(Avma, &Rehosted<'_>)| {
+            let old = point.old;
+            // The thread has run the snippets, and is about to execute the point's instruction.
+            let at_point = Some(*text) == old.resume || old.kind == PointKind::Entry && *text == old.function;
+            let ran = (old.tail..old.tail_end).contains(from) && at_point;
+            match point.probe.filter(|_| ran && old.returns_to.is_none()) {
+                Some(probe) => *to == probe.next().copy,
+                None => to == text || inserted.get(text) == Some(to) && !ran,
+            }
+        };
+        let old = known.get(from).is_some_and(|its| its.iter().any(allowed));
+        if !own && !old || last >= Some(*from) {
+            return fail(from.0, Flaw::BadMove);
+        }
+        last = Some(*from);
+    }
+    Ok(())
+}

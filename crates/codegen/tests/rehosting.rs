@@ -1,0 +1,156 @@
+//! Points that move from the text into the copy of their function: threads in the old code go on as if nothing had happened, and each arrival
+//! counts once.
+
+mod support;
+
+use ingraft_codegen::verify::{verify_body, verify_rehosted, verify_weave};
+use ingraft_codegen::{
+    BodyRequest, MiniRequest, PointRequest, Probe, Rehosted, Spot, TextSpace, WovenPoint, rehost, weave_body,
+    weave_points,
+};
+use ingraft_model::{Arrival, Avma, Bias, FunctionBody, PatchPlan, PcMove, PointKind, Site, SiteKind, Snippet};
+use proptest::prelude::*;
+use support::body::body_of;
+use support::image::{Outcome, Program, Step, TEXT};
+use support::random::{Function, functions, lay_out};
+use support::*;
+
+/// Bytes of the function at an address, up to its last return.
+fn bytes_of(image: &[u8], start: u64, end: u64) -> Vec<u8> {
+    let code = &image[(start - TEXT) as usize..(end - TEXT) as usize];
+    let mut decoder = iced_x86::Decoder::with_ip(64, code, start, iced_x86::DecoderOptions::NONE);
+    let mut last = 0;
+    while decoder.can_decode() {
+        let i = decoder.decode();
+        last = decoder.position();
+        if i.flow_control() == iced_x86::FlowControl::Return {
+            break;
+        }
+    }
+    code[..last].to_vec()
+}
+
+/// The same point in the copy.
+fn hosted(site: &Site, body: &FunctionBody) -> (Site, Spot) {
+    let (kind, at) = match &site.kind {
+        SiteKind::Entry { free, .. } => {
+            (SiteKind::Entry { arrival: Arrival::default(), free: free.clone() }, body.function)
+        }
+        SiteKind::Block { .. } => (site.kind.clone(), body.blocks[block_of(site, body)].block.range.start),
+        _ => unreachable!("no other points are woven here"),
+    };
+    let own = if site.point_kind() == PointKind::Block { at } else { site.at };
+    let spot = Spot::new(site.point_kind(), Avma(at.0));
+    (Site { kind, at: own, landings: Vec::new(), clearings: Vec::new(), ..site.clone() }, spot)
+}
+
+fn block_of(site: &Site, body: &FunctionBody) -> usize {
+    body.blocks.partition_point(|b| b.block.range.start <= site.at) - 1
+}
+
+fn request<'a>(site: &'a Site, minis: &'a [MiniRequest<'a>], probe: Option<Probe>) -> PointRequest<'a> {
+    PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[], probe }
+}
+
+/// Joins plans that do not touch each other.
+fn add(plan: &mut PatchPlan, more: PatchPlan) {
+    plan.code.extend(more.code);
+    plan.text.extend(more.text);
+    plan.moves.extend(more.moves);
+    plan.text.sort_unstable_by_key(|w| w.at);
+    plan.moves.sort_unstable();
+}
+
+/// Moves all points that can be woven in the text. Returns the number of moves of threads that were compared.
+fn check(functions: &[Function], snippet: &Snippet) -> usize {
+    let (image, sites, paddings) = lay_out(functions);
+    let env = environment(GLIBC);
+    let (mut arena, mut text) = (arena(), TextSpace::new());
+    text.add_padding(Bias(0), &paddings);
+    let mut starts: Vec<u64> = sites.iter().map(|s| s.function.0).collect();
+    starts.push(TEXT + image.len() as u64);
+    let bodies: Vec<FunctionBody> = sites
+        .iter()
+        .map(|site| {
+            let start = site.function.0;
+            let end = starts.iter().copied().filter(|s| *s > start).min().expect("the end");
+            body_of(&bytes_of(&image, start, end), start)
+        })
+        .collect();
+    let rooms = bodies.iter().flat_map(|body| body.blocks.iter().skip(1)).filter_map(|block| block.room.clone().ok());
+    let all: Vec<Site> = sites.iter().cloned().chain(rooms).collect();
+    let counters: Vec<u32> = (0..all.len() as u32).collect();
+    let minis: Vec<_> = counters.chunks(1).map(|counters| MiniRequest { id: 7, snippet, counters }).collect();
+    let requests: Vec<_> = all.iter().zip(minis.chunks(1)).map(|(site, minis)| request(site, minis, None)).collect();
+    let first = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+    verify_weave(&env, &arena, &text, &requests, &first).expect("the points are right");
+
+    let (mut insertion, mut olds, mut news) = (PatchPlan::default(), Vec::<WovenPoint>::new(), Vec::new());
+    for body in &bodies {
+        let own =
+            all.iter().zip(&first.woven).zip(minis.chunks(1)).filter(|((site, _), _)| site.function == body.function);
+        let own: Vec<_> = own.filter_map(|((site, woven), minis)| Some((site, woven.as_ref().ok()?, minis))).collect();
+        let (before, old_arena) = (text.clone(), arena.clone());
+        own.iter().for_each(|(_, old, _)| text.release_point(old));
+        let copy = BodyRequest { body, bias: Bias(0), name: "f" };
+        let copied = weave_body(&env, &mut arena, &mut text, &copy).expect("the request makes sense");
+        let places: Vec<(Site, Spot)> = own.iter().map(|(site, ..)| hosted(site, body)).collect();
+        let probes = copied.as_ref().ok().and_then(|copied| {
+            places.iter().map(|(_, spot)| copied.body.probe(spot).ok().copied()).collect::<Option<Vec<_>>>()
+        });
+        let (Ok(copied), Some(probes)) = (copied, probes) else {
+            (text, arena) = (before, old_arena);
+            continue;
+        };
+        verify_body(&arena, &text, &copy, &copied).expect("the copy is right");
+        let points = places.iter().zip(&own).zip(&probes);
+        let requests: Vec<_> =
+            points.map(|(((site, _), (.., minis)), probe)| request(site, minis, Some(*probe))).collect();
+        let points = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+        verify_weave(&env, &arena, &text, &requests, &points).expect("the points are right");
+        add(&mut insertion, copied.plan);
+        add(&mut insertion, points.plan);
+        olds.extend(own.iter().map(|(_, old, _)| (*old).clone()));
+        news.extend(probes);
+    }
+    let moved: Vec<Rehosted<'_>> =
+        olds.iter().zip(&news).map(|(old, probe)| Rehosted { old, probe: Some(probe) }).collect();
+    let plan = rehost(&moved, insertion.clone());
+    let shown = || list(&first.plan, &first.woven) + &list(&plan, &[]);
+    if let Err(e) = verify_rehosted(&moved, &insertion, &plan) {
+        panic!("{e}\n{}", shown());
+    }
+    // Between the first instruction and the slot, a thread holds values that a call does not have.
+    let checks = |m: &&PcMove| olds.iter().any(|old| old.base < m.from && m.from <= old.slot);
+    let byte = |at: Avma| first.plan.code.iter().find_map(|c| c.bytes.get(at.0.checked_sub(c.at.0)? as usize));
+    let runs = |m: &&PcMove| byte(m.from).is_some_and(|byte| *byte != 0xcc);
+    let places: Vec<_> = plan.moves.iter().filter(|m| runs(m) && !checks(m)).collect();
+    let run = |plans, at: &dyn Fn(&PcMove) -> Avma| {
+        let steps = places.iter().map(|m| Step::Call { target: at(m).0, registers: vec![], flags: 0x246 }).collect();
+        Program { env: &env, text: image.clone(), plans, steps, counters: all.len().max(1) }.run()
+    };
+    let (old, new) = (run(vec![&first.plan], &|m| m.from), run(vec![&first.plan, &plan], &|m| m.to));
+    for ((old, new), m) in old.calls.iter().zip(&new.calls).zip(&places) {
+        assert_eq!(old, new, "{} to {}\n{}", m.from, m.to, shown());
+    }
+    assert_eq!(old.scratch, new.scratch);
+    let sum = |outcome: &Outcome, n: usize| outcome.shards.iter().map(|shard| shard[n]).sum::<i64>();
+    for (n, site) in all.iter().enumerate() {
+        assert_eq!(sum(&old, n), sum(&new, n), "{:?} at {}\n{}", site.point_kind(), site.at, shown());
+    }
+    places.len()
+}
+
+proptest! {
+    #![proptest_config(property_config())]
+
+    #[test]
+    fn threads_in_old_code_go_on_in_the_copy_and_count_once(mut functions in functions()) {
+        functions.truncate(20);
+        // These functions are entered in the middle, so they must not depend on words that they have pushed before.
+        for f in &mut functions {
+            f.body.retain(|(kind, ..)| kind % 22 != 8);
+        }
+        check(&functions, &count());
+    }
+}
