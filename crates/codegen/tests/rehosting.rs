@@ -58,7 +58,31 @@ fn add(plan: &mut PatchPlan, more: PatchPlan) {
     plan.text.extend(more.text);
     plan.moves.extend(more.moves);
     plan.text.sort_unstable_by_key(|w| w.at);
-    plan.moves.sort_unstable();
+    plan.moves.sort_by_key(|m| m.from);
+    plan.moves.dedup_by_key(|m| m.from);
+}
+
+/// Plans that differ from a right one in one place.
+fn false_plans(plan: &PatchPlan) -> Vec<PatchPlan> {
+    let mut wrong = Vec::new();
+    let mut add = |change: &dyn Fn(&mut PatchPlan)| {
+        let mut other = plan.clone();
+        change(&mut other);
+        wrong.push(other);
+    };
+    for n in 0..plan.moves.len() {
+        add(&|other| other.moves[n].to = other.moves[n].to.offset(1));
+        add(&|other| other.moves[n].from = other.moves[n].from.offset(1));
+    }
+    for n in 0..plan.text.len() {
+        add(&|other| other.text[n].new[0] ^= 1);
+        add(&|other| other.text[n].old[0] ^= 0x80);
+        add(&|other| drop(other.text.remove(n)));
+    }
+    for n in 0..plan.step_out.len() {
+        add(&|other| drop(other.step_out.remove(n)));
+    }
+    wrong
 }
 
 /// Moves all points that can be woven in the text. Returns the number of moves of threads that were compared.
@@ -119,6 +143,10 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
     let shown = || list(&first.plan, &first.woven) + &list(&plan, &[]);
     if let Err(e) = verify_rehosted(&moved, &insertion, &plan) {
         panic!("{e}\n{}", shown());
+    }
+    let proven = |plan: &PatchPlan| verify_rehosted(&moved, &insertion, plan).is_ok();
+    for wrong in false_plans(&plan) {
+        assert!(!proven(&wrong), "{}\n{}", shown(), list(&wrong, &[]));
     }
     // Between the first instruction and the slot, a thread holds values that a call does not have.
     let checks = |m: &&PcMove| olds.iter().any(|old| old.base < m.from && m.from <= old.slot);

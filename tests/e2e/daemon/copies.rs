@@ -94,3 +94,30 @@ fn a_call_in_progress_ends_in_the_copy() {
     target.ask("around 70");
     assert!(target.end().success());
 }
+
+/// The daemon is killed while points move into a copy. The next daemon restores the target, whichever of the two codes is there.
+#[test]
+fn a_daemon_that_is_killed_while_points_move() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ u64::from(std::process::id());
+    for round in 0..scaled(12, 300) {
+        let directory = open_directory();
+        let first = daemon(directory.path(), &[]);
+        let tool = client(&first);
+        let count = tool.count(target.pid(), &["leaf", "around", "step"]);
+        target.tell("go 2000000");
+        let pid = target.pid_text();
+        let edges = tool.start(["count", "-p", &pid, "leaf#*->*", "around#*->*"]);
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(std::time::Duration::from_micros(random >> 40 & 0x7fff));
+        first.kill();
+        drop(count.finish());
+        drop(edges.finish());
+        let _second = daemon(directory.path(), &[]);
+        target::assert_clean(target.pid(), &before);
+        assert_eq!(target.reply().number("wrong"), 0, "round {round}");
+        assert_eq!(target.ask("go 10").number("wrong"), 0, "round {round}");
+    }
+    assert!(target.end().success());
+}

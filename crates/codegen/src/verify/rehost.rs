@@ -43,7 +43,8 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
     if plan.code != insertion.code || codes().any(|code| !plan.retired.contains(code)) {
         return fail(first.0, Flaw::Unmatched);
     }
-    if let Some(code) = codes().find(|code| !holds(&plan.step_out, code)) {
+    let left = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.step_out);
+    if let Some(code) = codes().chain(left).find(|code| !holds(&plan.step_out, code)) {
         return fail(code.start.0, Flaw::BadMove);
     }
     moves(points, insertion, plan)

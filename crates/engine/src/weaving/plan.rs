@@ -533,6 +533,9 @@ impl Woven {
             change.refused = refused;
             // a successor recognises an arena by its signature, so signatures are written before any code
             change.plan.code.splice(..0, mapped.signatures.drain(..));
+            // A thread before a call that begins a block moves into the copy; the point before the call is later on its way.
+            change.plan.moves.sort_by_key(|m| m.from);
+            change.plan.moves.dedup_by_key(|m| m.from);
             sort(&mut change.plan);
             change.plan = woven.with_moves(&moving, &copies, change.plan)?;
             woven.leave_idle(&change.plan.retired);
