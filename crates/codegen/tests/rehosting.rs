@@ -77,7 +77,9 @@ fn false_plans(plan: &PatchPlan) -> Vec<PatchPlan> {
     for n in 0..plan.text.len() {
         add(&|other| other.text[n].new[0] ^= 1);
         add(&|other| other.text[n].old[0] ^= 0x80);
-        add(&|other| drop(other.text.remove(n)));
+        add(&|other| {
+            other.text.remove(n);
+        });
     }
     for n in 0..plan.step_out.len() {
         add(&|other| drop(other.step_out.remove(n)));

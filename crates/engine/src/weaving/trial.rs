@@ -8,8 +8,8 @@ use ingraft_codegen::{
     weave_body, weave_points_on,
 };
 use ingraft_model::{
-    Avma, CpuClock, DataArea, FunctionRef, Offset, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity,
-    VariableId, WallClock,
+    Avma, CpuClock, DataArea, FunctionBody, FunctionRef, Offset, PointKind, Refusal, Scale, Site, Snippet, Svma,
+    ThreadIdentity, VariableId, WallClock,
 };
 
 use rustc_hash::FxHashMap;
@@ -17,7 +17,8 @@ use rustc_hash::FxHashMap;
 use crate::api::{InspectedPoint, Springboard};
 use crate::background::Quick;
 use crate::program::modules::Modules;
-use crate::weaving::sites::{Found, Text, entry_site, sites};
+use crate::weaving::bodies::Hosted;
+use crate::weaving::sites::{Text, entry_site, host, sites, whole};
 
 /// First byte of a `jmp rel8`.
 const SHORT_JUMP: u8 = 0xeb;
@@ -72,19 +73,22 @@ type Tried = FxHashMap<Svma, Result<Springboard, Refusal>>;
 
 fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Tried, Refusal> {
     let Some((file, module, f)) = modules.resolve(function) else { return Err(Refusal::NoSuchFunction) };
-    let found = sites(text, modules, function, kind)?;
+    let mut found = sites(text, modules, function, kind)?;
     let starts: Vec<Svma> = module.image.blocks(f).iter().map(|block| block.range.start).collect();
     let mut tried = Tried::default();
     if kind == PointKind::Block {
         // the sites are in the order of the blocks
         let all = starts.iter().zip(&found);
         tried.extend(all.filter_map(|(at, found)| Some((*at, Err(found.site.clone().err()?)))));
-        if let Some(body) = copy(modules, function, &found) {
-            let all = starts.iter().zip(&found).filter(|(_, found)| found.site.is_err());
-            tried.extend(all.filter_map(|(at, found)| {
-                let spot = found.hosted.as_ref()?.spot;
-                Some((*at, body.probe(&spot).map(|_| Springboard::Copy)))
-            }));
+    }
+    if found.iter().any(|found| found.site.is_err())
+        && let Ok(body) = whole(text, modules, function)
+    {
+        host(modules, function, kind, &body, &mut found);
+        let lacking = || found.iter().filter(|found| found.site.is_err()).filter_map(|found| found.hosted.as_ref());
+        if let Some(copy) = lacking().next().and_then(|_| copy(modules, function, &body)) {
+            let at = |hosted: &Hosted| hosted.spot.at.to_svma(module.bias);
+            tried.extend(lacking().map(|hosted| (at(hosted), copy.probe(&hosted.spot).map(|_| Springboard::Copy))));
         }
     }
     let mut ready: Vec<Arc<Site>> = found.into_iter().filter_map(|found| found.site.ok()).collect();
@@ -131,16 +135,15 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     Ok(tried)
 }
 
-/// Copies a function on trial, if one of these points lacks room in the text. Returns `None` if it cannot be copied.
-fn copy(modules: &Modules, function: FunctionRef, found: &[Found]) -> Option<WovenBody> {
+/// Copies a function on trial. Returns `None` if it cannot be copied.
+fn copy(modules: &Modules, function: FunctionRef, body: &FunctionBody) -> Option<WovenBody> {
     let (file, module, _) = modules.resolve(function)?;
-    let hosted = found.iter().filter(|found| found.site.is_err()).find_map(|found| found.hosted.as_ref())?;
     let start = file.text().end.0.next_multiple_of(4096);
-    let bytes: usize = hosted.body.blocks.iter().map(|block| block.bytes.len()).sum();
+    let bytes: usize = body.blocks.iter().map(|block| block.bytes.len()).sum();
     let mut arena = Arena::new(Avma(start)..Avma(start + 16 * bytes as u64 + (1 << 20)));
     let mut space = TextSpace::new();
     space.add_padding(module.bias, module.image.padding());
-    let request = BodyRequest { body: &hosted.body, bias: module.bias, name: "another point" };
+    let request = BodyRequest { body, bias: module.bias, name: "another point" };
     Some(weave_body(&environment(), &mut arena, &mut space, &request).ok()?.ok()?.body)
 }
 
