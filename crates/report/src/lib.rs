@@ -6,6 +6,4 @@
 
 mod saved;
 
-pub use saved::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile,
-};
+pub use saved::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile};
