@@ -4,6 +4,12 @@
 #![warn(clippy::too_many_lines)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic, clippy::expect_used, clippy::unwrap_used))]
 
+mod code;
+mod file;
 mod saved;
 
-pub use saved::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile};
+pub use code::{Frame, ModuleCode, Step, Symbol};
+pub use file::FileError;
+pub use saved::{
+    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile,
+};

@@ -1,0 +1,283 @@
+//! Facts about the code of a module, from the bytes of its file: instructions, source lines with inlined functions, and symbols.
+//!
+//! The debugging information is read by `addr2line`. Two facts that it leaves out are read here: discriminators, which tell apart the
+//! blocks of one source line, and the lines at which functions are declared.
+
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use addr2line::Context;
+use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, UnitOffset, UnitRef, constants};
+use ingraft_analysis::{Disassembled, disassemble};
+use ingraft_model::Svma;
+use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
+use rustc_hash::FxHashMap;
+
+use crate::saved::BlockCount;
+
+type Bytes = EndianArcSlice<LittleEndian>;
+
+/// Largest number of inlined functions around an instruction.
+const FRAMES_MAX: usize = 256;
+
+/// Source position of an instruction, or of the call that was inlined there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Name of the function as the linker has it; empty if it is not known.
+    pub function: String,
+    /// Path of the source file; empty if it is not known.
+    pub file: Rc<str>,
+    /// Line in the source file, from 1; 0 if it is not known.
+    pub line: u32,
+    /// Line at which the function is declared; 0 if it is not known.
+    pub declared: u32,
+    /// Number that tells apart the blocks of the line; 0 if there is one block.
+    pub discriminator: u64,
+}
+
+/// A symbol of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// Address of its first byte, as in the file.
+    pub start: Svma,
+    /// Length in bytes.
+    pub size: u64,
+    /// Name as in the symbol table.
+    pub name: String,
+    /// Place of the symbol among the local symbols of this name in the order of addresses, from 1; `None` for a global symbol.
+    pub local: Option<u32>,
+}
+
+/// One instruction, or a whole block whose instructions are not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Address of the first byte, as in the file.
+    pub at: Svma,
+    /// Number of instructions.
+    pub instructions: u64,
+}
+
+/// The code of a module. The default value knows nothing.
+#[derive(Default)]
+pub struct ModuleCode {
+    /// Build-id; empty if the file has none.
+    build_id: Vec<u8>,
+    /// Ranges of the file that are mapped as code: address of the first byte, and the bytes.
+    text: Vec<(u64, Vec<u8>)>,
+    /// Lowest address that the file maps.
+    base: u64,
+    symbols: Vec<Symbol>,
+    debug: Option<Debug>,
+}
+
+/// The debugging information of a module.
+struct Debug {
+    context: Context<Bytes>,
+    dwarf: Dwarf<Bytes>,
+    discriminators: OnceCell<Vec<(u64, u64, u64)>>,
+}
+
+impl ModuleCode {
+    /// Reads the file of a module and, if its debugging information is in another file, that file. Parts that cannot be read are left out.
+    pub fn parse(file: &[u8], debug: Option<&[u8]>) -> Self {
+        let Ok(elf) = object::File::parse(file) else { return ModuleCode::default() };
+        let other = debug.and_then(|debug| object::File::parse(debug).ok());
+        let code = |segment: &object::Segment<'_, '_>| match segment.flags() {
+            object::SegmentFlags::Elf { p_flags, .. } => p_flags.0 & object::elf::PF_X.0 != 0,
+            _ => false,
+        };
+        let text = elf.segments().filter(code).filter_map(|s| Some((s.address(), s.data().ok()?.to_vec())));
+        let mut symbols = symbols(&elf);
+        if symbols.is_empty() {
+            symbols = other.as_ref().map(self::symbols).unwrap_or_default();
+        }
+        ModuleCode {
+            build_id: elf.build_id().ok().flatten().unwrap_or_default().to_vec(),
+            text: text.collect(),
+            base: elf.segments().map(|segment| segment.address()).min().unwrap_or(0),
+            symbols,
+            debug: Debug::of(&elf).or_else(|| Debug::of(other.as_ref()?)),
+        }
+    }
+
+    /// The build-id that the file states; empty if it states none.
+    pub fn build_id(&self) -> &[u8] {
+        &self.build_id
+    }
+
+    /// Lowest address that the file maps.
+    pub fn base(&self) -> Svma {
+        Svma(self.base)
+    }
+
+    /// The bytes of a block; `None` if the file does not have all of them.
+    fn bytes(&self, block: &BlockCount) -> Option<&[u8]> {
+        self.text.iter().find_map(|(start, bytes)| {
+            let from = usize::try_from(block.start.0.checked_sub(*start)?).ok()?;
+            bytes.get(from..from.checked_add(block.size as usize)?)
+        })
+    }
+
+    /// The instructions of a block; empty if the file does not have them.
+    pub fn disassembly(&self, block: &BlockCount) -> Vec<Disassembled> {
+        self.bytes(block).map(|bytes| disassemble(block.start.0, bytes)).unwrap_or_default()
+    }
+
+    /// The instructions of a block, one by one if the file has exactly the number that the profile states.
+    pub fn steps(&self, block: &BlockCount) -> Vec<Step> {
+        let lines = self.disassembly(block);
+        if lines.len() == block.instructions as usize {
+            lines.into_iter().map(|line| Step { at: Svma(line.at), instructions: 1 }).collect()
+        } else {
+            vec![Step { at: block.start, instructions: block.instructions.into() }]
+        }
+    }
+
+    /// Source positions of an instruction, the innermost inlined function first. Empty if there is no debugging information for it.
+    pub fn frames(&self, at: Svma) -> Vec<Frame> {
+        self.debug.as_ref().and_then(|debug| debug.frames(at.0)).unwrap_or_default()
+    }
+
+    /// Source position of an instruction in the innermost function; `None` if it is not known.
+    pub fn line(&self, at: Svma) -> Option<(&str, u32)> {
+        let location = self.debug.as_ref()?.context.find_location(at.0).ok()??;
+        Some((location.file?, location.line.filter(|line| *line > 0)?))
+    }
+
+    /// The symbol of a function that an address belongs to; the longest name first in the order of the alphabet if there are several.
+    pub fn symbol(&self, at: Svma) -> Option<&Symbol> {
+        let after = self.symbols.partition_point(|symbol| symbol.start <= at);
+        let start = self.symbols.get(after.checked_sub(1)?)?.start;
+        let first = self.symbols.partition_point(|symbol| symbol.start < start);
+        let same = self.symbols.get(first..after)?;
+        same.iter().find(|symbol| at.0 - symbol.start.0 < symbol.size.max(1))
+    }
+}
+
+/// The functions of a symbol table, sorted by address and, at one address, global ones first.
+fn symbols(elf: &object::File<'_>) -> Vec<Symbol> {
+    let mut found: Vec<_> = elf
+        .symbols()
+        .filter(|symbol| symbol.is_definition() && !matches!(symbol.kind(), SymbolKind::File | SymbolKind::Section))
+        .filter_map(|symbol| Some((symbol.address(), symbol.is_local(), symbol.name().ok()?.to_owned(), symbol)))
+        .collect();
+    found.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
+    let mut numbers: FxHashMap<String, u32> = FxHashMap::default();
+    let mut symbols = Vec::new();
+    for (start, is_local, name, symbol) in found {
+        let local = is_local.then(|| {
+            let number = numbers.entry(name.clone()).or_default();
+            *number = number.saturating_add(1);
+            *number
+        });
+        if symbol.kind() == SymbolKind::Text {
+            symbols.push(Symbol { start: Svma(start), size: symbol.size(), name, local });
+        }
+    }
+    symbols
+}
+
+impl Debug {
+    /// The debugging information of a file; `None` if it has none.
+    fn of(elf: &object::File<'_>) -> Option<Self> {
+        elf.section_by_name(".debug_info")?;
+        let section = |id: SectionId| {
+            let data = elf.section_by_name(id.name()).and_then(|section| section.uncompressed_data().ok());
+            Ok::<_, gimli::Error>(EndianArcSlice::new(data.unwrap_or_default().into(), LittleEndian))
+        };
+        let dwarf = Dwarf::load(section).ok()?;
+        let context = Context::from_dwarf(Dwarf::load(section).ok()?).ok()?;
+        Some(Debug { context, dwarf, discriminators: OnceCell::new() })
+    }
+
+    fn frames(&self, at: u64) -> Option<Vec<Frame>> {
+        let mut found = self.context.find_frames(at).skip_all_loads().ok()?;
+        let unit = self.context.find_dwarf_and_unit(at).skip_all_loads();
+        let mut discriminator = self.discriminator(at);
+        let mut frames: Vec<Frame> = Vec::new();
+        while let Ok(Some(frame)) = found.next() {
+            if frames.len() == FRAMES_MAX {
+                return None;
+            }
+            let location = frame.location;
+            let facts = unit.as_ref().zip(frame.dw_die_offset).map(|(unit, at)| DeclaredAt::read(unit, at));
+            let facts = facts.unwrap_or_default();
+            let name = frame.function.as_ref().and_then(|name| name.raw_name().ok().map(|name| name.into_owned()));
+            frames.push(Frame {
+                function: name.unwrap_or_default(),
+                file: location.as_ref().and_then(|location| location.file).unwrap_or_default().into(),
+                line: location.as_ref().and_then(|location| location.line).unwrap_or(0),
+                declared: facts.line,
+                discriminator,
+            });
+            // The entry of an inlined function has the discriminator of its call, which is in the next frame.
+            discriminator = facts.call_discriminator;
+        }
+        Some(frames)
+    }
+
+    /// Discriminator of the row of the line table that has an address.
+    fn discriminator(&self, at: u64) -> u64 {
+        let rows = self.discriminators.get_or_init(|| discriminators(&self.dwarf));
+        let after = rows.partition_point(|(start, ..)| *start <= at);
+        let row = after.checked_sub(1).and_then(|row| rows.get(row));
+        row.filter(|(_, end, _)| at < *end).map_or(0, |(.., discriminator)| *discriminator)
+    }
+}
+
+/// Rows of the line tables with a discriminator: first address, first address after them, discriminator. Sorted by address.
+fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
+    let mut found = Vec::new();
+    let mut headers = dwarf.units();
+    while let Ok(Some(header)) = headers.next() {
+        let Ok(unit) = dwarf.unit(header) else { continue };
+        let Some(program) = unit.line_program.clone() else { continue };
+        let mut rows = program.rows();
+        let mut before: Option<(u64, u64)> = None;
+        while let Ok(Some((_, row))) = rows.next_row() {
+            let (at, discriminator) = (row.address(), row.discriminator());
+            if let Some((start, discriminator)) = before.filter(|(start, _)| *start < at) {
+                found.push((start, at, discriminator));
+            }
+            before = (!row.end_sequence() && discriminator > 0).then_some((at, discriminator));
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+/// Facts of the entry of a function.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeclaredAt {
+    /// Line of the declaration; 0 if it is not known.
+    line: u32,
+    /// Discriminator of the call that was inlined; 0 if there is none.
+    call_discriminator: u64,
+}
+
+impl DeclaredAt {
+    fn read(unit: &UnitRef<'_, Bytes>, at: UnitOffset) -> Self {
+        let call_discriminator = unit
+            .entry(at)
+            .ok()
+            .and_then(|entry| entry.attr_value(constants::DW_AT_GNU_discriminator)?.udata_value())
+            .unwrap_or(0);
+        DeclaredAt { line: Self::line(unit, at).unwrap_or(0), call_discriminator }
+    }
+
+    fn line(unit: &UnitRef<'_, Bytes>, mut at: UnitOffset) -> Option<u32> {
+        // An inlined function stands for an abstract one, which may complete a declaration.
+        for _ in 0..4 {
+            let entry = unit.entry(at).ok()?;
+            if let Some(line) = entry.attr_value(constants::DW_AT_decl_line) {
+                return u32::try_from(line.udata_value()?).ok();
+            }
+            let origin = entry.attr_value(constants::DW_AT_abstract_origin);
+            match origin.or_else(|| entry.attr_value(constants::DW_AT_specification))? {
+                AttributeValue::UnitRef(next) => at = next,
+                _ => return None,
+            }
+        }
+        None
+    }
+}

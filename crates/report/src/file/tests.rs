@@ -1,0 +1,135 @@
+use ingraft_model::{EdgeKind, Svma};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
+use super::*;
+use crate::saved::*;
+
+fn module() -> impl Strategy<Value = ModuleInfo> {
+    (".{0,8}", ".{0,8}", vec(any::<u8>(), 0..20), any::<u64>(), any::<(u64, u64)>())
+        .prop_map(|(name, path, build_id, bias, mapped)| ModuleInfo { name, path, build_id, bias, mapped })
+}
+
+fn blocks() -> impl Strategy<Value = Vec<BlockCount>> {
+    let block = any::<(u64, u32, u32, u64, u64)>().prop_map(|(start, size, instructions, last, count)| BlockCount {
+        start: Svma(start),
+        size,
+        instructions,
+        last: Svma(last),
+        count,
+    });
+    vec(block, 1..6)
+}
+
+fn edge() -> impl Strategy<Value = (Index, u8, u64, EdgeKind, Option<u64>)> {
+    use EdgeKind::*;
+    let kind = select(vec![Taken, FallThrough, CallReturn, JumpTable, TailJump, Return]);
+    (any::<Index>(), 0..3_u8, any::<u64>(), kind, option::of(any::<u64>()))
+}
+
+fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
+    let calls = vec((any::<Index>(), 0..5_u8, any::<u64>(), any::<u64>(), ".{0,6}"), 0..4);
+    let facts = (0..modules, ".{0,8}", any::<(u64, u64, u64)>(), option::of(".{0,8}"));
+    (facts, blocks(), vec(edge(), 0..6), calls).prop_map(move |(facts, blocks, edges, calls)| {
+        let (module, name, (start, size, count), inexact) = facts;
+        let edges = edges.into_iter().map(|(from, end, at, kind, count)| EdgeCount {
+            from: from.index(blocks.len()),
+            to: match end {
+                0 => EdgeEnd::Block((at % blocks.len() as u64) as usize),
+                1 => EdgeEnd::Outside(Svma(at)),
+                _ => EdgeEnd::Dynamic,
+            },
+            kind,
+            count,
+        });
+        let calls = calls.into_iter().map(|(block, callee, at, count, name)| CallCount {
+            block: block.index(blocks.len()),
+            callee: match callee {
+                0 => Callee::Own(Svma(at)),
+                1 => Callee::Other { module: (at % modules as u64) as usize, at: Svma(at) },
+                2 => Callee::Named(name),
+                3 => Callee::Indirect,
+                _ => Callee::System,
+            },
+            count,
+        });
+        let (edges, call_sites) = (edges.collect(), calls.collect());
+        FunctionProfile { module, name, start: Svma(start), size, calls: count, blocks, edges, call_sites, inexact }
+    })
+}
+
+fn profile() -> impl Strategy<Value = SavedProfile> {
+    vec(module(), 1..4).prop_flat_map(|modules| {
+        let refused = (0..modules.len(), ".{0,8}", any::<u64>(), ".{0,8}");
+        let refused = refused.prop_map(|(module, name, start, why)| Refused { module, name, start: Svma(start), why });
+        let facts = (".{0,8}", any::<u32>(), ".{0,8}", any::<(u64, u64)>(), any::<(u64, u64)>());
+        (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3)).prop_map(move |(facts, functions, refused)| {
+            let (host, pid, program, (began_ns, ended_ns), corrected) = facts;
+            let modules = modules.clone();
+            SavedProfile { host, pid, program, began_ns, ended_ns, modules, functions, refused, corrected }
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_profile_is_read_as_it_was_written(profile in profile()) {
+        prop_assert_eq!(SavedProfile::from_bytes(&profile.to_bytes()), Ok(profile));
+    }
+
+    #[test]
+    fn truncated_files_are_refused(profile in profile(), length in any::<Index>()) {
+        let bytes = profile.to_bytes();
+        prop_assert!(SavedProfile::from_bytes(&bytes[..length.index(bytes.len())]).is_err());
+    }
+
+    #[test]
+    fn changed_files_are_refused(profile in profile(), at in any::<Index>(), change in 1..=255_u8) {
+        let mut bytes = profile.to_bytes();
+        let at = at.index(bytes.len());
+        bytes[at] ^= change;
+        prop_assert!(SavedProfile::from_bytes(&bytes).is_err());
+    }
+
+    #[test]
+    fn hostile_bodies_are_read_or_refused(profile in profile(), changes in vec((any::<Index>(), any::<u8>()), 1..6)) {
+        let mut bytes = profile.to_bytes();
+        for (at, byte) in changes {
+            let at = HEADER + at.index(bytes.len() - HEADER);
+            bytes[at] = byte;
+        }
+        let checksum = crc32fast::hash(&bytes[HEADER..]);
+        bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+        if let Ok(read) = SavedProfile::from_bytes(&bytes) {
+            for function in &read.functions {
+                prop_assert!(function.module < read.modules.len());
+                prop_assert!(function.edges.iter().all(|edge| edge.from < function.blocks.len()));
+                prop_assert!(function.call_sites.iter().all(|call| call.block < function.blocks.len()));
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_name_the_reason() {
+    let bytes = SavedProfile::default().to_bytes();
+    assert_eq!(SavedProfile::from_bytes(b"\x7fELF"), Err(FileError::NotAProfile));
+    let longer = [&bytes[..], &[0]].concat();
+    assert_eq!(SavedProfile::from_bytes(&longer), Err(FileError::Length { stated: 0, found: 1 }));
+    let mut later = bytes.clone();
+    later[8] = 2;
+    assert_eq!(SavedProfile::from_bytes(&later), Err(FileError::Version { found: 2 }));
+}
+
+#[test]
+fn fields_of_a_later_version_are_skipped() {
+    let mut bytes = SavedProfile { pid: 7, ..SavedProfile::default() }.to_bytes();
+    // Field 1000 with the value 1.
+    bytes.extend([0xc0, 0x3e, 1]);
+    let body = bytes[HEADER..].to_vec();
+    bytes[12..16].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
+    bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    assert_eq!(SavedProfile::from_bytes(&bytes).map(|profile| profile.pid), Ok(7));
+}
