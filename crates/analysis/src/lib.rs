@@ -26,7 +26,7 @@ pub use data::variables::DataSymbol;
 pub use file::elf::{Elf, ImageKind, Segment, SegmentFlags};
 pub use file::error::ImageError;
 pub use file::frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
-pub use file::name::{Binding, Name, Version};
+pub use file::name::{Binding, Name, Version, demangle};
 pub use file::symbol::Label;
 pub use flow::points::{FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};

@@ -5,11 +5,19 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic, clippy::expect_used, clippy::unwrap_used))]
 
 mod code;
+mod diff;
+mod export;
 mod file;
+mod merge;
+mod program;
 mod saved;
 
 pub use code::{Frame, ModuleCode, Step, Symbol};
+pub use diff::{BlockChange, Change, FunctionChange, diff};
+pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample};
 pub use file::FileError;
+pub use merge::MergeError;
+pub use program::{Program, Routine};
 pub use saved::{
     BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile,
 };

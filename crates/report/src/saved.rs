@@ -57,7 +57,7 @@ pub struct FunctionProfile {
     pub blocks: Vec<BlockCount>,
     /// The edges, sorted by the block that they leave.
     pub edges: Vec<EdgeCount>,
-    /// The calls that the function makes, sorted by address.
+    /// The calls that the function makes, sorted by the block that they end.
     pub call_sites: Vec<CallCount>,
     /// Reason why the counts are not exact, with the bound; `None` if they are exact.
     pub inexact: Option<String>,

@@ -118,7 +118,8 @@ impl Name {
     }
 }
 
-fn demangle(name: &str) -> Option<Box<str>> {
+/// A mangled name as people read it. `None` if the name is not mangled, or too long to demangle.
+pub fn demangle(name: &str) -> Option<Box<str>> {
     if name.len() > DEMANGLE_MAX {
         return None;
     }

@@ -287,13 +287,17 @@ impl Function {
     fn read(self, modules: usize) -> Result<saved::FunctionProfile, FileError> {
         let blocks = self.blocks()?;
         let calls = self.calls_made.iter().map(|call| call.read(modules, blocks.len()));
+        let calls: Vec<_> = calls.collect::<Result<_, _>>()?;
+        if !self.edge_from.is_sorted() || !calls.is_sorted_by_key(|call| call.block) {
+            return Err(contradiction("the edges or calls of a function are not sorted"));
+        }
         Ok(saved::FunctionProfile {
             module: index(self.module, modules, "a function is in no module")?,
             start: Svma(self.start),
             size: self.size,
             calls: self.calls,
             edges: self.edges(blocks.len())?,
-            call_sites: calls.collect::<Result<_, _>>()?,
+            call_sites: calls,
             blocks,
             name: self.name,
             inexact: self.inexact,

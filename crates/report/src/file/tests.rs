@@ -55,7 +55,9 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
             },
             count,
         });
-        let (edges, call_sites) = (edges.collect(), calls.collect());
+        let (mut edges, mut call_sites): (Vec<_>, Vec<_>) = (edges.collect(), calls.collect());
+        edges.sort_by_key(|edge| edge.from);
+        call_sites.sort_by_key(|call| call.block);
         FunctionProfile { module, name, start: Svma(start), size, calls: count, blocks, edges, call_sites, inexact }
     })
 }

@@ -1,0 +1,133 @@
+//! The profile format of Callgrind, which callgrind_annotate and KCachegrind read: <https://valgrind.org/docs/manual/cl-format.html>.
+//!
+//! Costs of instructions are exact. The inclusive cost of a call is an estimate (`inclusive.rs`), because counts of edges do not tell
+//! which caller made a callee execute an instruction.
+
+mod inclusive;
+
+use std::fmt::Write;
+
+use ingraft_model::Svma;
+use rustc_hash::FxHashMap;
+
+use super::one_line;
+use crate::program::{Program, Routine};
+use inclusive::Inclusive;
+
+/// Name of what is not known, as Callgrind writes it.
+const UNKNOWN: &str = "???";
+
+/// The profile as Callgrind writes it, with a position for each instruction and the event `Ir` (executed instructions).
+pub fn callgrind(program: &Program<'_>) -> String {
+    let profile = program.profile();
+    let mut text = String::from("# callgrind format\nversion: 1\n");
+    text += &format!("creator: ingraft-{}\n", env!("CARGO_PKG_VERSION"));
+    text += &format!("pid: {}\ncmd: {}\npart: 1\n\n", profile.pid, one_line(&profile.program));
+    text += "positions: instr line\nevents: Ir\n";
+    let total = profile.functions.iter().fold(0, |sum: u64, function| sum.saturating_add(function.executed()));
+    text += &format!("summary: {total}\n\n");
+    let inclusive = Inclusive::of(program);
+    let mut writer = Writer { text, objects: Names::default(), files: Names::default(), functions: Names::default() };
+    for routine in program.hottest() {
+        writer.function(program, &routine, &inclusive);
+    }
+    writer.text += &format!("totals: {total}\n");
+    writer.text
+}
+
+/// Names that have a number: only the first mention has the name.
+#[derive(Default)]
+struct Names(FxHashMap<String, usize>);
+
+impl Names {
+    fn mention(&mut self, name: &str) -> String {
+        let next = self.0.len() + 1;
+        match self.0.get(name) {
+            Some(number) => format!("({number})"),
+            None => {
+                self.0.insert(name.to_owned(), next);
+                format!("({next}) {}", one_line(name))
+            }
+        }
+    }
+}
+
+/// The calls of one function by another one, from one place.
+struct Call<'a> {
+    caller: &'a Routine<'a>,
+    callee: &'a Routine<'a>,
+    count: u64,
+    /// Address of the instruction.
+    at: Svma,
+    /// Source line of the instruction; 0 if it is not known.
+    line: u32,
+}
+
+struct Writer {
+    text: String,
+    objects: Names,
+    files: Names,
+    functions: Names,
+}
+
+impl Writer {
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a text does not fail.
+        let _written = self.text.write_fmt(line);
+        self.text.push('\n');
+    }
+
+    fn function(&mut self, program: &Program<'_>, routine: &Routine<'_>, inclusive: &Inclusive) {
+        let own = routine.line().map_or(UNKNOWN, |(file, _)| file);
+        let (object, file) = (self.objects.mention(&routine.module.path), self.files.mention(own));
+        let function = self.functions.mention(&name(routine));
+        self.line(format_args!("ob={object}\nfl={file}\nfn={function}"));
+        let mut present = own.to_owned();
+        for (number, block) in routine.function.blocks.iter().enumerate().filter(|(_, block)| block.count > 0) {
+            for step in routine.steps(block) {
+                let (file, line) = routine.code().line(step.at).unwrap_or((own, 0));
+                if file != present {
+                    // Code of another file is inlined; `fe` ends it.
+                    let (kind, mention) = (if file == own { "fe" } else { "fi" }, self.files.mention(file));
+                    self.line(format_args!("{kind}={mention}"));
+                    file.clone_into(&mut present);
+                }
+                let cost = block.count.saturating_mul(step.instructions);
+                self.line(format_args!("0x{:x} {line} {cost}", step.at.0));
+            }
+            self.calls(program, routine, number, inclusive);
+        }
+        self.text.push('\n');
+    }
+
+    /// Writes the calls at the end of a block.
+    fn calls(&mut self, program: &Program<'_>, routine: &Routine<'_>, block: usize, inclusive: &Inclusive) {
+        let Some(last) = routine.function.blocks.get(block).map(|block| block.last) else { return };
+        let line = routine.code().line(last).map_or(0, |(_, line)| line);
+        for call in routine.calls_from(block).filter(|call| call.count > 0) {
+            let Some(callee) = program.callee(routine, &call.callee) else { continue };
+            self.call(&Call { caller: routine, callee: &callee, count: call.count, at: last, line }, inclusive);
+        }
+        for (at, count) in routine.tail_jumps(block) {
+            if let Some(callee) = program.at(routine.function.module, at) {
+                self.call(&Call { caller: routine, callee: &callee, count, at: last, line }, inclusive);
+            }
+        }
+    }
+
+    fn call(&mut self, call: &Call<'_>, inclusive: &Inclusive) {
+        let Call { caller, callee, count, at, line } = call;
+        let (file, target) = callee.line().unwrap_or((UNKNOWN, 0));
+        let (object, file) = (self.objects.mention(&callee.module.path), self.files.mention(file));
+        let function = self.functions.mention(&name(callee));
+        let cost = inclusive.of_calls(caller, callee, *count);
+        self.line(format_args!("cob={object}\ncfi={file}\ncfn={function}"));
+        self.line(format_args!("calls={count} 0x{:x} {target}", callee.function.start.0));
+        self.line(format_args!("0x{:x} {line} {cost}", at.0));
+    }
+}
+
+fn name(routine: &Routine<'_>) -> String {
+    let name = &routine.function.name;
+    if name.is_empty() { format!("0x{:x}", routine.function.start.0) } else { name.clone() }
+}

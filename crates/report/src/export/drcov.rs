@@ -1,0 +1,47 @@
+//! The coverage format drcov, version 2, of DynamoRIO, which Lighthouse and other tools for coverage of binaries read.
+//!
+//! A text header lists the modules. A table of 8 bytes for each executed block follows: the offset from the base of its module (32 bits),
+//! its length in bytes (16 bits) and the index of its module (16 bits), in little-endian order.
+
+use std::fmt::Write;
+
+use super::one_line;
+use crate::program::Program;
+
+/// The executed blocks in the format drcov. Blocks whose offset does not fit into 32 bits are left out, as the format cannot hold them.
+pub fn drcov(program: &Program<'_>) -> Vec<u8> {
+    let profile = program.profile();
+    let mut head = String::from("DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\n");
+    head += &format!("Module Table: version 2, count {}\n", profile.modules.len());
+    head += "Columns: id, base, end, entry, path\n";
+    for (number, module) in profile.modules.iter().enumerate() {
+        let (low, high) = (module.mapped.0.wrapping_add(module.bias), module.mapped.1.wrapping_add(module.bias));
+        // Writing to a text does not fail.
+        let _written =
+            writeln!(head, "{number:3}, 0x{low:016x}, 0x{high:016x}, 0x{:016x}, {}", 0, one_line(&module.path));
+    }
+    let mut table = Vec::new();
+    let mut count = 0_u64;
+    for routine in program.functions() {
+        for block in routine.function.blocks.iter().filter(|block| block.count > 0) {
+            let mut left = block.size;
+            let mut offset = block.start.0.wrapping_sub(routine.module.mapped.0);
+            while left > 0 {
+                let size = u16::try_from(left).unwrap_or(u16::MAX);
+                let (Ok(at), Ok(module)) = (u32::try_from(offset), u16::try_from(routine.function.module)) else {
+                    break;
+                };
+                table.extend(at.to_le_bytes());
+                table.extend(size.to_le_bytes());
+                table.extend(module.to_le_bytes());
+                count += 1;
+                left -= u32::from(size);
+                offset = offset.wrapping_add(size.into());
+            }
+        }
+    }
+    head += &format!("BB Table: {count} bbs\n");
+    let mut bytes = head.into_bytes();
+    bytes.extend(table);
+    bytes
+}

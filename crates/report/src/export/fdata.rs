@@ -1,0 +1,72 @@
+//! The profile format of BOLT by symbols (fdata), which `llvm-bolt -data` reads and BOLT's own instrumented programs write.
+//!
+//! A line is `1 SYMBOL OFFSET 1 SYMBOL OFFSET MISPREDICTED COUNT`, with offsets in hexadecimal. BOLT gives each local symbol a number
+//! after a slash, in the order of addresses, because local names need not be unique.
+
+use std::fmt::Write;
+
+use ingraft_model::Svma;
+
+use super::branches::{entered, transfers};
+use crate::program::{Program, Routine};
+use crate::saved::Callee;
+
+/// A place outside of the module.
+const OUTSIDE: &str = "0 [unknown] 0";
+
+/// The profile of one module for BOLT, by symbols. `module` is an index of [`SavedProfile::modules`](crate::SavedProfile::modules).
+pub fn fdata(program: &Program<'_>, module: usize) -> String {
+    let mut text = String::new();
+    // Writing to a text does not fail.
+    let mut line = |from: &str, to: &str, count: u64| {
+        let _written = writeln!(text, "{from} {to} 0 {count}");
+    };
+    for routine in program.functions().filter(|routine| routine.function.module == module) {
+        for transfer in transfers(&routine) {
+            line(&place(&routine, transfer.from), &place(&routine, transfer.to), transfer.count);
+        }
+        for call in routine.function.call_sites.iter().filter(|call| call.count > 0) {
+            let to = match &call.callee {
+                Callee::Named(name) => format!("1 {}@PLT 0", escaped(name)),
+                Callee::Indirect | Callee::Other { .. } => OUTSIDE.to_owned(),
+                Callee::Own(_) | Callee::System => continue,
+            };
+            if let Some(block) = routine.function.blocks.get(call.block) {
+                line(&place(&routine, block.last), &to, call.count);
+            }
+        }
+    }
+    for (to, count) in entered(program, module) {
+        if let Some(routine) = program.at(module, to) {
+            line(OUTSIDE, &place(&routine, to), count);
+        }
+    }
+    text
+}
+
+/// An address as a symbol of the module and an offset.
+fn place(of: &Routine<'_>, at: Svma) -> String {
+    let function = of.function;
+    match of.symbol(at) {
+        Some(symbol) => {
+            let number = symbol.local.map(|number| format!("/{number}")).unwrap_or_default();
+            format!("1 {}{number} {:x}", escaped(&symbol.name), at.0.wrapping_sub(symbol.start.0))
+        }
+        None if at.0.wrapping_sub(function.start.0) < function.size.max(1) => {
+            format!("1 {} {:x}", escaped(&function.name), at.0.wrapping_sub(function.start.0))
+        }
+        None => OUTSIDE.to_owned(),
+    }
+}
+
+/// A name as BOLT writes it: a backslash before blanks and backslashes.
+fn escaped(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for c in super::one_line(name).chars() {
+        if c == ' ' || c == '\\' {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text
+}

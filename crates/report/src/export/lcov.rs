@@ -1,0 +1,142 @@
+//! The coverage format of lcov (the "tracefile" of geninfo(1)), which genhtml and many services read.
+//!
+//! The count of a line is the largest count of its instructions, summed over the places to which the line was compiled: functions that it
+//! was inlined into, and copies of a template.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::one_line;
+use crate::code::Frame;
+use crate::program::{Program, Routine};
+
+/// Counts of the lines, branches and functions of the source files of all profiled functions. Code without a source line is left out.
+pub fn lcov(program: &Program<'_>) -> String {
+    let mut text = String::new();
+    for (path, source) in &sources(program) {
+        source.write(path, &mut text);
+    }
+    text
+}
+
+/// Counts of the lines of the source files of all profiled functions, by path and number.
+pub(super) fn line_counts(program: &Program<'_>) -> BTreeMap<Rc<str>, BTreeMap<u32, u64>> {
+    sources(program).into_iter().map(|(path, source)| (path, source.lines)).collect()
+}
+
+fn sources(program: &Program<'_>) -> BTreeMap<Rc<str>, Source> {
+    let mut files = BTreeMap::new();
+    for routine in program.functions() {
+        function(&routine, &mut files);
+    }
+    files
+}
+
+/// Counts of a source file.
+#[derive(Default)]
+struct Source {
+    /// Counts of the calls of functions by line and name.
+    functions: BTreeMap<(u32, String), u64>,
+    /// Counts of the branches at the end of each block, by the line of the last instruction. `None`: the block was not executed.
+    branches: BTreeMap<u32, Vec<Vec<Option<u64>>>>,
+    lines: BTreeMap<u32, u64>,
+}
+
+impl Source {
+    fn write(&self, path: &str, text: &mut String) {
+        // Writing to a text does not fail.
+        let mut line = |arguments: std::fmt::Arguments<'_>| {
+            let _written = text.write_fmt(arguments);
+            text.push('\n');
+        };
+        line(format_args!("TN:\nSF:{}", one_line(path)));
+        for (at, name) in self.functions.keys() {
+            line(format_args!("FN:{at},{}", one_line(name)));
+        }
+        for ((_, name), count) in &self.functions {
+            line(format_args!("FNDA:{count},{}", one_line(name)));
+        }
+        let hit = self.functions.values().filter(|count| **count > 0).count();
+        line(format_args!("FNF:{}\nFNH:{hit}", self.functions.len()));
+        let (mut found, mut hit) = (0, 0);
+        for (at, blocks) in &self.branches {
+            for (block, branches) in blocks.iter().enumerate() {
+                for (branch, count) in branches.iter().enumerate() {
+                    let taken = count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+                    line(format_args!("BRDA:{at},{block},{branch},{taken}"));
+                    found += 1;
+                    hit += u64::from(count.is_some_and(|count| count > 0));
+                }
+            }
+        }
+        line(format_args!("BRF:{found}\nBRH:{hit}"));
+        for (at, count) in &self.lines {
+            line(format_args!("DA:{at},{count}"));
+        }
+        let hit = self.lines.values().filter(|count| **count > 0).count();
+        line(format_args!("LF:{}\nLH:{hit}\nend_of_record", self.lines.len()));
+    }
+}
+
+/// A line at one of the places to which it was compiled: the calls that were inlined around it, and the line itself.
+type Instance = (Vec<(Rc<str>, u32)>, (Rc<str>, u32));
+
+/// Adds the counts of a function.
+fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
+    let mut lines: FxHashMap<Instance, u64> = FxHashMap::default();
+    let mut around: FxHashMap<(Rc<str>, u32), u64> = FxHashMap::default();
+    for (number, block) in routine.function.blocks.iter().enumerate() {
+        let steps = routine.steps(block);
+        for step in &steps {
+            let frames = routine.frames(step.at);
+            let mut positions = frames.iter().filter(|frame| known(frame)).map(|f| (Rc::clone(&f.file), f.line));
+            let Some(own) = positions.next() else { continue };
+            let outer: Vec<_> = positions.collect();
+            for position in &outer {
+                let least = around.entry(position.clone()).or_default();
+                *least = if *least == 0 { block.count } else { (*least).min(block.count.max(1)) };
+            }
+            let most = lines.entry((outer, own)).or_default();
+            *most = (*most).max(block.count);
+        }
+        branches(routine, number, files);
+    }
+    let mut sums: FxHashMap<(Rc<str>, u32), u64> = FxHashMap::default();
+    for ((_, position), count) in lines {
+        let sum = sums.entry(position).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    // If the line of an inlined call has no instruction of its own, it was executed when the inlined code was.
+    for (position, count) in around {
+        sums.entry(position).or_insert(count);
+    }
+    for ((file, line), count) in sums {
+        let sum = files.entry(file).or_default().lines.entry(line).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    let frames = routine.frames(routine.function.start);
+    if let Some(outermost) = frames.last().filter(|frame| known(frame)) {
+        let line = if outermost.declared > 0 { outermost.declared } else { outermost.line };
+        let functions = &mut files.entry(Rc::clone(&outermost.file)).or_default().functions;
+        let calls = functions.entry((line, routine.function.name.clone())).or_default();
+        *calls = calls.saturating_add(routine.function.calls);
+    }
+}
+
+fn known(frame: &Frame) -> bool {
+    frame.line > 0 && !frame.file.is_empty()
+}
+
+/// Adds the branches at the end of a block, if it has several and all their counts are known.
+fn branches(routine: &Routine<'_>, block: usize, files: &mut BTreeMap<Rc<str>, Source>) {
+    let edges: Option<Vec<u64>> = routine.edges_from(block).map(|edge| edge.count).collect();
+    let Some((edges, block)) = edges.filter(|edges| edges.len() > 1).zip(routine.function.blocks.get(block)) else {
+        return;
+    };
+    let Some(frame) = routine.frames(block.last).into_iter().find(known) else { return };
+    let counts = edges.into_iter().map(|count| (block.count > 0).then_some(count)).collect();
+    files.entry(frame.file).or_default().branches.entry(frame.line).or_default().push(counts);
+}

@@ -1,0 +1,135 @@
+//! Sums of profiles, and the match of functions of two profiles.
+
+use ingraft_model::Svma;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::saved::{BlockCount, CallCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, Refused, SavedProfile};
+
+/// Reason why profiles are not summed or compared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeError {
+    /// A module with the same path has another build-id in the other profile: the program was built again in between.
+    #[error("{path} has different build-ids in the profiles")]
+    OtherBuild {
+        /// Path of the module.
+        path: String,
+    },
+    /// A function has other blocks or edges in the other profile: another version of the program has written that profile.
+    #[error("the profiles divide the function {function} differently into blocks")]
+    OtherBlocks {
+        /// Name of the function.
+        function: String,
+    },
+    /// A sum does not fit into 64 bits.
+    #[error("the sum of the counts of {function} does not fit into 64 bits")]
+    TooLarge {
+        /// Name of the function.
+        function: String,
+    },
+}
+
+/// Identity of a module in all profiles: its build-id, or its path if it has none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Identity<'a> {
+    BuildId(&'a [u8]),
+    Path(&'a str),
+}
+
+fn identity(module: &ModuleInfo) -> Identity<'_> {
+    if module.build_id.is_empty() { Identity::Path(&module.path) } else { Identity::BuildId(&module.build_id) }
+}
+
+/// For each module of a profile, the index of the same module in another list. Fails if a module has another build-id there.
+pub(crate) fn matched(of: &[ModuleInfo], to: &[ModuleInfo]) -> Result<Vec<Option<usize>>, MergeError> {
+    let index = |module: &ModuleInfo| {
+        let found = to.iter().position(|other| identity(other) == identity(module));
+        let other_build = || to.iter().any(|other| !module.path.is_empty() && other.path == module.path);
+        match found {
+            None if other_build() => Err(MergeError::OtherBuild { path: module.path.clone() }),
+            found => Ok(found),
+        }
+    };
+    of.iter().map(index).collect()
+}
+
+impl SavedProfile {
+    /// Adds the counts of another profile. Modules are the same if their build-ids are, functions if their modules and addresses are.
+    /// Facts about the process stay those of this profile. Fails, and leaves an incomplete sum, if the profiles do not fit.
+    pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
+        let mut modules = Vec::new();
+        for (module, found) in other.modules.iter().zip(matched(&other.modules, &self.modules)?) {
+            modules.push(found.unwrap_or_else(|| {
+                self.modules.push(module.clone());
+                self.modules.len() - 1
+            }));
+        }
+        let module = |index: usize| modules.get(index).copied().unwrap_or(usize::MAX);
+        let keys =
+            self.functions.iter().enumerate().map(|(number, function)| ((function.module, function.start), number));
+        let known: FxHashMap<(usize, Svma), usize> = keys.collect();
+        for function in &other.functions {
+            let mut function = function.clone();
+            function.module = module(function.module);
+            for call in &mut function.call_sites {
+                if let Callee::Other { module: of, .. } = &mut call.callee {
+                    *of = module(*of);
+                }
+            }
+            let same = known.get(&(function.module, function.start));
+            match same.and_then(|number| self.functions.get_mut(*number)) {
+                Some(same) => same.add(&function)?,
+                None => self.functions.push(function),
+            }
+        }
+        let listed = self.refused.iter().map(|refused| (refused.module, refused.start));
+        let mut listed: FxHashSet<(usize, Svma)> = listed.collect();
+        for refused in &other.refused {
+            let refused = Refused { module: module(refused.module), ..refused.clone() };
+            if listed.insert((refused.module, refused.start)) {
+                self.refused.push(refused);
+            }
+        }
+        self.began_ns = self.began_ns.min(other.began_ns);
+        self.ended_ns = self.ended_ns.max(other.ended_ns);
+        let (begin, end) = (&mut self.corrected.0, &mut self.corrected.1);
+        (*begin, *end) = (begin.saturating_add(other.corrected.0), end.saturating_add(other.corrected.1));
+        Ok(())
+    }
+}
+
+impl FunctionProfile {
+    /// Adds the counts of the same function in another profile.
+    fn add(&mut self, other: &FunctionProfile) -> Result<(), MergeError> {
+        let shape = |block: &BlockCount| BlockCount { count: 0, ..*block };
+        let blocks = self.blocks.iter().map(shape).eq(other.blocks.iter().map(shape));
+        let shape = |edge: &EdgeCount| EdgeCount { count: None, ..*edge };
+        if !blocks || !self.edges.iter().map(shape).eq(other.edges.iter().map(shape)) {
+            return Err(MergeError::OtherBlocks { function: self.name.clone() });
+        }
+        let too_large = || MergeError::TooLarge { function: other.name.clone() };
+        let sum = |a: u64, b: u64| a.checked_add(b).ok_or_else(too_large);
+        self.calls = sum(self.calls, other.calls)?;
+        for (block, other) in self.blocks.iter_mut().zip(&other.blocks) {
+            block.count = sum(block.count, other.count)?;
+        }
+        for (edge, other) in self.edges.iter_mut().zip(&other.edges) {
+            edge.count = edge.count.zip(other.count).map(|(a, b)| sum(a, b)).transpose()?;
+        }
+        for call in &other.call_sites {
+            let same = |own: &&mut CallCount| own.block == call.block && own.callee == call.callee;
+            match self.call_sites.iter_mut().find(same) {
+                Some(own) => own.count = sum(own.count, call.count)?,
+                None => self.call_sites.push(call.clone()),
+            }
+        }
+        self.call_sites.sort_by_key(|call| call.block);
+        if let Some(other) = &other.inexact {
+            match &mut self.inexact {
+                Some(own) if own != other => *own = format!("{own}; {other}"),
+                Some(_) => {}
+                None => self.inexact = Some(other.clone()),
+            }
+        }
+        Ok(())
+    }
+}
