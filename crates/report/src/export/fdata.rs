@@ -47,16 +47,18 @@ pub fn fdata(program: &Program<'_>, module: usize) -> String {
 /// An address as a symbol of the module and an offset.
 fn place(of: &Routine<'_>, at: Svma) -> String {
     let function = of.function;
-    match of.symbol(at) {
+    let is_own = at.0.wrapping_sub(function.start.0) < function.size.max(1);
+    // The size of a symbol of assembly code may be missing.
+    let symbol = of.symbol(at).or_else(|| of.symbol(function.start).filter(|_| is_own));
+    let (name, start) = match symbol {
         Some(symbol) => {
             let number = symbol.local.map(|number| format!("/{number}")).unwrap_or_default();
-            format!("1 {}{number} {:x}", escaped(&symbol.name), at.0.wrapping_sub(symbol.start.0))
+            (escaped(&symbol.name) + &number, symbol.start)
         }
-        None if at.0.wrapping_sub(function.start.0) < function.size.max(1) => {
-            format!("1 {} {:x}", escaped(&function.name), at.0.wrapping_sub(function.start.0))
-        }
-        None => OUTSIDE.to_owned(),
-    }
+        None if is_own => (escaped(&function.name), function.start),
+        None => return OUTSIDE.to_owned(),
+    };
+    format!("1 {name} {:x}", at.0.wrapping_sub(start.0))
 }
 
 /// A name as BOLT writes it: a backslash before blanks and backslashes.

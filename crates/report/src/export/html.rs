@@ -25,7 +25,9 @@ pub fn html(program: &Program<'_>, source: &dyn Fn(&str) -> Option<String>) -> S
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));
     let detailed = hottest.get(..DETAILED).unwrap_or(&hottest);
-    let mut page = Page { text: String::new(), sources: BTreeMap::new() };
+    let blocks = hottest.iter().flat_map(|routine| &routine.function.blocks);
+    let most = blocks.map(|block| block.count).max().unwrap_or(0);
+    let mut page = Page { text: String::new(), most, sources: BTreeMap::new() };
     page.read_sources(program, detailed, source);
     page.head(program, total, hottest.len());
     page.list(&hottest, total);
@@ -43,6 +45,8 @@ pub fn html(program: &Program<'_>, source: &dyn Fn(&str) -> Option<String>) -> S
 
 struct Page {
     text: String,
+    /// Largest count of a block, to which the heat of all counts relates.
+    most: u64,
     /// Source files on the page by path.
     sources: BTreeMap<Rc<str>, SourceFile>,
 }
@@ -89,7 +93,7 @@ impl std::fmt::Display for Grouped {
     }
 }
 
-/// Class of the heat of a count, beside the largest count of the same listing.
+/// Class of the heat of a count, beside the largest count of the page.
 fn heat(count: u64, most: u64) -> String {
     if count == 0 {
         return "never".to_owned();
@@ -202,12 +206,11 @@ impl Page {
         if let Some(why) = &function.inexact {
             self.raw(format_args!("<p class=\"note\">Not exact: {}</p>", Escaped(why)));
         }
-        let most = function.blocks.iter().map(|block| block.count).max().unwrap_or(0);
         self.raw(format_args!("<table class=\"code\">"));
         let mut line = String::new();
         for (at, block) in function.blocks.iter().enumerate() {
             self.block(routine, at, block);
-            let class = heat(block.count, most);
+            let class = heat(block.count, self.most);
             for instruction in routine.code().disassembly(block) {
                 let source = routine.code().line(Svma(instruction.at));
                 let link = source.map(|(file, number)| self.line_link(file, number)).unwrap_or_default();
@@ -268,11 +271,10 @@ impl Page {
         sources.sort_by_key(|(_, source)| source.number);
         self.raw(format_args!("<h2>Source</h2>"));
         for (path, SourceFile { number, text, counts }) in &sources {
-            let most = counts.values().copied().max().unwrap_or(0);
             self.raw(format_args!("<details><summary><b>{}</b></summary><table class=\"code\">", Escaped(path)));
             for (line, text) in (1_u32..).zip(text.lines()) {
                 let (class, count) = match counts.get(&line) {
-                    Some(count) => (heat(*count, most), Grouped(*count).to_string()),
+                    Some(count) => (heat(*count, self.most), Grouped(*count).to_string()),
                     None => (String::new(), String::new()),
                 };
                 self.raw(format_args!(
