@@ -7,8 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 /// Files with the types of the records.
-const SOURCES: &[&str] =
-    &["crates/cli/src/objects.rs", "crates/cli/src/objects/code.rs", "crates/cli/src/objects/histograms.rs"];
+const SOURCES: &[&str] = &[
+    "crates/cli/src/objects.rs",
+    "crates/cli/src/objects/changes.rs",
+    "crates/cli/src/objects/code.rs",
+    "crates/cli/src/objects/histograms.rs",
+];
 
 /// Key that any record may have. The document describes it once.
 const EVERYWHERE: &str = "host";

@@ -1,5 +1,7 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
+mod report;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use clap_complete::Shell;
 use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
+pub(crate) use report::{Export, ReportArgs};
 
 /// Count what a running Linux program does, function by function, and leave no trace.
 #[derive(Debug, Parser)]
@@ -155,6 +158,8 @@ pub(crate) enum Command {
     Fmt(FmtArgs),
     /// Print the values of measurements that were left in with --no-remove
     Read(ReadArgs),
+    /// Print saved profiles: as tables, as differences, or in formats of other tools
+    Report(ReportArgs),
     /// Show what is inserted where, by whom, and what it costs
     Status(StatusArgs),
     /// Take everything out of a process, also what a crashed ingraft left there
@@ -653,6 +658,9 @@ impl Cli {
             let hint = "add --daemon URI: only a daemon outlives this command";
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
         }
+        if let Command::Report(args) = &self.command {
+            args.check(self.common.output.as_deref())?;
+        }
         let flavors = match &self.command {
             Command::Watch(args) => args.include.flavors.names.len(),
             Command::Metrics(args) => args.include.flavors.names.len(),
@@ -677,6 +685,7 @@ impl Cli {
             | Command::Fmt(_)
             | Command::Status(_)
             | Command::Read(_)
+            | Command::Report(_)
             | Command::Demo(_)
             | Command::Completions { .. }
             | Command::Man { .. }

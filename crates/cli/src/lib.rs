@@ -56,6 +56,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
+        Command::Report(args) => return command::report::run(&args, cli.common.format, &mut out),
         Command::Completions { shell, program } => return command::manual::completions(shell, program, &mut out),
         Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
         command => command,
@@ -86,7 +87,11 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
         Command::Demo(args) => demo::run(args, context, out).await,
         Command::Check(args) => command::lower::check(args, &engines, common, out).await,
-        Command::Fmt(_) | Command::Completions { .. } | Command::Man { .. } | Command::DemoServer => Ok(()),
+        Command::Fmt(_)
+        | Command::Report(_)
+        | Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::DemoServer => Ok(()),
     };
     engines.close().await;
     result

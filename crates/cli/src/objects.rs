@@ -1,6 +1,7 @@
 //! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on the keys, so
 //! keys may be added, but never renamed.
 
+pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
 
@@ -8,6 +9,7 @@ pub(crate) use histograms::{Interval, Quantiles, Times};
 
 use std::collections::BTreeMap;
 
+use changes::{BlockChange, FunctionChange};
 use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
@@ -40,6 +42,8 @@ pub(crate) enum Object {
     History(History),
     Count(Count),
     Edge(Edge),
+    FunctionChange(FunctionChange),
+    BlockChange(BlockChange),
     Latency(Latency),
     Refused(Refused),
     Inserted(Inserted),

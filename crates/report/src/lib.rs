@@ -16,6 +16,7 @@ pub use code::{Frame, ModuleCode, Step, Symbol};
 pub use diff::{BlockChange, Change, FunctionChange, diff};
 pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample};
 pub use file::FileError;
+pub use ingraft_analysis::demangle;
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{

@@ -3,7 +3,7 @@
 use ingraft_model::Svma;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::saved::{BlockCount, CallCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, Refused, SavedProfile};
+use crate::saved::{BlockCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, Refused, SavedProfile};
 
 /// Reason why profiles are not summed or compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -115,13 +115,16 @@ impl FunctionProfile {
         for (edge, other) in self.edges.iter_mut().zip(&other.edges) {
             edge.count = edge.count.zip(other.count).map(|(a, b)| sum(a, b)).transpose()?;
         }
+        let mut more = Vec::new();
         for call in &other.call_sites {
-            let same = |own: &&mut CallCount| own.block == call.block && own.callee == call.callee;
-            match self.call_sites.iter_mut().find(same) {
+            let first = self.call_sites.partition_point(|own| own.block < call.block);
+            let of_block = self.call_sites.iter_mut().skip(first).take_while(|own| own.block == call.block);
+            match of_block.into_iter().find(|own| own.callee == call.callee) {
                 Some(own) => own.count = sum(own.count, call.count)?,
-                None => self.call_sites.push(call.clone()),
+                None => more.push(call.clone()),
             }
         }
+        self.call_sites.append(&mut more);
         self.call_sites.sort_by_key(|call| call.block);
         if let Some(other) = &other.inexact {
             match &mut self.inexact {

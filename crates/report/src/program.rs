@@ -112,6 +112,16 @@ impl<'a> Routine<'a> {
         self.code.line(self.function.start)
     }
 
+    /// Source file of a block, and the first and last of its lines there. `None` if no instruction of the block has a source line.
+    pub fn lines(&self, block: &BlockCount) -> Option<(&'a str, u32, u32)> {
+        let steps = self.steps(block);
+        let mut lines = steps.iter().filter_map(|step| self.code.line(step.at));
+        let (file, line) = lines.next()?;
+        let more = lines.filter(|(other, _)| *other == file);
+        let (first, last) = more.fold((line, line), |(first, last), (_, line)| (first.min(line), last.max(line)));
+        Some((file, first, last))
+    }
+
     /// The symbol that an address of the module belongs to.
     pub fn symbol(&self, at: Svma) -> Option<&'a Symbol> {
         self.code.symbol(at)

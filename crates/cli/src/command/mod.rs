@@ -12,6 +12,7 @@ pub(crate) mod mdl;
 pub(crate) mod metrics;
 pub(crate) mod ps;
 pub(crate) mod read;
+pub(crate) mod report;
 mod rows;
 pub(crate) mod status;
 mod summary;

@@ -34,6 +34,8 @@ pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 pub(crate) struct Output {
     format: Format,
     sink: Box<dyn Write + Send>,
+    /// The file of `-o` without any change to what is written.
+    file: Option<File>,
     name: String,
     /// Whether people watch the output, so that it may be redrawn.
     terminal: bool,
@@ -52,8 +54,9 @@ impl Output {
                 let name = path.display().to_string();
                 let file = File::create(path)
                     .map_err(|e| Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o"))?;
+                let plain = file.try_clone().ok();
                 let sink = Box::new(anstream::StripStream::new(file));
-                Output { format, sink, name, terminal: false, shown: Frame::default(), gathered: None }
+                Output { format, sink, file: plain, name, terminal: false, shown: Frame::default(), gathered: None }
             }
             None => {
                 let stdout = io::stdout();
@@ -62,6 +65,7 @@ impl Output {
                 Output {
                     format,
                     sink,
+                    file: None,
                     name: "the standard output".to_owned(),
                     terminal,
                     shown: Frame::of_stdout(),
@@ -75,7 +79,8 @@ impl Output {
     #[cfg(test)]
     pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
         let sink = Box::new(anstream::StripStream::new(sink));
-        Output { format, sink, name: "a test".to_owned(), terminal: false, shown: Frame::default(), gathered: None }
+        let (name, shown) = ("a test".to_owned(), Frame::default());
+        Output { format, sink, file: None, name, terminal: false, shown, gathered: None }
     }
 
     /// An output that collects text in memory as if it were a terminal.
@@ -126,6 +131,15 @@ impl Output {
     /// Writes text in both formats; for content that is made for another program.
     pub(crate) fn verbatim(&mut self, text: &[u8]) -> Result<(), Stop> {
         let written = self.sink.write_all(text).and_then(|()| self.sink.flush());
+        written.map_err(|e| Stop::from_output(&e, &self.name))
+    }
+
+    /// Writes bytes in both formats as they are, also those that a terminal would take for colours.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Stop> {
+        let written = match &mut self.file {
+            Some(file) => file.write_all(bytes),
+            None => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
+        };
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
 

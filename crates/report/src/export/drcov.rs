@@ -8,7 +8,8 @@ use std::fmt::Write;
 use super::one_line;
 use crate::program::Program;
 
-/// The executed blocks in the format drcov. Blocks whose offset does not fit into 32 bits are left out, as the format cannot hold them.
+/// The executed blocks in the format drcov. The format cannot hold offsets of more than 32 bits, so blocks there are left out, and lengths
+/// of more than 65,535 bytes are cut.
 pub fn drcov(program: &Program<'_>) -> Vec<u8> {
     let profile = program.profile();
     let mut head = String::from("DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\n");
@@ -24,20 +25,14 @@ pub fn drcov(program: &Program<'_>) -> Vec<u8> {
     let mut count = 0_u64;
     for routine in program.functions() {
         for block in routine.function.blocks.iter().filter(|block| block.count > 0) {
-            let mut left = block.size;
-            let mut offset = block.start.0.wrapping_sub(routine.module.mapped.0);
-            while left > 0 {
-                let size = u16::try_from(left).unwrap_or(u16::MAX);
-                let (Ok(at), Ok(module)) = (u32::try_from(offset), u16::try_from(routine.function.module)) else {
-                    break;
-                };
-                table.extend(at.to_le_bytes());
-                table.extend(size.to_le_bytes());
-                table.extend(module.to_le_bytes());
-                count += 1;
-                left -= u32::from(size);
-                offset = offset.wrapping_add(size.into());
-            }
+            let offset = block.start.0.wrapping_sub(routine.module.mapped.0);
+            let (Ok(at), Ok(module)) = (u32::try_from(offset), u16::try_from(routine.function.module)) else {
+                continue;
+            };
+            table.extend(at.to_le_bytes());
+            table.extend(u16::try_from(block.size).unwrap_or(u16::MAX).to_le_bytes());
+            table.extend(module.to_le_bytes());
+            count += 1;
         }
     }
     head += &format!("BB Table: {count} bbs\n");

@@ -108,7 +108,7 @@ fn shown(routine: &Routine<'_>) -> String {
     if name.is_empty() {
         return format!("0x{:x}", routine.function.start.0);
     }
-    ingraft_analysis::demangle(name).map_or_else(|| name.clone(), String::from)
+    crate::demangle(name).map_or_else(|| name.clone(), String::from)
 }
 
 impl Page {

@@ -166,13 +166,7 @@ fn llvm_reads_samples_and_clang_uses_them() {
     let Some(clang) = clang else { skip!("clang is not installed") };
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tools/program.c");
     let mut command = Command::new(clang);
-    command.args([
-        "-O2",
-        "-g",
-        "-Rpass-analysis=sample-profile",
-        "-mllvm",
-        "-sample-profile-check-record-coverage=75",
-    ]);
+    command.args(["-O2", "-g", "-Rpass-analysis=sample-profile", "-mllvm", "-sample-profile-check-record-coverage=75"]);
     command.arg(format!("-fprofile-sample-use={}", file.display())).arg("-fprofile-sample-accurate");
     let said = command.arg("-o").arg(directory.path().join("again")).arg(source).output().expect("run clang");
     let said = String::from_utf8_lossy(&said.stderr);

@@ -1,0 +1,120 @@
+//! `ingraft report`: saved profiles as tables, as differences, and in the formats of other tools. No engine is needed.
+
+mod modules;
+mod records;
+mod tables;
+
+use std::path::Path;
+
+use ingraft_report::{Program, SavedProfile};
+
+use crate::args::{Export, Format, ReportArgs};
+use crate::exit::{Failure, Kind, Stop};
+use crate::output::Output;
+
+/// Runs the command.
+pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
+    let mut profile = sum(args)?;
+    let mut old = args.diff.as_deref().map(read).transpose()?;
+    if let Some(module) = &args.module {
+        only(&mut profile, module)?;
+        old.iter_mut().try_for_each(|old| only(old, module))?;
+    }
+    if let Some(old) = &old {
+        return changes(&profile, old, args, format, out);
+    }
+    let export = match (args.export, format) {
+        (Some(export), _) => export,
+        (None, Format::Json) => Export::Json,
+        (None, Format::Table) => {
+            let code = modules::code(&profile, &args.binary, format)?;
+            return out.text(&tables::profile(&Program::new(&profile, code), args.top, out.width()));
+        }
+    };
+    if export == Export::Json {
+        return records::profile(&profile, out);
+    }
+    let code = modules::code(&profile, &args.binary, format)?;
+    out.bytes(&exported(&Program::new(&profile, code), export))
+}
+
+/// A profile in the format of another tool.
+fn exported(program: &Program<'_>, export: Export) -> Vec<u8> {
+    let module = program.main_module();
+    match export {
+        Export::Html => ingraft_report::html(program, &|path| std::fs::read_to_string(path).ok()).into(),
+        Export::Callgrind => ingraft_report::callgrind(program).into(),
+        Export::Lcov => ingraft_report::lcov(program).into(),
+        Export::Drcov => ingraft_report::drcov(program),
+        Export::Bolt => ingraft_report::bolt(program, module).into(),
+        Export::Fdata => ingraft_report::fdata(program, module).into(),
+        Export::LlvmSample => ingraft_report::llvm_sample(program, module).into(),
+        Export::Json => Vec::new(),
+    }
+}
+
+/// Prints the differences between two profiles.
+fn changes(
+    new: &SavedProfile,
+    old: &SavedProfile,
+    args: &ReportArgs,
+    format: Format,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let json = match args.export {
+        Some(Export::Json) => true,
+        None => format == Format::Json,
+        Some(_) => {
+            let hint = "leave --as out for a table, or use --as json";
+            return Err(Failure::usage("no other tool has a format for differences", hint).into());
+        }
+    };
+    let changes = ingraft_report::diff(old, new)
+        .map_err(|e| Failure::failed(e.to_string(), "compare profiles of the same build of the program"))?;
+    if json {
+        records::changes(new.pid, &changes, out)
+    } else {
+        out.text(&tables::changes(&changes, args.top, out.width()))
+    }
+}
+
+/// The sum of the profiles of the command.
+fn sum(args: &ReportArgs) -> Result<SavedProfile, Failure> {
+    let mut sum: Option<SavedProfile> = None;
+    for path in &args.files {
+        let next = read(path)?;
+        match &mut sum {
+            Some(sum) => sum.add(&next).map_err(|e| {
+                let what = format!("cannot add {}: {e}", path.display());
+                Failure::failed(what, "add profiles of the same build of the program")
+            })?,
+            None => sum = Some(next),
+        }
+    }
+    Ok(sum.unwrap_or_default())
+}
+
+fn read(path: &Path) -> Result<SavedProfile, Failure> {
+    let name = path.display();
+    let bytes =
+        std::fs::read(path).map_err(|e| Failure::usage(format!("cannot read {name}: {e}"), "check the path"))?;
+    SavedProfile::from_bytes(&bytes).map_err(|e| {
+        let hint = "name a file that `ingraft profile … -o FILE` has written completely";
+        Failure::failed(format!("cannot read {name}: {e}"), hint)
+    })
+}
+
+/// Leaves only the functions of a module in a profile.
+fn only(profile: &mut SavedProfile, module: &str) -> Result<(), Failure> {
+    let Some(wanted) = profile.modules.iter().position(|known| known.name == module) else {
+        let names: Vec<&str> = profile.modules.iter().map(|module| module.name.as_str()).collect();
+        let hint = format!("the profile has {}", names.join(", "));
+        return Err(Failure::new(Kind::NotFound, format!("no module {module} in the profile"), hint));
+    };
+    profile.functions.retain(|function| function.module == wanted);
+    profile.refused.retain(|refused| refused.module == wanted);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Saved profiles as records for scripts.
+
+use ingraft_model::{EdgeKind, Loops, Svma};
+use ingraft_report::{EdgeEnd, FunctionChange, FunctionProfile, SavedProfile};
+
+use crate::exit::Stop;
+use crate::objects::code::Block;
+use crate::objects::{self, Edge, FunctionId, Object, PairFacts};
+use crate::output::{Output, json_line};
+
+/// Writes the blocks and edges of a profile.
+pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
+    let module = |index: usize| profile.modules.get(index).map(|module| module.name.as_str()).unwrap_or_default();
+    for function in &profile.functions {
+        let id = id(profile.pid, module(function.module), &function.name, function.start);
+        let records = blocks(function, &id).into_iter().chain(edges(function, &id));
+        let lines: String = records.map(|record| json_line(&record)).collect();
+        out.verbatim(lines.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// Writes differences: each function, then its blocks.
+pub(super) fn changes(pid: u32, changes: &[FunctionChange], out: &mut Output) -> Result<(), Stop> {
+    for change in changes {
+        let id = id(pid, &change.module, &change.name, change.start);
+        let function = objects::changes::FunctionChange {
+            id: id.clone(),
+            old_instructions: change.instructions.old,
+            new_instructions: change.instructions.new,
+            old_calls: change.calls.old,
+            new_calls: change.calls.new,
+        };
+        out.verbatim(json_line(&Object::FunctionChange(function)).as_bytes())?;
+        for block in &change.blocks {
+            let block = objects::changes::BlockChange {
+                id: id.clone(),
+                block: offset(block.start, change.start),
+                old: block.count.old,
+                new: block.count.new,
+            };
+            out.verbatim(json_line(&Object::BlockChange(block)).as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn id(pid: u32, module: &str, name: &str, start: Svma) -> FunctionId {
+    FunctionId {
+        host: None,
+        pid: pid.cast_signed(),
+        module: module.to_owned(),
+        function: super::tables::shown(name, start),
+        offset: format!("{:#x}", start.0),
+    }
+}
+
+/// Offset in a function. Parts of a function may lie before its first byte.
+pub(super) fn offset(at: Svma, start: Svma) -> String {
+    format!("{}{:#x}", if at < start { "-" } else { "" }, at.0.abs_diff(start.0))
+}
+
+fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+    let mut successors = vec![Vec::new(); function.blocks.len()];
+    let mut reached = vec![false; function.blocks.len()];
+    for edge in &function.edges {
+        if let (EdgeEnd::Block(to), Some(from)) = (edge.to, successors.get_mut(edge.from)) {
+            from.push(to);
+            reached.get_mut(to).into_iter().for_each(|reached| *reached = true);
+        }
+    }
+    let is_entry = |at: &usize| function.blocks[*at].start == function.start || !reached[*at];
+    let entries: Vec<usize> = (0..function.blocks.len()).filter(is_entry).collect();
+    let loops = Loops::headers(&successors, &entries);
+    let of = |number: usize| loops.innermost(number).and_then(|at| loops.all().get(at));
+    let header = |number: usize| function.blocks.get(of(number)?.header).map(|b| offset(b.start, function.start));
+    let records = function.blocks.iter().enumerate().map(|(number, block)| Block {
+        id: id.clone(),
+        block: offset(block.start, function.start),
+        size: block.size.into(),
+        instructions: block.instructions,
+        header: header(number),
+        depth: u32::try_from(loops.around(number).count()).unwrap_or(u32::MAX),
+        count: i64::try_from(block.count).ok(),
+    });
+    records.map(Object::Block).collect()
+}
+
+fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+    let start = |block: usize| function.blocks.get(block).map(|block| offset(block.start, function.start));
+    let records = function.edges.iter().map(|edge| Edge {
+        id: id.clone(),
+        from: start(edge.from).unwrap_or_default(),
+        to: match edge.to {
+            EdgeEnd::Block(to) => start(to),
+            EdgeEnd::Outside(_) | EdgeEnd::Dynamic => None,
+        },
+        outside: match edge.to {
+            EdgeEnd::Outside(at) => Some(offset(at, function.start)),
+            EdgeEnd::Block(_) | EdgeEnd::Dynamic => None,
+        },
+        kind: Some(word(edge.kind)),
+        back: None,
+        count: edge.count.and_then(|count| i64::try_from(count).ok()),
+        threads: None,
+        facts: PairFacts::default(),
+    });
+    records.map(Object::Edge).collect()
+}
+
+/// Word for a kind of edges.
+fn word(kind: EdgeKind) -> &'static str {
+    match kind {
+        EdgeKind::Taken => "taken",
+        EdgeKind::FallThrough => "fall-through",
+        EdgeKind::CallReturn => "call-return",
+        EdgeKind::JumpTable => "jump-table",
+        EdgeKind::TailJump => "tail-jump",
+        EdgeKind::Return => "return",
+    }
+}

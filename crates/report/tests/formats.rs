@@ -1,0 +1,138 @@
+//! Formats, sums and differences of a small profile that is made by hand.
+
+use ingraft_model::{EdgeKind, Svma};
+use ingraft_report::{
+    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, MergeError, ModuleInfo, Program, SavedProfile,
+    diff,
+};
+
+fn block(start: u64, count: u64) -> BlockCount {
+    BlockCount { start: Svma(start), size: 16, instructions: 4, last: Svma(start + 14), count }
+}
+
+fn edge(from: usize, to: EdgeEnd, kind: EdgeKind, count: u64) -> EdgeCount {
+    EdgeCount { from, to, kind, count: Some(count) }
+}
+
+fn function(name: &str, start: u64, calls: u64, blocks: Vec<BlockCount>) -> FunctionProfile {
+    FunctionProfile {
+        module: 0,
+        name: name.to_owned(),
+        start: Svma(start),
+        size: 0x100,
+        calls,
+        blocks,
+        edges: Vec::new(),
+        call_sites: Vec::new(),
+        inexact: None,
+    }
+}
+
+/// A function that calls another one in a loop, which calls itself.
+fn profile() -> SavedProfile {
+    let mut outer = function("outer<&>", 0x1000, 2, vec![block(0x1000, 2), block(0x1010, 20), block(0x1020, 2)]);
+    outer.edges = vec![
+        edge(0, EdgeEnd::Block(1), EdgeKind::FallThrough, 2),
+        edge(1, EdgeEnd::Block(1), EdgeKind::Taken, 18),
+        edge(1, EdgeEnd::Block(2), EdgeKind::FallThrough, 2),
+        edge(2, EdgeEnd::Outside(Svma(0x1200)), EdgeKind::TailJump, 2),
+    ];
+    outer.call_sites = vec![CallCount { block: 1, callee: Callee::Own(Svma(0x1100)), count: 20 }];
+    let mut inner = function("inner", 0x1100, 50, vec![block(0x1100, 50)]);
+    inner.call_sites = vec![CallCount { block: 0, callee: Callee::Own(Svma(0x1100)), count: 30 }];
+    inner.edges = vec![edge(0, EdgeEnd::Dynamic, EdgeKind::Return, 50)];
+    let last = function("last", 0x1200, 2, vec![block(0x1200, 2)]);
+    let module = ModuleInfo {
+        name: "shop".to_owned(),
+        path: "/opt/shop".to_owned(),
+        build_id: vec![7; 20],
+        bias: 0x5500_0000_0000,
+        mapped: (0, 0x4000),
+    };
+    SavedProfile {
+        pid: 7,
+        program: "/opt/shop".to_owned(),
+        modules: vec![module],
+        functions: vec![outer, inner, last],
+        ..SavedProfile::default()
+    }
+}
+
+#[test]
+fn drcov_has_a_table_of_executed_blocks() {
+    let profile = profile();
+    let bytes = ingraft_report::drcov(&Program::new(&profile, Vec::new()));
+    let head = "DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\nModule Table: version 2, count 1\n\
+                Columns: id, base, end, entry, path\n  \
+                0, 0x0000550000000000, 0x0000550000004000, 0x0000000000000000, /opt/shop\nBB Table: 5 bbs\n";
+    let table = bytes.strip_prefix(head.as_bytes()).expect("the head");
+    assert_eq!(table.len(), 5 * 8);
+    assert_eq!(table[8..16], [0x10, 0x10, 0, 0, 16, 0, 0, 0]);
+}
+
+#[test]
+fn bolt_gets_branches_calls_and_arrivals_from_outside() {
+    let profile = profile();
+    let text = ingraft_report::bolt(&Program::new(&profile, Vec::new()), 0);
+    let expected = "F 100e 1010 2\nB 101e 1010 18 0\nF 101e 1020 2\nB 101e 1100 20 0\nB 102e 1200 2 0\n\
+                    B 110e 1100 30 0\nB X:0 1000 2 0\n";
+    assert_eq!(text, expected);
+    let text = ingraft_report::fdata(&Program::new(&profile, Vec::new()), 0);
+    assert!(text.contains("1 outer<&> 1e 1 outer<&> 10 0 18\n"), "{text}");
+    assert!(text.ends_with("0 [unknown] 0 1 outer<&> 0 0 2\n"), "{text}");
+}
+
+#[test]
+fn callgrind_estimates_the_cost_of_calls() {
+    let profile = profile();
+    let text = ingraft_report::callgrind(&Program::new(&profile, Vec::new()));
+    // 20 calls from outside cost all 200 instructions, and calls within the recursion cost nothing.
+    assert!(text.contains("calls=20 0x1100 0\n0x101e 0 200\n"), "{text}");
+    assert!(text.contains("calls=30 0x1100 0\n0x110e 0 0\n"), "{text}");
+    assert!(text.contains("calls=2 0x1200 0\n0x102e 0 8\n"), "{text}");
+    assert!(text.contains("summary: 304\n") && text.ends_with("totals: 304\n"), "{text}");
+}
+
+#[test]
+fn pages_escape_names_and_load_nothing() {
+    let mut profile = profile();
+    profile.program = "/opt/<script>alert(1)</script>".to_owned();
+    let page = ingraft_report::html(&Program::new(&profile, Vec::new()), &|_| None);
+    assert!(page.contains("outer&lt;&amp;&gt;") && !page.contains("outer<") && !page.contains("<script>alert"));
+    assert!(!page.contains("http") && !page.contains("src=") && !page.contains("@import"));
+}
+
+#[test]
+fn sums_add_every_count() {
+    let (one, mut sum) = (profile(), profile());
+    sum.add(&one).expect("a sum");
+    assert_eq!(sum.functions[0].blocks[1].count, 40);
+    assert_eq!(sum.functions[0].edges[1].count, Some(36));
+    assert_eq!((sum.functions[1].call_sites[0].count, sum.functions[1].calls), (60, 100));
+    assert_eq!((sum.functions.len(), sum.modules.len()), (3, 1));
+    let changes = diff(&one, &sum).expect("differences");
+    let instructions: Vec<_> = changes.iter().map(|change| change.instructions.difference()).collect();
+    assert_eq!(instructions, [200, 96, 8]);
+    assert_eq!((changes[1].blocks[0].start, changes[1].blocks[0].count.new), (Svma(0x1010), 40));
+    assert_eq!(diff(&one, &one), Ok(Vec::new()));
+}
+
+#[test]
+fn profiles_that_do_not_fit_are_refused() {
+    let mut other = profile();
+    other.modules[0].build_id = vec![8; 20];
+    assert!(matches!(profile().add(&other), Err(MergeError::OtherBuild { .. })));
+    assert!(matches!(diff(&profile(), &other), Err(MergeError::OtherBuild { .. })));
+    let mut other = profile();
+    other.functions[0].blocks[0].size = 8;
+    assert!(matches!(profile().add(&other), Err(MergeError::OtherBlocks { .. })));
+    let mut large = profile();
+    large.functions[0].blocks[0].count = u64::MAX;
+    assert!(matches!(profile().add(&large), Err(MergeError::TooLarge { .. })));
+    // A module of another program is added as it is.
+    let mut library = profile();
+    (library.modules[0].build_id, library.modules[0].path) = (vec![9; 20], "/opt/library".to_owned());
+    let mut sum = profile();
+    sum.add(&library).expect("a sum");
+    assert_eq!((sum.modules.len(), sum.functions.len(), sum.functions[5].module), (2, 6, 1));
+}

@@ -1,0 +1,25 @@
+//! Takes any bytes as the content of a saved profile: they are refused, or give a profile that every format can hold.
+#![no_main]
+
+use ingraft_report::{Program, SavedProfile};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let _ = SavedProfile::from_bytes(data);
+    // A correct header, so that the content itself is read.
+    let mut file = b"INGPROF\0\x01\0\0\0".to_vec();
+    file.extend(crc32fast::hash(data).to_le_bytes());
+    file.extend((data.len() as u64).to_le_bytes());
+    file.extend(data);
+    let Ok(profile) = SavedProfile::from_bytes(&file) else { return };
+    assert_eq!(SavedProfile::from_bytes(&profile.to_bytes()).as_ref(), Ok(&profile));
+    let program = Program::new(&profile, Vec::new());
+    for module in 0..2 {
+        let _ = (ingraft_report::bolt(&program, module), ingraft_report::fdata(&program, module));
+        let _ = ingraft_report::llvm_sample(&program, module);
+    }
+    let _ = (ingraft_report::callgrind(&program), ingraft_report::lcov(&program), ingraft_report::html(&program, &|_| None));
+    assert!(ingraft_report::drcov(&program).starts_with(b"DRCOV VERSION: 2\n"));
+    let mut sum = profile.clone();
+    let _ = sum.add(&profile);
+    let _ = ingraft_report::diff(&profile, &sum);
+});
