@@ -81,7 +81,7 @@ impl<'a> Program<'a> {
 pub struct Routine<'a> {
     /// The function.
     pub function: &'a FunctionProfile,
-    /// Its module.
+    /// Module of the function.
     pub module: &'a ModuleInfo,
     code: &'a ModuleCode,
 }

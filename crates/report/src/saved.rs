@@ -83,7 +83,7 @@ pub struct BlockCount {
 pub struct EdgeCount {
     /// Index of the block that it leaves.
     pub from: usize,
-    /// Its destination.
+    /// Destination of the transfer.
     pub to: EdgeEnd,
     /// Kind of the transfer.
     pub kind: EdgeKind,
