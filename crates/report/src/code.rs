@@ -3,15 +3,16 @@
 //! The debugging information is read by `addr2line`. Two facts that it leaves out are read here: discriminators, which tell apart the
 //! blocks of one source line, and the lines at which functions are declared.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
-use addr2line::Context;
+use addr2line::{Context, FunctionName};
 use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, UnitOffset, UnitRef, constants};
+use iced_x86::{Decoder, DecoderOptions};
 use ingraft_analysis::{Disassembled, disassemble};
 use ingraft_model::Svma;
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::saved::BlockCount;
 
@@ -24,7 +25,7 @@ const FRAMES_MAX: usize = 256;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     /// Name of the function as the linker has it; empty if it is not known.
-    pub function: String,
+    pub function: Rc<str>,
     /// Path of the source file; empty if it is not known.
     pub file: Rc<str>,
     /// Line in the source file, from 1; 0 if it is not known.
@@ -75,6 +76,7 @@ struct Debug {
     context: Context<Bytes>,
     dwarf: Dwarf<Bytes>,
     discriminators: OnceCell<Vec<(u64, u64, u64)>>,
+    names: Names,
 }
 
 impl ModuleCode {
@@ -125,12 +127,15 @@ impl ModuleCode {
 
     /// The instructions of a block, one by one if the file has exactly the number that the profile states.
     pub fn steps(&self, block: &BlockCount) -> Vec<Step> {
-        let lines = self.disassembly(block);
-        if lines.len() == block.instructions as usize {
-            lines.into_iter().map(|line| Step { at: Svma(line.at), instructions: 1 }).collect()
-        } else {
-            vec![Step { at: block.start, instructions: block.instructions.into() }]
+        let mut steps = Vec::new();
+        if let Some(bytes) = self.bytes(block) {
+            let decoder = Decoder::with_ip(64, bytes, block.start.0, DecoderOptions::NONE);
+            steps.extend(decoder.into_iter().map(|decoded| Step { at: Svma(decoded.ip()), instructions: 1 }));
         }
+        if steps.len() != block.instructions as usize {
+            steps = vec![Step { at: block.start, instructions: block.instructions.into() }];
+        }
+        steps
     }
 
     /// Source positions of an instruction, the innermost inlined function first. Empty if there is no debugging information for it.
@@ -187,26 +192,31 @@ impl Debug {
         };
         let dwarf = Dwarf::load(section).ok()?;
         let context = Context::from_dwarf(Dwarf::load(section).ok()?).ok()?;
-        Some(Debug { context, dwarf, discriminators: OnceCell::new() })
+        Some(Debug { context, dwarf, discriminators: OnceCell::new(), names: Names::default() })
     }
 
     fn frames(&self, at: u64) -> Option<Vec<Frame>> {
         let mut found = self.context.find_frames(at).skip_all_loads().ok()?;
-        let unit = self.context.find_dwarf_and_unit(at).skip_all_loads();
+        let mut unit = None;
         let mut discriminator = self.discriminator(at);
         let mut frames: Vec<Frame> = Vec::new();
         while let Ok(Some(frame)) = found.next() {
             if frames.len() == FRAMES_MAX {
                 return None;
             }
-            let location = frame.location;
-            let facts = unit.as_ref().zip(frame.dw_die_offset).map(|(unit, at)| DeclaredAt::read(unit, at));
+            let (file, line) = frame.location.as_ref().map_or((None, None), |location| (location.file, location.line));
+            let facts = match frame.dw_die_offset {
+                Some(entry) => {
+                    let unit = unit.get_or_insert_with(|| self.context.find_dwarf_and_unit(at).skip_all_loads());
+                    unit.as_ref().map(|unit| self.names.facts(unit, entry, frame.function.as_ref()))
+                }
+                None => None,
+            };
             let facts = facts.unwrap_or_default();
-            let name = frame.function.as_ref().and_then(|name| name.raw_name().ok().map(|name| name.into_owned()));
             frames.push(Frame {
-                function: name.unwrap_or_default(),
-                file: location.as_ref().and_then(|location| location.file).unwrap_or_default().into(),
-                line: location.as_ref().and_then(|location| location.line).unwrap_or(0),
+                function: facts.name,
+                file: file.map(|file| self.names.file(file)).unwrap_or_default(),
+                line: line.unwrap_or(0),
                 declared: facts.line,
                 discriminator,
             });
@@ -246,23 +256,61 @@ fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
     found
 }
 
+/// Facts about functions and files that were read before. Most instructions ask for the same ones as their neighbours.
+#[derive(Default)]
+struct Names {
+    /// Facts by the offsets of the unit and of the entry in it.
+    facts: RefCell<FxHashMap<(usize, usize), Facts>>,
+    /// Paths by the address of their text in memory.
+    files: RefCell<FxHashMap<usize, Rc<str>>>,
+    /// All paths, each once.
+    paths: RefCell<FxHashSet<Rc<str>>>,
+}
+
 /// Facts of the entry of a function.
-#[derive(Clone, Copy, Debug, Default)]
-struct DeclaredAt {
+#[derive(Clone, Debug, Default)]
+struct Facts {
+    /// Name as the linker has it; empty if it is not known.
+    name: Rc<str>,
     /// Line of the declaration; 0 if it is not known.
     line: u32,
     /// Discriminator of the call that was inlined; 0 if there is none.
     call_discriminator: u64,
 }
 
-impl DeclaredAt {
-    fn read(unit: &UnitRef<'_, Bytes>, at: UnitOffset) -> Self {
-        let call_discriminator = unit
-            .entry(at)
-            .ok()
-            .and_then(|entry| entry.attr_value(constants::DW_AT_GNU_discriminator)?.udata_value())
-            .unwrap_or(0);
-        DeclaredAt { line: Self::line(unit, at).unwrap_or(0), call_discriminator }
+impl Names {
+    /// A path that is shared with all other frames of the file.
+    fn file(&self, path: &str) -> Rc<str> {
+        let mut files = self.files.borrow_mut();
+        let file = files.entry(path.as_ptr().addr()).or_insert_with(|| {
+            let mut paths = self.paths.borrow_mut();
+            let known = paths.get(path).cloned();
+            known.unwrap_or_else(|| {
+                let new: Rc<str> = path.into();
+                paths.insert(Rc::clone(&new));
+                new
+            })
+        });
+        Rc::clone(file)
+    }
+
+    fn facts(&self, unit: &UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Facts {
+        let key = (unit.header.debug_info_offset().map_or(0, |offset| offset.0), at.0);
+        let mut facts = self.facts.borrow_mut();
+        facts.entry(key).or_insert_with(|| Facts::read(unit, at, name)).clone()
+    }
+}
+
+impl Facts {
+    fn read(unit: &UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Self {
+        let entry = unit.entry(at).ok();
+        let discriminator = entry.and_then(|entry| entry.attr_value(constants::DW_AT_GNU_discriminator)?.udata_value());
+        let name = name.and_then(|name| name.raw_name().ok());
+        Facts {
+            name: name.map(|name| Rc::from(&*name)).unwrap_or_default(),
+            line: Self::line(unit, at).unwrap_or(0),
+            call_discriminator: discriminator.unwrap_or(0),
+        }
     }
 
     fn line(unit: &UnitRef<'_, Bytes>, mut at: UnitOffset) -> Option<u32> {

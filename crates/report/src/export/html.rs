@@ -13,10 +13,12 @@ use super::lcov;
 use crate::program::{Program, Routine};
 use crate::saved::{BlockCount, EdgeEnd};
 
-/// Number of functions with instructions on the page.
-const DETAILED: usize = 300;
-/// Number of source lines on the page.
-const LINES_MAX: usize = 200_000;
+/// Largest number of functions with instructions on the page.
+const FUNCTIONS_MAX: usize = 300;
+/// Largest number of instructions on the page, unless the first function has more. A browser shows a page of this size in a second.
+const INSTRUCTIONS_MAX: u64 = 50_000;
+/// Largest number of source lines on the page.
+const LINES_MAX: usize = 50_000;
 /// Number of steps of heat.
 const STEPS: f64 = 9.0;
 
@@ -24,16 +26,16 @@ const STEPS: f64 = 9.0;
 pub fn html(program: &Program<'_>, source: &dyn Fn(&str) -> Option<String>) -> String {
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));
-    let detailed = hottest.get(..DETAILED).unwrap_or(&hottest);
+    let detailed = hottest.get(..detailed(&hottest)).unwrap_or_default();
     let blocks = hottest.iter().flat_map(|routine| &routine.function.blocks);
     let most = blocks.map(|block| block.count).max().unwrap_or(0);
     let mut page = Page { text: String::new(), most, sources: BTreeMap::new() };
     page.read_sources(program, detailed, source);
     page.head(program, total, hottest.len());
-    page.list(&hottest, total);
+    page.list(&hottest, total, detailed.len());
     page.raw(format_args!("<h2>Instructions</h2>"));
-    if hottest.len() > DETAILED {
-        page.raw(format_args!("<p>The {DETAILED} functions with the most executed instructions.</p>"));
+    if hottest.len() > detailed.len() {
+        page.raw(format_args!("<p>The {} functions with the most executed instructions.</p>", detailed.len()));
     }
     for (number, routine) in detailed.iter().enumerate() {
         page.function(number, routine);
@@ -41,6 +43,19 @@ pub fn html(program: &Program<'_>, source: &dyn Fn(&str) -> Option<String>) -> S
     page.source_files();
     page.raw(format_args!("<script>{}</script>\n</body>\n</html>", include_str!("html/script.js")));
     page.text
+}
+
+/// Number of functions, from the hottest one on, whose instructions are on the page.
+fn detailed(hottest: &[Routine<'_>]) -> usize {
+    let mut left = INSTRUCTIONS_MAX;
+    let fits = |routine: &&Routine<'_>| {
+        let instructions = routine.function.blocks.iter().map(|block| u64::from(block.instructions)).sum();
+        let fits = instructions <= left;
+        left = left.saturating_sub(instructions);
+        fits
+    };
+    let number = hottest.iter().take(FUNCTIONS_MAX).take_while(fits).count();
+    number.max(1).min(hottest.len())
 }
 
 struct Page {
@@ -165,7 +180,7 @@ impl Page {
     }
 
     /// Writes the table of functions.
-    fn list(&mut self, hottest: &[Routine<'_>], total: u64) {
+    fn list(&mut self, hottest: &[Routine<'_>], total: u64, detailed: usize) {
         self.raw(format_args!(
             "<h2>Functions</h2>\n<input id=\"filter\" placeholder=\"filter\" aria-label=\"filter\">"
         ));
@@ -178,7 +193,7 @@ impl Page {
             let share = executed as f64 * 100.0 / total.max(1) as f64;
             let name = shown(routine);
             let name = Escaped(&name);
-            let link = if number < DETAILED { format!("<a href=\"#f{number}\">{name}</a>") } else { name.to_string() };
+            let link = if number < detailed { format!("<a href=\"#f{number}\">{name}</a>") } else { name.to_string() };
             self.raw(format_args!(
                 "<tr><td class=\"n\">{}</td><td class=\"n\">{share:.2} %</td>\
                  <td><span class=\"bar\" style=\"width:{:.1}rem\"></span></td>\

@@ -81,22 +81,29 @@ impl Source {
     }
 }
 
+/// Line of a source file. The file is known by the address of its path, which all frames of a module share.
+type Line = (usize, u32);
+
 /// A line at one of the places to which it was compiled: the calls that were inlined around it, and the line itself.
-type Instance = (Vec<(Rc<str>, u32)>, (Rc<str>, u32));
+type Instance = (Vec<Line>, Line);
 
 /// Adds the counts of a function.
 fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
+    let mut paths: FxHashMap<usize, Rc<str>> = FxHashMap::default();
     let mut lines: FxHashMap<Instance, u64> = FxHashMap::default();
-    let mut around: FxHashMap<(Rc<str>, u32), u64> = FxHashMap::default();
+    let mut around: FxHashMap<Line, u64> = FxHashMap::default();
     for (number, block) in routine.function.blocks.iter().enumerate() {
-        let steps = routine.steps(block);
-        for step in &steps {
+        for step in routine.steps(block) {
             let frames = routine.frames(step.at);
-            let mut positions = frames.iter().filter(|frame| known(frame)).map(|f| (Rc::clone(&f.file), f.line));
+            let mut positions = frames.iter().filter(|frame| known(frame)).map(|frame| {
+                let file = frame.file.as_ptr().addr();
+                paths.entry(file).or_insert_with(|| Rc::clone(&frame.file));
+                (file, frame.line)
+            });
             let Some(own) = positions.next() else { continue };
-            let outer: Vec<_> = positions.collect();
+            let outer: Vec<Line> = positions.collect();
             for position in &outer {
-                let least = around.entry(position.clone()).or_default();
+                let least = around.entry(*position).or_default();
                 *least = if *least == 0 { block.count } else { (*least).min(block.count.max(1)) };
             }
             let most = lines.entry((outer, own)).or_default();
@@ -104,7 +111,7 @@ fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
         }
         branches(routine, number, files);
     }
-    let mut sums: FxHashMap<(Rc<str>, u32), u64> = FxHashMap::default();
+    let mut sums: FxHashMap<Line, u64> = FxHashMap::default();
     for ((_, position), count) in lines {
         let sum = sums.entry(position).or_default();
         *sum = sum.saturating_add(count);
@@ -114,7 +121,8 @@ fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
         sums.entry(position).or_insert(count);
     }
     for ((file, line), count) in sums {
-        let sum = files.entry(file).or_default().lines.entry(line).or_default();
+        let Some(path) = paths.get(&file) else { continue };
+        let sum = files.entry(Rc::clone(path)).or_default().lines.entry(line).or_default();
         *sum = sum.saturating_add(count);
     }
     let frames = routine.frames(routine.function.start);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::rc::Rc;
 
 use super::one_line;
 use crate::code::Frame;
@@ -16,7 +17,7 @@ use crate::saved::Callee;
 /// A profile by source lines for clang. `module` is an index of [`SavedProfile::modules`](crate::SavedProfile::modules). Functions that
 /// were not executed, and code without a source line, are left out.
 pub fn llvm_sample(program: &Program<'_>, module: usize) -> String {
-    let mut functions: BTreeMap<String, Samples> = BTreeMap::new();
+    let mut functions: BTreeMap<Rc<str>, Samples> = BTreeMap::new();
     let routines = program.functions().filter(|routine| routine.function.module == module);
     for routine in routines.filter(|routine| routine.function.executed() > 0) {
         let mut samples = Samples::default();
@@ -44,7 +45,7 @@ struct Samples {
     calls: u64,
     /// Counts of lines, with the called functions.
     lines: BTreeMap<Place, (u64, BTreeMap<String, u64>)>,
-    inlined: BTreeMap<(Place, String), Samples>,
+    inlined: BTreeMap<(Place, Rc<str>), Samples>,
 }
 
 impl Samples {
@@ -91,13 +92,13 @@ fn numbers(offset: u32, discriminator: u64) -> String {
 }
 
 /// Adds the counts of a function. Returns the name of the function in the debugging information; `None` if no instruction has lines.
-fn add(program: &Program<'_>, routine: &Routine<'_>, samples: &mut Samples) -> Option<String> {
+fn add(program: &Program<'_>, routine: &Routine<'_>, samples: &mut Samples) -> Option<Rc<str>> {
     let mut name = None;
     for (number, block) in routine.function.blocks.iter().enumerate() {
         for step in routine.steps(block) {
             let frames = routine.frames(step.at);
             let Some(outermost) = frames.last().filter(|_| frames.iter().all(known)) else { continue };
-            name.get_or_insert_with(|| outermost.function.clone());
+            name.get_or_insert_with(|| Rc::clone(&outermost.function));
             let Some((holder, place)) = holder(samples, &frames) else { continue };
             let line = holder.lines.entry(place).or_default();
             line.0 = line.0.max(block.count);
@@ -126,7 +127,7 @@ fn holder<'a>(samples: &'a mut Samples, frames: &[Frame]) -> Option<(&'a mut Sam
     let mut frame = outer.next()?;
     let mut holder = samples;
     for inner in outer {
-        holder = holder.inlined.entry((place(frame), inner.function.clone())).or_default();
+        holder = holder.inlined.entry((place(frame), Rc::clone(&inner.function))).or_default();
         frame = inner;
     }
     Some((holder, place(frame)))
