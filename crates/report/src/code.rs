@@ -7,7 +7,7 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use addr2line::{Context, FunctionName};
-use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, UnitOffset, UnitRef, constants};
+use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, Unit, UnitOffset, UnitRef, constants};
 use iced_x86::{Decoder, DecoderOptions};
 use ingraft_analysis::{Disassembled, disassemble};
 use ingraft_model::Svma;
@@ -76,6 +76,8 @@ struct Debug {
     context: Context<Bytes>,
     dwarf: Dwarf<Bytes>,
     discriminators: OnceCell<Vec<(u64, u64, u64)>>,
+    /// All units, sorted by offset; read when an entry refers to another unit.
+    units: OnceCell<Vec<Unit<Bytes>>>,
     names: Names,
 }
 
@@ -192,7 +194,7 @@ impl Debug {
         };
         let dwarf = Dwarf::load(section).ok()?;
         let context = Context::from_dwarf(Dwarf::load(section).ok()?).ok()?;
-        Some(Debug { context, dwarf, discriminators: OnceCell::new(), names: Names::default() })
+        Some(Debug { context, dwarf, discriminators: OnceCell::new(), units: OnceCell::new(), names: Names::default() })
     }
 
     fn frames(&self, at: u64) -> Option<Vec<Frame>> {
@@ -208,7 +210,7 @@ impl Debug {
             let facts = match frame.dw_die_offset {
                 Some(entry) => {
                     let unit = unit.get_or_insert_with(|| self.context.find_dwarf_and_unit(at).skip_all_loads());
-                    unit.as_ref().map(|unit| self.names.facts(unit, entry, frame.function.as_ref()))
+                    unit.map(|unit| self.names.facts(self, unit, entry, frame.function.as_ref()))
                 }
                 None => None,
             };
@@ -226,6 +228,32 @@ impl Debug {
         Some(frames)
     }
 
+    /// Line of the declaration of a function.
+    fn declared<'a>(&'a self, mut unit: UnitRef<'a, Bytes>, mut at: UnitOffset) -> Option<u32> {
+        // An inlined function stands for an abstract one, which may complete a declaration.
+        for _ in 0..4 {
+            let entry = unit.entry(at).ok()?;
+            if let Some(line) = entry.attr_value(constants::DW_AT_decl_line) {
+                return u32::try_from(line.udata_value()?).ok();
+            }
+            let origin = entry.attr_value(constants::DW_AT_abstract_origin);
+            match origin.or_else(|| entry.attr_value(constants::DW_AT_specification))? {
+                AttributeValue::UnitRef(next) => at = next,
+                // Optimisation at link time refers to entries of other units.
+                AttributeValue::DebugInfoRef(offset) => {
+                    let units = self.units.get_or_init(|| units(&self.dwarf));
+                    let start = |unit: &Unit<Bytes>| unit.header.debug_info_offset().map_or(0, |start| start.0);
+                    let after = units.partition_point(|unit| start(unit) <= offset.0);
+                    let other = units.get(after.checked_sub(1)?)?;
+                    at = offset.to_unit_offset(&other.header)?;
+                    unit = other.unit_ref(&self.dwarf);
+                }
+                _ => return None,
+            }
+        }
+        None
+    }
+
     /// Discriminator of the row of the line table that has an address.
     fn discriminator(&self, at: u64) -> u64 {
         let rows = self.discriminators.get_or_init(|| discriminators(&self.dwarf));
@@ -235,12 +263,20 @@ impl Debug {
     }
 }
 
-/// Rows of the line tables with a discriminator: first address, first address after them, discriminator. Sorted by address.
-fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
+/// The units of the debugging information that can be read.
+fn units(dwarf: &Dwarf<Bytes>) -> Vec<Unit<Bytes>> {
     let mut found = Vec::new();
     let mut headers = dwarf.units();
     while let Ok(Some(header)) = headers.next() {
-        let Ok(unit) = dwarf.unit(header) else { continue };
+        found.extend(dwarf.unit(header).ok());
+    }
+    found
+}
+
+/// Rows of the line tables with a discriminator: first address, first address after them, discriminator. Sorted by address.
+fn discriminators(dwarf: &Dwarf<Bytes>) -> Vec<(u64, u64, u64)> {
+    let mut found = Vec::new();
+    for unit in units(dwarf) {
         let Some(program) = unit.line_program.clone() else { continue };
         let mut rows = program.rows();
         let mut before: Option<(u64, u64)> = None;
@@ -294,38 +330,28 @@ impl Names {
         Rc::clone(file)
     }
 
-    fn facts(&self, unit: &UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Facts {
+    fn facts(
+        &self,
+        debug: &Debug,
+        unit: UnitRef<'_, Bytes>,
+        at: UnitOffset,
+        name: Option<&FunctionName<Bytes>>,
+    ) -> Facts {
         let key = (unit.header.debug_info_offset().map_or(0, |offset| offset.0), at.0);
         let mut facts = self.facts.borrow_mut();
-        facts.entry(key).or_insert_with(|| Facts::read(unit, at, name)).clone()
+        facts.entry(key).or_insert_with(|| Facts::read(debug, unit, at, name)).clone()
     }
 }
 
 impl Facts {
-    fn read(unit: &UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Self {
+    fn read(debug: &Debug, unit: UnitRef<'_, Bytes>, at: UnitOffset, name: Option<&FunctionName<Bytes>>) -> Self {
         let entry = unit.entry(at).ok();
         let discriminator = entry.and_then(|entry| entry.attr_value(constants::DW_AT_GNU_discriminator)?.udata_value());
         let name = name.and_then(|name| name.raw_name().ok());
         Facts {
             name: name.map(|name| Rc::from(&*name)).unwrap_or_default(),
-            line: Self::line(unit, at).unwrap_or(0),
+            line: debug.declared(unit, at).unwrap_or(0),
             call_discriminator: discriminator.unwrap_or(0),
         }
-    }
-
-    fn line(unit: &UnitRef<'_, Bytes>, mut at: UnitOffset) -> Option<u32> {
-        // An inlined function stands for an abstract one, which may complete a declaration.
-        for _ in 0..4 {
-            let entry = unit.entry(at).ok()?;
-            if let Some(line) = entry.attr_value(constants::DW_AT_decl_line) {
-                return u32::try_from(line.udata_value()?).ok();
-            }
-            let origin = entry.attr_value(constants::DW_AT_abstract_origin);
-            match origin.or_else(|| entry.attr_value(constants::DW_AT_specification))? {
-                AttributeValue::UnitRef(next) => at = next,
-                _ => return None,
-            }
-        }
-        None
     }
 }

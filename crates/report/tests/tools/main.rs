@@ -173,3 +173,11 @@ fn llvm_reads_samples_and_clang_uses_them() {
     assert!(said.contains(&format!("Applied {steps} samples")), "{said}");
     assert!(!said.contains("warning"), "{said}");
 }
+
+#[test]
+fn lines_of_programs_that_were_optimised_at_link_time_are_known() {
+    let (_directory, program) = compiled("gcc", &["-flto", "-O2"]);
+    let stepped = Stepped::run(&program);
+    let samples = ingraft_report::llvm_sample(&Program::new(&stepped.profile, stepped.code()), 0);
+    assert!(samples.contains("fibonacci:") && samples.contains("\nkind:"), "{samples}");
+}
