@@ -213,7 +213,7 @@ impl Page {
         let name = shown(routine);
         let open = if number == 0 { " open" } else { "" };
         self.raw(format_args!(
-            "<details{open}><summary><b>{}</b> {} instructions, {} calls</summary><div id=\"f{number}\">",
+            "<details{open}><summary><b>{}</b> instructions: {}, calls: {}</summary><div id=\"f{number}\">",
             Escaped(&name),
             Grouped(function.executed()),
             Grouped(function.calls)
