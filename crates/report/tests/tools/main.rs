@@ -181,3 +181,32 @@ fn lines_of_programs_that_were_optimised_at_link_time_are_known() {
     let samples = ingraft_report::llvm_sample(&Program::new(&stepped.profile, stepped.code()), 0);
     assert!(samples.contains("fibonacci:") && samples.contains("\nkind:"), "{samples}");
 }
+
+#[test]
+fn gcov_counts_the_same_lines() {
+    if !have("gcov") || !have("gcc") {
+        skip!("gcov or gcc is not installed");
+    }
+    let (_plain, program) = compiled("gcc", &["-O0"]);
+    let stepped = Stepped::run(&program);
+    let ours = ingraft_report::lcov(&Program::new(&stepped.profile, stepped.code()));
+    let counted = tempfile::tempdir().expect("a directory");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tools/program.c");
+    let mut compile = Command::new("gcc");
+    output(compile.current_dir(&counted).args(["-O0", "--coverage", "-o", "counted"]).arg(source));
+    output(Command::new(counted.path().join("counted")).current_dir(&counted));
+    let read = output(Command::new("gcov").current_dir(&counted).args(["--stdout", "counted-program.gcda"]));
+    let mut common = 0;
+    for line in read.lines() {
+        let mut fields = line.splitn(3, ':').map(str::trim);
+        let (Some(count), Some(number)) = (fields.next(), fields.next()) else { continue };
+        let count = if count.starts_with('#') { "0" } else { count.trim_end_matches('*') };
+        // gcov lists no closing braces, and the profile of this test has no blocks after an indirect jump that is not resolved.
+        let same = format!("\nDA:{number},{count}\n");
+        if count.parse::<u64>().is_ok() && ours.contains(&format!("\nDA:{number},")) {
+            assert!(ours.contains(&same), "{same}{ours}{read}");
+            common += 1;
+        }
+    }
+    assert!(common > 30, "{common}\n{read}");
+}
