@@ -33,3 +33,4 @@ pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;
 pub use image::Image;
 pub use text::disassembly::{Disassembled, disassemble};
+pub use text::events::block_events;

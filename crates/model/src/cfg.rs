@@ -14,6 +14,22 @@ pub struct Block {
     pub instructions: u32,
 }
 
+/// Numbers of events in one execution of a block, and the address of its last instruction. An instruction with a `rep` prefix counts as one
+/// execution with one access to each operand, whatever its repetitions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockEvents {
+    /// Address of the last instruction.
+    pub last: Svma,
+    /// Number of calls.
+    pub calls: u32,
+    /// Number of branches: jumps, conditional or not, direct or not. Calls and returns do not count.
+    pub branches: u32,
+    /// Number of memory operands that are read, those of the stack included.
+    pub reads: u32,
+    /// Number of memory operands that are written, those of the stack included.
+    pub writes: u32,
+}
+
 /// Kind of a transfer of control at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EdgeKind {

@@ -3,4 +3,5 @@
 pub(crate) mod bits;
 pub(crate) mod decode;
 pub(crate) mod disassembly;
+pub(crate) mod events;
 pub(crate) mod transfer;
