@@ -142,7 +142,7 @@ impl Target {
         mut visitor: Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
         check_plan(plan)?;
-        let frames = if plan.text.is_empty() { Frames::None } else { self.gadgets()?.frames() };
+        let frames = if plan.text.is_empty() && visitor.is_none() { Frames::None } else { self.gadgets()?.frames() };
         let mut runs = make_runs(&plan.text);
         let mut attempt = 1;
         let begin = Instant::now();
@@ -210,13 +210,14 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
-        let (moves, quiet, stacks, unknown) = loop {
+        let (moves, quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
-                    break (moves, quiet, stacks, unknown.collect::<HashSet<usize>>());
+                    let unknown = unknown.collect::<HashSet<usize>>();
+                    break (moves, quiet, stacks, saved, unknown);
                 }
                 Look::Inside(thread, at) => {
                     let tid = tracer.threads[thread].tid;
@@ -262,7 +263,7 @@ impl Target {
             self.clear_slots(tracer, area)?;
         }
         if let (Some(visitor), Some(threads)) = (visitor, threads_before) {
-            visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, threads: &threads });
+            visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, saved: &saved, threads: &threads });
         }
         let bases = tracer.threads.iter().filter_map(|t| {
             let regs = t.regs?;

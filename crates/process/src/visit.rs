@@ -4,7 +4,7 @@ use ingraft_model::{Avma, Tid};
 
 use crate::error::Error;
 use crate::procfs::is_thread_of;
-use crate::stack::Stacks;
+use crate::stack::{SavedPc, Stacks};
 use crate::sys::Regs;
 use crate::target::Target;
 use crate::tracer::{State, Tracee, Tracer};
@@ -52,6 +52,7 @@ pub struct Held<'a> {
     pub(crate) target: &'a Target,
     pub(crate) tracer: &'a mut Tracer,
     pub(crate) stacks: &'a Stacks,
+    pub(crate) saved: &'a [SavedPc],
     pub(crate) threads: &'a [HeldThread],
 }
 
@@ -59,6 +60,18 @@ impl Held<'_> {
     /// The threads that have not ended.
     pub fn threads(&self) -> &[HeldThread] {
         self.threads
+    }
+
+    /// The program counters of all threads before the plan moved any: those of the threads, also of threads that sleep in the kernel and did
+    /// not stop, and those that signal frames on their stacks save.
+    pub fn program_counters(&self) -> impl Iterator<Item = Avma> {
+        let asleep = |thread: &HeldThread| match self.tracer.threads.get(thread.index)?.state {
+            State::Asleep { pc, .. } => Some(pc),
+            State::Stopped(_) | State::Running | State::Gone => None,
+        };
+        let own =
+            self.threads.iter().filter_map(move |thread| thread.registers.map(|r| r.pc).or_else(|| asleep(thread)));
+        own.chain(self.saved.iter().map(|saved| saved.pc))
     }
 
     /// Reads eight bytes of memory for a thread, given by its index in [`Held::threads`]. Its stack has been read already.
