@@ -10,7 +10,9 @@
 //!    that were counted in part.
 //! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.
 //! 5. [`Witnesses`] chooses edges that write to a trace, and [`Replay`] regenerates the sequence of blocks from the trace.
-//! 6. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
+//! 6. [`Runs`] cuts a control-flow graph at its calls, so that the profile of a process that was running before, and that runs on, needs few
+//!    corrections.
+//! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -28,6 +30,7 @@ mod paths;
 mod placement;
 mod profile;
 mod reach;
+mod runs;
 mod shape;
 mod structure;
 mod trace;
@@ -44,6 +47,7 @@ pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
+pub use runs::{Counted, NotCounted, Partial, Position, Probes, RunCounts, Runs};
 pub use shape::{Inexact, Shape};
 pub use trace::{Replay, Token, TraceDefect, Witnesses, regenerate};
 pub use weights::Weights;

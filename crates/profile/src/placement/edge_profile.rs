@@ -26,6 +26,21 @@ impl EdgeProfile {
         &self.chords
     }
 
+    /// For each tree edge, the number of vertices on its side of the tree without ENTRY. A thread that is lost at one of these vertices changes
+    /// the derived count of the edge.
+    pub(super) fn spans(&self, graph: &Graph) -> PerEdge<usize> {
+        let mut sizes: PerVertex<usize> = graph.per_vertex();
+        let mut spans: PerEdge<usize> = graph.per_edge();
+        for vertex in self.rooted.order.iter().rev() {
+            let size = sizes.update(*vertex, |size| size.saturating_add(1));
+            if let Some((id, edge)) = self.rooted.above.get(*vertex).and_then(|id| Some((id, graph.edge(id)?))) {
+                sizes.update(edge.other(*vertex), |sum| sum.saturating_add(size));
+                spans.set(id, size);
+            }
+        }
+        spans
+    }
+
     /// Whether the count of an edge is derived.
     pub(super) fn derives(&self, edge: EdgeId) -> bool {
         self.tree.contains(edge)

@@ -92,6 +92,15 @@ impl Placement {
         fit.min_by(|a, b| weights.edge(*a).total_cmp(&weights.edge(*b)))
     }
 
+    /// The edge that [`Placement::with_check`] accepts and that shows the loss of a thread at the most vertices; `None` if no edge is
+    /// accepted, or if the counters are not those of [`Placement::edge_profile`].
+    pub fn widest_check(&self, graph: &Graph, barred: &Barred) -> Option<EdgeId> {
+        let Scheme::Edges(scheme) = &self.scheme else { return None };
+        let spans = scheme.spans(graph);
+        let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
+        fit.max_by_key(|id| spans.get(*id))
+    }
+
     /// The counters, in the order of the counts that [`Placement::profile`] takes.
     pub fn counters(&self) -> &[Counter] {
         &self.counters

@@ -9,5 +9,6 @@ mod misuse;
 mod paths;
 mod placements;
 mod random;
+mod runs;
 mod shapes;
 mod traces;

@@ -1,0 +1,243 @@
+//! Graphs that are cut at calls: random walks through random control-flow graphs, with walks that are inside of a run when counting begins and
+//! ends, and with calls that never return.
+
+use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_profile::{Counted, Defect, NotCounted, Partial, Position, Probes, Runs};
+use proptest::prelude::*;
+
+fn start(n: usize) -> Svma {
+    Svma(0x1000 + 16 * n as u64)
+}
+
+fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
+    edges.sort_unstable();
+    edges.dedup();
+    let returns = edges.iter().filter(|edge| edge.kind == Kind::CallReturn);
+    let returns = returns.filter_map(|edge| match edge.to {
+        EdgeTarget::Block(to) => Some(WayIn { at: start(to), reason: WayInReason::CallReturn }),
+        EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
+    });
+    let pads = pads.iter().map(|pad| WayIn { at: start(*pad), reason: WayInReason::LandingPad });
+    let mut ways_in: Vec<WayIn> = returns.chain(pads).collect();
+    ways_in.push(WayIn { at: start(0), reason: WayInReason::Entry });
+    ways_in.sort_unstable();
+    ways_in.dedup();
+    Cfg {
+        blocks: (0..blocks).map(|n| Block { range: start(n)..start(n + 1), instructions: 1 }).collect(),
+        edges,
+        entry: Some(0),
+        ways_in,
+        unresolved: Vec::new(),
+        ways_in_proven: Ok(()),
+        ways_out_proven: Ok(()),
+    }
+}
+
+fn edge(from: usize, to: usize, kind: Kind) -> Edge {
+    Edge { from, to: EdgeTarget::Block(to), kind }
+}
+
+fn all(cfg: &Cfg) -> Probes {
+    let inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
+    Probes { edges: cfg.edges.iter().map(inner).collect(), blocks: vec![true; cfg.blocks.len()] }
+}
+
+/// Counts of a walk: of edges, of arrivals at blocks, and of calls that end blocks.
+#[derive(Clone, Debug)]
+struct Truth {
+    edges: Vec<u64>,
+    blocks: Vec<u64>,
+    ends: Vec<u64>,
+    calls: u64,
+    partial: Partial,
+}
+
+/// Walks along the edges as the choices say. Counting begins before step `from` and ends before step `until`.
+fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> Truth {
+    let mut truth = Truth {
+        edges: vec![0; cfg.edges.len()],
+        blocks: vec![0; cfg.blocks.len()],
+        ends: vec![0; cfg.blocks.len()],
+        calls: 0,
+        partial: Partial::default(),
+    };
+    let roots = cfg.roots();
+    let mut at: Option<usize> = None;
+    // The edge of a call that is in progress.
+    let mut calling: Option<usize> = None;
+    for (step, choice) in choices.iter().enumerate() {
+        let choice = usize::from(*choice);
+        let counts = (from..until).contains(&step);
+        if step == from {
+            truth.partial.late.extend(at.map(Position::Block));
+        }
+        if step == until {
+            truth.partial.early.extend(at.map(Position::Block));
+        }
+        let here = at;
+        let mut arrive = |block: usize, truth: &mut Truth| {
+            truth.blocks[block] += u64::from(counts);
+            at = Some(block);
+        };
+        match (here, calling.take()) {
+            // A call returns, or it ends by an exception or with the thread.
+            (None, Some(edge)) if choice % 4 > 0 => {
+                truth.edges[edge] += u64::from(counts);
+                if let EdgeTarget::Block(to) = cfg.edges[edge].to {
+                    arrive(to, &mut truth);
+                }
+            }
+            (None, _) => {
+                let root = roots[choice % roots.len()];
+                truth.calls += u64::from(counts && Some(root) == cfg.entry);
+                arrive(root, &mut truth);
+            }
+            (Some(block), _) => {
+                let first = cfg.edges.partition_point(|edge| edge.from < block);
+                let out = cfg.edges_from(block);
+                if out.is_empty() {
+                    truth.ends[block] += u64::from(counts);
+                    at = None;
+                    continue;
+                }
+                let number = first + choice % out.len();
+                match (cfg.edges[number].kind, cfg.edges[number].to) {
+                    (Kind::CallReturn, _) => {
+                        truth.ends[block] += u64::from(counts);
+                        (at, calling) = (None, Some(number));
+                    }
+                    (_, EdgeTarget::Block(to)) => {
+                        truth.edges[number] += u64::from(counts);
+                        arrive(to, &mut truth);
+                    }
+                    (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) => {
+                        truth.edges[number] += u64::from(counts);
+                        at = None;
+                    }
+                }
+            }
+        }
+    }
+    if choices.len() <= until && from < choices.len() {
+        truth.partial.early.extend(at.map(Position::Block));
+    }
+    truth
+}
+
+fn counters(runs: &Runs, truth: &Truth) -> Vec<u64> {
+    let count = |counted: &Counted| match counted {
+        Counted::Edge(edge) => truth.edges[*edge],
+        Counted::Block(block) => truth.blocks[*block],
+    };
+    runs.counters().iter().map(count).collect()
+}
+
+/// Blocks that end in a call, in a branch, or in a way out.
+fn random_cfg() -> impl Strategy<Value = Cfg> {
+    (1usize..9).prop_flat_map(|blocks| {
+        let out = (0u8..4, 0..blocks, 0..blocks);
+        let outs = prop::collection::vec(out, blocks);
+        (Just(blocks), outs, prop::collection::vec(0..blocks, 0..2)).prop_map(|(blocks, outs, pads)| {
+            let mut edges = Vec::new();
+            for (from, (kind, a, b)) in outs.into_iter().enumerate() {
+                match kind {
+                    0 => edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: Kind::Return }),
+                    // A call returns behind itself only; its block has no other way out.
+                    1 if from + 1 < blocks => edges.push(edge(from, from + 1, Kind::CallReturn)),
+                    2 => edges.extend([edge(from, a, Kind::Taken), edge(from, b, Kind::FallThrough)]),
+                    _ => edges.push(edge(from, a, Kind::Taken)),
+                }
+            }
+            cfg(blocks, edges, &pads)
+        })
+    })
+}
+
+proptest! {
+    #[test]
+    fn all_counts_are_those_of_the_walk(
+        cfg in random_cfg(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        moments in (0usize..100, 0usize..200),
+        check: bool,
+    ) {
+        let truth = walk(&cfg, &choices, (moments.0, moments.0 + moments.1));
+        let runs = Runs::new(&cfg, &all(&cfg), check).expect("a plan");
+        let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
+        prop_assert_eq!(&counts.blocks, &truth.blocks);
+        prop_assert_eq!(&counts.ends, &truth.ends);
+        prop_assert_eq!(counts.calls, Some(truth.calls));
+        for (edge, count) in counts.edges.iter().enumerate() {
+            // The return of a call to a landing pad is not told from other arrivals there.
+            prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
+        }
+    }
+
+    #[test]
+    fn edges_and_blocks_without_a_probe_have_no_counter(
+        cfg in random_cfg(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        no_edges in prop::collection::vec(any::<bool>(), 20),
+        no_blocks in prop::collection::vec(any::<bool>(), 9),
+    ) {
+        let mut probes = all(&cfg);
+        probes.edges.iter_mut().zip(&no_edges).for_each(|(probe, none)| *probe &= !none);
+        probes.blocks.iter_mut().zip(&no_blocks).for_each(|(probe, none)| *probe &= !none);
+        let Ok(runs) = Runs::new(&cfg, &probes, false) else { return Ok(()) };
+        for counted in runs.counters() {
+            match counted {
+                Counted::Edge(edge) => prop_assert!(probes.edges[*edge]),
+                Counted::Block(block) => prop_assert!(probes.blocks[*block]),
+            }
+        }
+        let truth = walk(&cfg, &choices, (0, choices.len()));
+        let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
+        prop_assert_eq!(&counts.blocks, &truth.blocks);
+        prop_assert_eq!(&counts.ends, &truth.ends);
+        for (edge, count) in counts.edges.iter().enumerate() {
+            prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
+        }
+    }
+}
+
+/// A loop of one block: 0 -> 1, 1 -> 1, 1 -> 2, 2 returns.
+fn looped() -> Cfg {
+    let edges = vec![
+        edge(0, 1, Kind::FallThrough),
+        edge(1, 1, Kind::Taken),
+        edge(1, 2, Kind::FallThrough),
+        Edge { from: 2, to: EdgeTarget::Dynamic, kind: Kind::Return },
+    ];
+    cfg(3, edges, &[])
+}
+
+#[test]
+fn a_redundant_counter_shows_a_thread_that_was_lost_inside_of_a_run() {
+    let cfg = looped();
+    let runs = Runs::new(&cfg, &all(&cfg), true).expect("a plan");
+    assert_eq!(runs.counters().len(), 3, "{:?}", runs.counters());
+    let value = |inner: u64, left: u64| {
+        move |counted: &Counted| match counted {
+            Counted::Edge(0) | Counted::Block(0) => 10,
+            Counted::Edge(1) => inner,
+            Counted::Edge(2) => left,
+            other => panic!("{other:?}"),
+        }
+    };
+    let early = Partial { early: vec![Position::Block(1)], ..Partial::default() };
+    let counts: Vec<u64> = runs.counters().iter().map(value(30, 9)).collect();
+    assert_eq!(runs.counts(&counts, &early).expect("counts").blocks, [10, 40, 9]);
+    let lost = runs.counts(&counts, &Partial::default());
+    assert!(matches!(lost, Err(Defect::Check { .. })), "{:?} {lost:?}", runs.counters());
+}
+
+#[test]
+fn a_function_of_one_block_has_a_counter_in_it() {
+    let cfg = cfg(1, vec![Edge { from: 0, to: EdgeTarget::Dynamic, kind: Kind::Return }], &[]);
+    let runs = Runs::new(&cfg, &all(&cfg), false).expect("a plan");
+    assert_eq!(runs.counters(), [Counted::Block(0)]);
+    let counts = runs.counts(&[7], &Partial::default()).expect("counts");
+    assert_eq!((counts.blocks, counts.edges, counts.calls), (vec![7], vec![Some(7)], Some(7)));
+    let none = Probes { edges: vec![false], blocks: vec![false] };
+    assert_eq!(Runs::new(&cfg, &none, false).err(), Some(NotCounted::Block(0)));
+}
