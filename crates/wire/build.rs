@@ -6,7 +6,8 @@ use std::path::Path;
 
 use prost::Message;
 
-const FILES: [&str; 7] = ["target", "processes", "code", "history", "metrics", "instrumentation", "daemon"];
+const FILES: [&str; 9] =
+    ["target", "processes", "code", "history", "metrics", "counts", "instrumentation", "profiles", "daemon"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");

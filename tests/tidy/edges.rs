@@ -11,8 +11,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("profile", &["model"]),
     ("codegen", &["model", "analysis"]),
     ("report", &["model", "analysis"]),
-    ("engine", &["model", "analysis", "mdl", "process", "profile", "codegen"]),
-    ("wire", &["model"]),
+    ("engine", &["model", "analysis", "mdl", "process", "profile", "report", "codegen"]),
+    ("wire", &["model", "report"]),
     ("daemon", &["engine", "wire", "model"]),
     ("cli", &["daemon", "wire", "model", "mdl", "report"]),
 ];

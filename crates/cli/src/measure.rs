@@ -14,6 +14,7 @@ pub(crate) use together::{Combined, Together, last as together};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ingraft_wire::profile::Profile;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
@@ -135,6 +136,8 @@ pub(crate) struct Site {
     told_refused: Vec<RefusedFunction>,
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
+    /// Last counts of a profile, fetched at the removal; `None` if the measurement is no profile.
+    pub(crate) profile: Option<Profile>,
 }
 
 /// Presentation of a measurement by a command.
@@ -502,6 +505,7 @@ impl Site {
             told_slept_ns: 0,
             told_refused: Vec::new(),
             chapters: Vec::new(),
+            profile: None,
         }
     }
 
@@ -642,13 +646,14 @@ impl Site {
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let Farewell { mut removed, grown, last, ended } = self.client.remove(id, pairs).await?;
+        let Farewell { mut removed, grown, last, profile, ended } = self.client.remove(id, pairs).await?;
         if let Some(grown) = grown {
             self.grow(grown, format);
         }
         if let Some(reading) = last {
             self.take(reading);
         }
+        self.profile = profile;
         if let Some(ended) = ended {
             self.end(ended, format, out)?;
         }

@@ -82,6 +82,8 @@ impl Churn {
             flavors: Vec::new(),
             max_pairs: None,
             await_modules: false,
+            profile: false,
+            check: false,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }

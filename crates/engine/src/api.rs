@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, Distribution, EdgeKind, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal,
-    Svma, Table, Tid,
+    Activations, BlockEvents, Distribution, EdgeKind, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid,
+    PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
+use ingraft_report::SavedProfile;
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
@@ -197,6 +198,10 @@ pub struct EnableRequest {
     pub max_pairs: Option<usize>,
     /// Whether the engine waits for modules that the request names and that are not loaded. For a program that it starts, it always does.
     pub await_modules: bool,
+    /// Whether `functions` are profiled: all of their blocks and edges are counted. Then `pairs` is empty and `function_metric` is not used.
+    pub profile: bool,
+    /// Whether a profile has a redundant counter in each function, with which its derived counts are compared.
+    pub check: bool,
 }
 
 /// Request to start a program and to measure it from its first instruction on.
@@ -657,11 +662,33 @@ pub struct Removed {
     pub grown: Option<Arc<Vec<PairInfo>>>,
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
+    /// The last counts of a profile; `None` if the measurement is no profile.
+    pub profile: Option<Box<ProfileReading>>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,
     /// Patterns and foci that matched no function of any module that was loaded.
     pub awaited: Vec<String>,
+}
+
+/// Details of a profiled function that saved profiles do not have.
+#[derive(Clone, Debug, Default)]
+pub struct ProfiledFunction {
+    /// Preferred name (demangled).
+    pub name: String,
+    /// Events of one execution of each block, in the order of the blocks.
+    pub events: Vec<BlockEvents>,
+}
+
+/// The profile of a measurement at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct ProfileReading {
+    /// Counts of all profiled functions.
+    pub saved: SavedProfile,
+    /// Details of each function of `saved`, in the same order.
+    pub details: Vec<ProfiledFunction>,
+    /// The longest time that any thread was held for the reading; 0 if the target has ended.
+    pub held: Duration,
 }
 
 /// Code and measurements that are inserted in one target.

@@ -573,6 +573,11 @@ impl Engine {
         self.of_measurement(id, caller)?.read(id, threads)
     }
 
+    /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads of the target are held.
+    pub fn profile(&self, id: MeasurementId, caller: Caller) -> Result<ProfileReading, Error> {
+        self.of_measurement(id, caller)?.profile(id)
+    }
+
     /// Calls a listener as soon as the target of a measurement has ended, if the listener still exists then.
     pub fn at_end(&self, id: MeasurementId, caller: Caller, tell: &Arc<AtEnd>) -> Result<(), Error> {
         self.of_measurement(id, caller)?.at_end(tell);

@@ -10,6 +10,7 @@ mod engine;
 pub mod error;
 mod measure;
 mod names;
+mod profile;
 mod program;
 mod readings;
 mod recovery;

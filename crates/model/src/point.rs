@@ -155,6 +155,12 @@ pub enum Refusal {
         /// Offset of the block from the function's first byte.
         offset: Offset,
     },
+    /// The passages of a place can be neither counted nor derived from others, so a profile of the function would not be exact.
+    #[error("the passages at {offset} can be neither counted nor derived")]
+    NotDerivable {
+        /// Offset of the block from the function's first byte.
+        offset: Offset,
+    },
     /// The function's language moves calls in progress between threads, and their stacks in memory (Go). So an exit cannot be assigned to
     /// an entry.
     #[error("its calls move between threads, so entry and exit cannot be paired")]

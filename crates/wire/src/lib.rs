@@ -7,6 +7,7 @@
 pub mod convert;
 pub mod failure;
 pub mod parts;
+pub mod profile;
 pub mod refusal;
 pub mod sample;
 pub mod version;

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 26] = [
+pub const REASONS: [&str; 27] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -19,6 +19,7 @@ pub const REASONS: [&str; 26] = [
     "runs_on",
     "loop_without_edges",
     "shared_arrival",
+    "not_derivable",
     "moving_calls",
     "ifunc_resolver",
     "not_a_function",
@@ -50,6 +51,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::RunsOn { .. } => "runs_on",
         Refusal::EntersLoop { .. } | Refusal::LeavesLoop { .. } => "loop_without_edges",
         Refusal::SharedArrival { .. } => "shared_arrival",
+        Refusal::NotDerivable { .. } => "not_derivable",
         Refusal::MovingCalls => "moving_calls",
         Refusal::IfuncResolver => "ifunc_resolver",
         Refusal::NoSuchFunction

@@ -74,6 +74,8 @@ pub(super) async fn run(
 ) -> Result<(), Stop> {
     let request = |target: Target| Request {
         await_modules: asked.measure.wait.is_some() || target.is_started(),
+        profile: false,
+        check: false,
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),

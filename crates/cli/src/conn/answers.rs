@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use ingraft_model::{Aggregate, Flavor, Focus, PartName};
+use ingraft_wire::profile::Profile;
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -83,6 +84,10 @@ pub(crate) struct Request {
     pub(crate) wait: Duration,
     /// Whether the engine waits for modules that are named and not loaded.
     pub(crate) await_modules: bool,
+    /// Whether all blocks and edges of `functions` are counted.
+    pub(crate) profile: bool,
+    /// Whether derived counts are compared with a redundant counter in each function.
+    pub(crate) check: bool,
 }
 
 /// A request for the snippets that metrics are lowered to.
@@ -211,6 +216,8 @@ pub(crate) struct Farewell {
     pub(crate) grown: Option<Grown>,
     /// The last values.
     pub(crate) last: Option<Reading>,
+    /// The last counts of a profile.
+    pub(crate) profile: Option<Profile>,
     pub(crate) ended: Option<Ended>,
 }
 
@@ -261,6 +268,8 @@ impl Request {
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
             await_modules: self.await_modules,
+            profile: self.profile,
+            check: self.check,
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

@@ -16,6 +16,7 @@ pub(crate) use history::Chapter;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ingraft_wire::profile::Profile;
 use ingraft_wire::{Snapshot, v1};
 use tokio::sync::mpsc;
 use tonic::Streaming;
@@ -429,6 +430,7 @@ impl Client {
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
         let (mut removed, mut complete, mut ended) = (None, false, None);
+        let mut profile: Option<Profile> = None;
         let mut grown = answers::Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
@@ -438,6 +440,9 @@ impl Client {
                     snapshot.grow(grown.count());
                 }
                 Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
+                Some(Wire::Profile(part)) => {
+                    profile.get_or_insert_default().add(part).map_err(|e| self.garbled(&e))?;
+                }
                 Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
                 None => {}
             }
@@ -448,7 +453,7 @@ impl Client {
             false => None,
         };
         let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
-        Ok(Farewell { removed, grown, last, ended })
+        Ok(Farewell { removed, grown, last, profile, ended })
     }
 
     /// Fetches the instrumentation in each target.

@@ -160,6 +160,8 @@ impl Stage<'_> {
             history: false,
             wait: Duration::ZERO,
             await_modules: false,
+            profile: false,
+            check: false,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

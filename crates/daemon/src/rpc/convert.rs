@@ -63,6 +63,14 @@ pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
     }
 }
 
+/// Splits a profile into messages.
+pub fn profile(reading: ingraft_engine::ProfileReading) -> impl Iterator<Item = v1::ProfilePart> + Send {
+    let ingraft_engine::ProfileReading { saved, details, held } = reading;
+    let detail = |ingraft_engine::ProfiledFunction { name, events }| ingraft_wire::profile::Details { name, events };
+    let details = details.into_iter().map(detail).collect();
+    ingraft_wire::profile::parts(ingraft_wire::profile::Profile { saved, details, held_ns: nanoseconds(held) })
+}
+
 /// Converts sources from their messages.
 pub fn sources(sources: Vec<v1::Source>) -> Vec<(String, String)> {
     sources.into_iter().map(|s| (s.name, s.text)).collect()
@@ -101,6 +109,9 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     if pairs.is_empty() && measure.functions.is_empty() {
         return Err(FieldError::new("measure", "names no pair and no function"));
     }
+    if measure.profile && !pairs.is_empty() {
+        return Err(FieldError::new("measure.pairs", "is not empty, and profiles are of functions"));
+    }
     let max_overhead = measure.max_overhead;
     if max_overhead.is_some_and(|percent| percent.is_nan() || percent <= 0.0) {
         return Err(FieldError::new("measure.max_overhead", "is no number of percent above 0"));
@@ -120,6 +131,8 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         family: measure.family,
         max_pairs: None,
         await_modules: measure.await_modules,
+        profile: measure.profile,
+        check: measure.check,
     })
 }
 

@@ -319,7 +319,9 @@ pub fn removal(
     let ended = removed.last.as_ref().and_then(|last| last.ended).map(convert::ended);
     let last = removed.last.map(|last| Changes::whole(Kept::last(last, payer)));
     let last = last.into_iter().flatten();
+    let profile = removed.profile.map(|profile| convert::profile(*profile)).into_iter().flatten();
     let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));
+    let events = events.chain(profile.map(Event::Profile));
     events.chain(ended.map(Event::Ended)).map(|event| v1::RemoveResponse { event: Some(event) })
 }
 
@@ -426,6 +428,7 @@ mod tests {
             grown: None,
             warnings: Vec::new(),
             awaited: Vec::new(),
+            profile: None,
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
         assert_eq!(removal(5, removed.clone(), None).count(), 3);

@@ -1,6 +1,6 @@
 //! `ingraft.v1.Instrumentation`.
 
-use ingraft_engine::{EnableRequest, MeasurementId};
+use ingraft_engine::{Caller, EnableRequest, MeasurementId};
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
@@ -45,15 +45,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let caller = auth::caller(&request)?;
         let by = auth::client(&request).as_ref().map(audit::who);
         let id = MeasurementId(request.into_inner().measurement);
-        let core = self.0.clone();
-        let removed = self.0.engine_call(move |engine| {
-            let removed = engine.remove(id, caller)?;
-            core.keeper().removed(id);
-            core.audit().ended(id, &removed_by(by.as_deref()), (&removed).into());
-            Ok(removed)
-        });
-        // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
-        Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
+        remove(&self.0, id, caller, by).await
     }
 
     async fn keep(&self, request: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {
@@ -94,6 +86,24 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let removed = removed.await?;
         Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(convert::removed) }))
     }
+}
+
+/// Removes a measurement for a caller, and returns the answer. `by` names the caller for the audit log.
+pub async fn remove(
+    core: &Core,
+    id: MeasurementId,
+    caller: Caller,
+    by: Option<String>,
+) -> Result<Response<Answers<v1::RemoveResponse>>, Status> {
+    let shared = core.clone();
+    let removed = core.engine_call(move |engine| {
+        let removed = engine.remove(id, caller)?;
+        shared.keeper().removed(id);
+        shared.audit().ended(id, &removed_by(by.as_deref()), (&removed).into());
+        Ok(removed)
+    });
+    // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
+    Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
 }
 
 fn removed_by(who: Option<&str>) -> String {

@@ -22,6 +22,7 @@ mod inspected;
 mod instrumentation;
 mod metrics;
 mod processes;
+mod profiles;
 
 /// The messages of an answer.
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -65,6 +66,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     use v1::instrumentation_server::InstrumentationServer;
     use v1::metrics_server::MetricsServer;
     use v1::processes_server::ProcessesServer;
+    use v1::profiles_server::ProfilesServer;
 
     let reflection = || {
         Builder::configure()
@@ -76,6 +78,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     health.set_serving::<CodeServer<code::Service>>().await;
     health.set_serving::<MetricsServer<metrics::Service>>().await;
     health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
+    health.set_serving::<ProfilesServer<profiles::Service>>().await;
     health.set_serving::<DaemonServer<daemon::Service>>().await;
 
     let gate = || Gate { embedded: core.host() == Host::CommandLine, any_version: false };
@@ -88,6 +91,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
             InstrumentationServer::new(instrumentation::Service(core.clone())),
             gate(),
         ))
+        .add_service(InterceptedService::new(ProfilesServer::new(profiles::Service(core.clone())), gate()))
         // This service answers clients of any version, because a client learns the daemon's version from it.
         .add_service(InterceptedService::new(
             DaemonServer::new(daemon::Service(core.clone())),
@@ -107,12 +111,15 @@ impl Health {
     /// Sets all services to "not serving".
     pub async fn ending(&self) {
         use tonic_health::ServingStatus::NotServing;
-        use v1::{code_server, daemon_server, instrumentation_server, metrics_server, processes_server};
+        use v1::{
+            code_server, daemon_server, instrumentation_server, metrics_server, processes_server, profiles_server,
+        };
         let names = [
             processes_server::SERVICE_NAME,
             code_server::SERVICE_NAME,
             metrics_server::SERVICE_NAME,
             instrumentation_server::SERVICE_NAME,
+            profiles_server::SERVICE_NAME,
             daemon_server::SERVICE_NAME,
             // The empty name stands for the server as a whole.
             "",

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
@@ -10,12 +11,13 @@ use ingraft_model::{Focus, FunctionRef, Instrumentation, PartName, ResourcePath,
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
-use crate::background::each;
+use crate::background::{each, in_background};
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
 use crate::measure::foci;
 use crate::measure::source_lines;
 use crate::names::some_of;
+use crate::profile::plan::{self, Plan};
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
@@ -32,6 +34,8 @@ pub struct Wanted {
     pub function: Option<FunctionRef>,
     /// Code that must be woven for the pair.
     pub instrumentation: Instrumentation,
+    /// Plan of the function's profile; `None` if the pair belongs to no profile, or if the function is refused.
+    pub plan: Option<Arc<Plan>>,
     /// Diagnostics that do not prevent the measurement.
     pub warnings: Vec<Diagnostic>,
     /// The definitions other than metrics with which the pair was evaluated, without the shipped ones ([`Library::helpers`]).
@@ -259,6 +263,9 @@ fn evaluate_request(
     request: &EnableRequest,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
+    if request.profile {
+        return profiled(modules, request, missing);
+    }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
     let mut pairs = Vec::with_capacity(request.pairs.len());
@@ -275,12 +282,7 @@ fn evaluate_request(
             "name functions, or metrics as METRIC@FOCUS",
         ));
     }
-    if let Some(max) = request.max_pairs.filter(|max| pairs.len() > *max) {
-        let what = format!("the request is for {} metric-focus pairs, and {max} are allowed", pairs.len());
-        let mut error = Error::new(ErrorKind::Usage, "too_many_pairs", what, "ask for fewer functions");
-        error.pairs = Some(pairs.len());
-        return Err(error);
-    }
+    refuse_many(pairs.len(), request)?;
     let evaluator = Evaluator::new(library, modules, &request.flavors);
     let evaluated = each(&pairs, |(pair, _): &(Arc<MetricFocus>, _)| evaluator.evaluate(&pair.metric, &pair.focus));
     let mut wanted = Vec::with_capacity(pairs.len());
@@ -290,7 +292,8 @@ fn evaluate_request(
         match evaluated {
             Ok(Evaluated { mut instrumentation, warnings }) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
-                wanted.push(Wanted { pair, function, instrumentation, warnings, helpers: Arc::clone(&helpers) });
+                let helpers = Arc::clone(&helpers);
+                wanted.push(Wanted { pair, function, instrumentation, plan: None, warnings, helpers });
             }
             // a library that is not loaded, or no longer loaded, may come
             Err(errors)
@@ -309,6 +312,50 @@ fn evaluate_request(
         let unknown_metric = error.diagnostics.iter().any(|d| d.code == codes::NO_METRIC);
         error.reason = if unknown_metric { "no_such_metric" } else { "no_such_resource" };
     }
+    Err(error)
+}
+
+/// The functions of a profile, each with its counters. A function that cannot be profiled has code that is refused for the reason.
+fn profiled(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Wanted>, Error> {
+    let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
+    if let Some(part) = request.functions.iter().find(is_part) {
+        let what = format!("`{part}` is a part of a function, and profiles are of whole functions");
+        return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
+    }
+    if request.keep || request.family {
+        let what = "a profile ends with its command, and has no fork children";
+        return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
+    }
+    let functions = resolve_patterns(modules, &request.functions, missing)?;
+    refuse_many(functions.len(), request)?;
+    let wanted = |function: &FunctionRef| {
+        let (module, name) = modules.focus_name(*function)?;
+        let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
+        let (plan, instrumentation) = match Plan::new(modules, *function, request.check) {
+            Ok(plan) => {
+                let instrumentation = plan.instrumentation();
+                (Some(Arc::new(plan)), instrumentation)
+            }
+            Err(why) => (None, plan::refused(*function, why)),
+        };
+        Some(Wanted {
+            pair: Arc::new(MetricFocus { metric: plan::METRIC.to_owned(), focus }),
+            function: Some(*function),
+            instrumentation,
+            plan,
+            warnings: Vec::new(),
+            helpers: Arc::default(),
+        })
+    };
+    Ok(in_background(|| functions.par_iter().filter_map(wanted).collect()))
+}
+
+/// Fails if a request has more pairs than are allowed.
+fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
+    let Some(max) = request.max_pairs.filter(|max| pairs > *max) else { return Ok(()) };
+    let what = format!("the request is for {pairs} metric-focus pairs, and {max} are allowed");
+    let mut error = Error::new(ErrorKind::Usage, "too_many_pairs", what, "ask for fewer functions");
+    error.pairs = Some(pairs);
     Err(error)
 }
 

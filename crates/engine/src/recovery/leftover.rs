@@ -94,6 +94,7 @@ pub fn untouched(pid: Pid) -> Removed {
         corrections: (0, 0),
         grown: None,
         last: None,
+        profile: None,
         warnings: Vec::new(),
         awaited: Vec::new(),
     }

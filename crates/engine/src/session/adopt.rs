@@ -323,6 +323,8 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         family: false,
         max_pairs: None,
         await_modules: false,
+        profile: false,
+        check: false,
     };
     // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
 use crate::measure::event_places::EventPlaces;
+use crate::profile::places::Watch;
 use crate::program::modules::Modules;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::Journal;
@@ -20,6 +21,7 @@ use crate::weaving::plan::Woven;
 use super::births;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
+use super::profile::Profile;
 use super::sharing::{Group, GroupId};
 use super::unfinished::Unfinished;
 
@@ -50,6 +52,10 @@ pub(super) struct Control {
     /// Pairs whose code was taken out because it cost too much, while measurements still read their values.
     pub(super) retired: Vec<Pair>,
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
+    /// Profiled functions of the measurements that are profiles.
+    pub(super) profiles: BTreeMap<MeasurementId, Profile>,
+    /// Functions that are about to be profiled; threads inside of them are noted in the stop of their insertion.
+    pub(super) watch: Option<Watch>,
     pub(super) next_mini: u64,
     pub(super) lock: Option<File>,
     /// Whether a loaded module could not be measured yet, so that the engine tries again.

@@ -74,6 +74,8 @@ impl Session {
             next_group: 0,
             retired: Vec::new(),
             measurements: BTreeMap::new(),
+            profiles: BTreeMap::new(),
+            watch: None,
             next_mini: 1,
             lock: Some(lock),
             has_unmeasured: false,

@@ -61,7 +61,7 @@ impl Session {
         let own = internals::of_request(library, request, &control.modules)?;
         let before = self.internal_views(&own)?;
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
-        let wanted = wanted?;
+        let mut wanted = wanted?;
         if missing == Missing::ModulesMayCome {
             request::refuse_absent(&control.modules, request)?;
         }
@@ -81,7 +81,11 @@ impl Session {
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
+        let plans = Session::begin_profile(control, id, &mut wanted);
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
+        if request.profile {
+            Session::note_profile(control, id, plans);
+        }
         warnings.extend(self.insertion_warnings(control, &keys));
         warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));

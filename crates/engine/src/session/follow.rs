@@ -220,9 +220,13 @@ impl Session {
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         self.look_for_fork_again(control);
         control.unrun = exact();
+        let plans = Session::begin_profile(control, id, &mut wanted);
         let inserted = self.insert_wanted(control, wanted, false);
         control.unrun = false;
         let (found, caught_up) = inserted?;
+        if request.profile {
+            Session::note_profile(control, id, plans);
+        }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();

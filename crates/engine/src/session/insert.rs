@@ -15,6 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::{CaughtUp, RefusedFunction};
 use crate::error::{Error, ErrorKind};
 use crate::measure::{calls, resolution};
+use crate::profile::places::{CodeMap, Observer};
 use crate::program::modules::Modules;
 use crate::program::symbols::Symbols;
 use crate::program::variables::data_of;
@@ -530,7 +531,16 @@ impl Session {
             let readings = area.filter(|_| !change.gone.is_empty());
             let options = ApplyOptions { check_quiet: woven.idle(), calls: area, readings, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
-            let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
+            let watch = control.watch.as_mut().filter(|watch| watch.concerns(wanted));
+            let applied = match watch {
+                None => self.target.apply_and_visit(&change.plan, &options, visitor),
+                Some(watch) => {
+                    let mut observer = Observer::of_insertion(CodeMap::new(&attached.woven), visitor);
+                    let applied = self.target.apply_and_visit(&change.plan, &options, Some(&mut observer));
+                    watch.seen = Some(observer.seen());
+                    applied
+                }
+            };
             let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;
             Ok((applied, options.check_quiet))
         });

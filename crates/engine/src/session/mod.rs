@@ -32,6 +32,7 @@ mod loader;
 mod measurement;
 mod numbering;
 mod pair;
+mod profile;
 mod read;
 mod remove;
 pub(crate) mod replaced;

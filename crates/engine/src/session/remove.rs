@@ -35,6 +35,7 @@ impl Session {
         let last = control.measurements.len() == 1;
         // done before the removal, because restored children are not recognised any more
         self.retire_ended_threads();
+        let profile = self.profile_locked(control, id);
         // Children that are measured with the target lose the area but live on. `leaving` keeps their threads from being taken for ended.
         let family = last && self.shared().family;
         self.shared_mut().leaving = family;
@@ -53,6 +54,7 @@ impl Session {
             self.write_journal(&mut attached.journal, &attached.area, Record::KeptGone(id.0).into())?;
         }
         control.measurements.remove(&id);
+        control.profiles.remove(&id);
         if !last {
             // the measurement's code may come from a dead engine
             (control.has_spare, control.spare_after) = (true, None);
@@ -60,7 +62,14 @@ impl Session {
         }
         self.drop_users(control, &views);
         let over = last && control.unfinished.is_none();
-        Ok((Removed { grown, last: reading, awaited, ..removed }, over))
+        let mut removed = removed;
+        let profile = profile.unwrap_or_else(|e| {
+            removed.warnings.push(format!("the last counts of the profile could not be read: {}", e.what));
+            None
+        });
+        let corrections = profile.as_ref().map_or(removed.corrections, |profile| profile.saved.corrected);
+        let profile = profile.map(Box::new);
+        Ok((Removed { grown, last: reading, profile, corrections, awaited, ..removed }, over))
     }
 
     /// Takes out the code of a measurement's pairs; if it is the last measurement, takes out everything.
@@ -298,6 +307,7 @@ impl Session {
         let mut control = self.control();
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
+        control.profiles.clear();
         control.pairs.clear();
         control.groups.clear();
         control.retired.clear();

@@ -158,7 +158,7 @@ impl Meters {
 
     /// Adds meters to an instrumentation; known snippets get the same meters as before.
     pub fn apply(&mut self, instrumentation: &mut Instrumentation, made: &mut Metered) {
-        let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
+        let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment().is_some());
         if counts_itself && self.known.is_empty() {
             return;
         }

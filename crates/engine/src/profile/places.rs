@@ -1,0 +1,235 @@
+//! Positions of threads in functions that are profiled, by their program counters.
+//!
+//! A thread in the code of a point has or has not executed the increment there, so a position says which edges were counted.
+
+use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
+use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite};
+use ingraft_process::{Held, Visitor};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::weaving::plan::Woven;
+use crate::weaving::wanted::Wanted;
+
+/// First bytes of `jmp rel32` and of `jmp rel8`, of which springboards and islands consist.
+const JUMP: u8 = 0xe9;
+const SHORT_JUMP: u8 = 0xeb;
+/// Largest number of jumps from a springboard to the code of a point: the springboard and its island.
+const HOPS: usize = 3;
+
+/// Position of a thread. Blocks are named by their original first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this address, which is in no generated code and at no springboard.
+    Text(Avma),
+    /// The edge to this block was counted, the arrival at it was not.
+    Arrival(Avma),
+    /// In this block: its arrival was counted, and no edge that leaves it.
+    Block(Avma),
+    /// Behind a call, at an edge that was not counted yet. The run has not begun.
+    Before,
+    /// It is not known which counters were incremented.
+    Unknown,
+}
+
+/// Generated code of one kind.
+#[derive(Clone, Copy, Debug)]
+enum Code<'w> {
+    Body(&'w WovenBody),
+    Point(&'w WovenPoint),
+}
+
+/// The generated code of a target, by address.
+#[derive(Debug)]
+pub struct CodeMap<'w> {
+    code: Vec<(AvmaRange, Code<'w>)>,
+    /// Springboards and islands, by their first bytes.
+    jumps: FxHashMap<Avma, &'w TextWrite>,
+    arenas: Vec<AvmaRange>,
+}
+
+impl<'w> CodeMap<'w> {
+    /// Lists the code of points and of copies.
+    pub fn new(woven: &'w Woven) -> Self {
+        let (mut code, mut jumps) = (Vec::new(), FxHashMap::default());
+        for body in woven.copied() {
+            code.push((body.removal.code.clone(), Code::Body(body)));
+            jumps.extend(body.removal.text.iter().map(|write| (write.at, write)));
+        }
+        for (_, point) in woven.points() {
+            code.push((point.removal.code.clone(), Code::Point(point)));
+            jumps.extend(point.removal.text.iter().map(|write| (write.at, write)));
+        }
+        code.sort_unstable_by_key(|(range, _)| range.start);
+        CodeMap { code, jumps, arenas: woven.arenas() }
+    }
+
+    /// Position of a thread at an address.
+    pub fn find(&self, pc: Avma) -> Place {
+        let mut at = pc;
+        for _ in 0..HOPS {
+            let Some(target) = self.jumps.get(&at).and_then(|write| jump_target(write)) else { break };
+            at = target;
+        }
+        match self.code_at(at) {
+            Some(Code::Body(body)) => in_body(body, at),
+            Some(Code::Point(point)) => in_point(point, at),
+            None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => Place::Text(pc),
+            None => Place::Unknown,
+        }
+    }
+
+    /// Whether a springboard or an island begins at an address.
+    pub fn leads(&self, at: Avma) -> bool {
+        self.jumps.contains_key(&at)
+    }
+
+    /// Whether an address is in the text, or in the copy of a function and not in the code of a point.
+    fn is_outside_points(&self, pc: Avma) -> bool {
+        match self.code_at(pc) {
+            Some(Code::Body(_)) => true,
+            Some(Code::Point(_)) => false,
+            None => !self.arenas.iter().any(|arena| arena.contains(&pc)),
+        }
+    }
+
+    fn code_at(&self, at: Avma) -> Option<Code<'w>> {
+        let after = self.code.partition_point(|(range, _)| range.start <= at);
+        let (range, code) = self.code.get(after.checked_sub(1)?)?;
+        range.contains(&at).then_some(*code)
+    }
+}
+
+/// Target of a jump that the engine has written to the text; `None` for other writes, such as the displacement of a call.
+fn jump_target(removal: &TextWrite) -> Option<Avma> {
+    match removal.old_bytes() {
+        [JUMP, a, b, c, d, ..] => Some(removal.at.offset(5 + i64::from(i32::from_le_bytes([*a, *b, *c, *d])))),
+        [SHORT_JUMP, a, ..] => Some(removal.at.offset(2 + i64::from(a.cast_signed()))),
+        _ => None,
+    }
+}
+
+/// Position of a thread at an instruction of a copy.
+fn in_body(body: &WovenBody, at: Avma) -> Place {
+    let nearest = body.probes.iter().filter(|probe| probe.copy <= at).max_by_key(|probe| probe.copy);
+    match nearest {
+        Some(probe) if probe.copy == at => before(probe),
+        Some(probe) => after(probe),
+        None => Place::Unknown,
+    }
+}
+
+/// Position of a thread at a probe.
+fn before(probe: &Probe) -> Place {
+    match probe.spot.from {
+        None => Place::Arrival(probe.spot.at),
+        Some((_, EdgeKind::CallReturn)) => Place::Before,
+        Some((
+            from,
+            EdgeKind::Taken | EdgeKind::FallThrough | EdgeKind::JumpTable | EdgeKind::TailJump | EdgeKind::Return,
+        )) => Place::Block(from),
+    }
+}
+
+/// Position of a thread behind a probe and before the next one.
+fn after(probe: &Probe) -> Place {
+    match (probe.spot.from, probe.holds) {
+        (None, _) => Place::Block(probe.spot.at),
+        (Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
+        (Some(_), Instruction::Nop) => Place::Arrival(probe.spot.at),
+    }
+}
+
+/// Position of a thread in the code of a point.
+fn in_point(point: &WovenPoint, at: Avma) -> Place {
+    // The increment is the slot itself, or code between the slot and `leave`.
+    let is_passed = (point.leave..point.tail_end).contains(&at);
+    if at > point.slot && !is_passed {
+        return Place::Unknown;
+    }
+    match (&point.probe, point.kind) {
+        (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.spot.at),
+        (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.spot.at),
+        (Some(probe), PointKind::Edge | PointKind::Block) => before(probe),
+        (None, PointKind::Block) => {
+            let Some(start) = point.resume else { return Place::Unknown };
+            if is_passed { Place::Block(start) } else { Place::Arrival(start) }
+        }
+        (None, PointKind::Edge)
+        | (_, PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter) => Place::Unknown,
+    }
+}
+
+/// Program counters of all threads in one stop.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Those at known positions, the program counters in signal frames included.
+    pub counters: Vec<Avma>,
+    /// Number of those at which it is not known what was counted.
+    pub unknown: u64,
+}
+
+/// The functions that are about to be profiled, and the threads that were seen in the stop of the insertion.
+#[derive(Debug, Default)]
+pub struct Watch {
+    /// The functions.
+    pub functions: FxHashSet<FunctionRef>,
+    /// The threads; `None` before the insertion.
+    pub seen: Option<Seen>,
+}
+
+impl Watch {
+    /// Whether a change weaves code into one of the functions.
+    pub fn concerns(&self, wanted: &[Wanted<'_>]) -> bool {
+        wanted.iter().any(|w| self.functions.contains(&w.function))
+    }
+}
+
+/// Notes the positions of all threads in a stop.
+pub struct Observer<'o> {
+    map: CodeMap<'o>,
+    /// Whether counters are being added, so that positions in the code of points are not known.
+    inserting: bool,
+    /// A visitor of the same stop.
+    other: Option<&'o mut dyn Visitor>,
+    /// Called in the stop.
+    read: Option<&'o mut (dyn FnMut() + Send)>,
+    seen: Seen,
+}
+
+impl<'o> Observer<'o> {
+    /// An observer of an insertion, together with another visitor.
+    pub fn of_insertion(map: CodeMap<'o>, other: Option<&'o mut dyn Visitor>) -> Self {
+        Observer { map, inserting: true, other, read: None, seen: Seen::default() }
+    }
+
+    /// An observer of a query, which calls `read` while all threads are held.
+    pub fn of_query(map: CodeMap<'o>, read: &'o mut (dyn FnMut() + Send)) -> Self {
+        Observer { map, inserting: false, other: None, read: Some(read), seen: Seen::default() }
+    }
+
+    /// The threads that were seen.
+    pub fn seen(self) -> Seen {
+        self.seen
+    }
+
+    fn is_known(&self, pc: Avma) -> bool {
+        if self.inserting { self.map.is_outside_points(pc) } else { self.map.find(pc) != Place::Unknown }
+    }
+}
+
+impl Visitor for Observer<'_> {
+    fn knows(&self, pc: Avma) -> bool {
+        self.is_known(pc) && self.other.as_deref().is_none_or(|other| other.knows(pc))
+    }
+
+    fn visit(&mut self, held: &mut Held<'_>) {
+        if let Some(read) = &mut self.read {
+            read();
+        }
+        let (counters, unknown): (Vec<Avma>, Vec<Avma>) = held.program_counters().partition(|pc| self.is_known(*pc));
+        self.seen = Seen { counters, unknown: unknown.len() as u64 };
+        if let Some(other) = &mut self.other {
+            other.visit(held);
+        }
+    }
+}

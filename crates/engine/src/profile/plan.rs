@@ -1,0 +1,174 @@
+//! The plan to profile one function: the places of its counters, and the code for them.
+
+use std::sync::{Arc, OnceLock};
+
+use ingraft_analysis::{Function, FunctionKind, block_events};
+use ingraft_model::{
+    Aggregate, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Entered, FunctionBody, FunctionRef, Insertion,
+    Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
+    UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+};
+use ingraft_profile::{Counted, Inexact, NotCounted, Probes, Runs};
+
+use crate::program::modules::{Module, Modules};
+
+/// Name of the metric that the pairs of profiles have.
+pub const METRIC: &str = "edge_profile";
+
+/// The plan to profile one function.
+#[derive(Debug)]
+pub struct Plan {
+    /// The function.
+    pub function: FunctionRef,
+    /// First byte of the function.
+    pub first: Svma,
+    /// Control-flow graph of the function.
+    pub cfg: Cfg,
+    /// Events of one execution of each block.
+    pub events: Vec<BlockEvents>,
+    /// Counters, and the derivation of all counts from them.
+    pub runs: Runs,
+}
+
+impl Plan {
+    /// Plans the counters of a function, with `check` also a redundant one. Fails if not all of its counts can be counted or derived.
+    pub fn new(modules: &Modules, function: FunctionRef, check: bool) -> Result<Plan, Refusal> {
+        let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
+        match f.kind() {
+            FunctionKind::Normal => {}
+            FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
+            FunctionKind::Stub => return Err(Refusal::LinkerStub),
+        }
+        let cfg = module.image.cfg(f);
+        let body = module.image.body(f)?;
+        let runs = Runs::new(&cfg, &probes(&cfg, &body), check).map_err(|why| refusal(why, &cfg, f))?;
+        let events = body.blocks.iter().map(|b| block_events(b.block.range.start, &b.bytes)).collect();
+        Ok(Plan { function, first: f.start(), cfg, events, runs })
+    }
+
+    /// The code that counts: one counter for each place.
+    pub fn instrumentation(&self) -> Instrumentation {
+        let counters = self.runs.counters();
+        let insertions = counters.iter().enumerate().filter_map(|(n, counted)| self.insertion(n, *counted));
+        Instrumentation { variables: (0..counters.len()).map(variable).collect(), ..empty(insertions.collect()) }
+    }
+
+    fn insertion(&self, n: usize, counted: Counted) -> Option<Insertion> {
+        let offset = |block: usize| Some(Offset::between(self.first.0, self.cfg.blocks.get(block)?.range.start.0));
+        let (point, parts) = match counted {
+            Counted::Edge(edge) => {
+                let Edge { from, to: EdgeTarget::Block(to), kind } = *self.cfg.edges.get(edge)? else { return None };
+                let id = EdgeId { from: offset(from)?, to: offset(to)?, kind };
+                (PointKind::Edge, Parts::Edges([id].into()))
+            }
+            Counted::Block(block) => (PointKind::Block, Parts::Block(offset(block)?)),
+        };
+        let variable = VariableId(u32::try_from(n).ok()?);
+        Some(insertion(self.function, point, parts, variable))
+    }
+
+    /// Index of the block that contains an address; `None` if none does.
+    pub fn block_around(&self, at: Svma) -> Option<usize> {
+        let after = self.cfg.blocks.partition_point(|block| block.range.start <= at);
+        let block = self.cfg.blocks.get(after.checked_sub(1)?)?;
+        block.range.contains(&at).then_some(after - 1)
+    }
+
+    /// The module of the function and the function.
+    pub fn resolve<'m>(&self, modules: &'m Modules) -> Option<(&'m Module, &'m Function)> {
+        modules.resolve(self.function).map(|(_, module, f)| (module, f))
+    }
+}
+
+/// Code that is refused in a function for this reason.
+pub fn refused(function: FunctionRef, why: Refusal) -> Instrumentation {
+    let nothing = insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0));
+    Instrumentation { variables: [variable(0)].into(), ..empty(vec![nothing]) }
+}
+
+fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+    Insertion {
+        function,
+        point,
+        parts,
+        order: Order::Append,
+        role: Role::Metric,
+        snippet: Arc::new(Snippet::increment(variable)),
+        group: 0,
+        except: [].into(),
+    }
+}
+
+fn empty(insertions: Vec<Insertion>) -> Instrumentation {
+    Instrumentation {
+        metric: metric(),
+        variables: [].into(),
+        insertions,
+        event: None,
+        thread: None,
+        object: None,
+        index_names: None,
+    }
+}
+
+fn variable(n: usize) -> Variable {
+    Variable {
+        name: format!("counter {n}"),
+        kind: VariableKind::Counter,
+        shape: Shape::Counter,
+        unit: ValueUnit::Plain,
+        sampled: n == 0,
+    }
+}
+
+fn metric() -> Arc<MetricInfo> {
+    static METRIC_INFO: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+    let info = || {
+        Arc::new(MetricInfo {
+            name: METRIC.to_owned(),
+            unit: "passages".to_owned(),
+            aggregate: Aggregate::Sum,
+            style: Style::EventCounter,
+            units_type: UnitsType::Unnormalized,
+            constraints: vec!["/Code".to_owned()],
+            flavors: Vec::new(),
+            developer: true,
+            doc: "The first counter of a profile.".to_owned(),
+            text: METRIC.into(),
+        })
+    };
+    Arc::clone(METRIC_INFO.get_or_init(info))
+}
+
+/// The edges and blocks at which the copy of a function has probes.
+///
+/// Control arrives at the original address of a block behind a call, and of a block to which a jump table leads. If it arrives there in one
+/// way only, that edge has a probe where the springboard leads into the copy.
+fn probes(cfg: &Cfg, body: &FunctionBody) -> Probes {
+    let along = |edge: &Edge, to: usize| match body.blocks.get(to).map(|block| block.entered) {
+        Some(Entered::Along(only)) => body.edges.get(only) == Some(edge),
+        Some(Entered::Never | Entered::Otherwise) | None => false,
+    };
+    let has_probe = |edge: &Edge| match (edge.to, edge.kind) {
+        (EdgeTarget::Block(to), EdgeKind::CallReturn | EdgeKind::JumpTable) => along(edge, to),
+        (EdgeTarget::Block(_), EdgeKind::Taken | EdgeKind::FallThrough) => true,
+        (EdgeTarget::Block(_), EdgeKind::TailJump | EdgeKind::Return) => false,
+        // Entries and exits of a copy have no probes of their own. When they do, they can carry counters here.
+        (EdgeTarget::Outside(_) | EdgeTarget::Dynamic, _) => false,
+    };
+    Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: vec![true; cfg.blocks.len()] }
+}
+
+fn refusal(why: NotCounted, cfg: &Cfg, function: &Function) -> Refusal {
+    match why {
+        NotCounted::Inexact(Inexact::WaysIn(refusal) | Inexact::WaysOut(refusal)) => refusal,
+        NotCounted::Inexact(Inexact::Unresolved(at)) => {
+            Refusal::UnresolvedJump { offset: Offset::between(function.start().0, at.0) }
+        }
+        NotCounted::Inexact(Inexact::NoWayIn | Inexact::UnknownBlock(_) | Inexact::TooLarge) => Refusal::NoSuchPoint,
+        NotCounted::Block(block) => {
+            let at = cfg.blocks.get(block).map_or(function.start().0, |block| block.range.start.0);
+            Refusal::NotDerivable { offset: Offset::between(function.start().0, at) }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Profiles of functions from the values of counters and the positions of threads.
+
+use ingraft_model::{Callee as Called, EdgeTarget, Svma};
+use ingraft_profile::{Partial, RunCounts};
+use ingraft_report::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile};
+use rustc_hash::FxHashMap;
+
+use crate::program::callees::named;
+use crate::program::modules::{Module, Modules};
+
+use super::plan::Plan;
+
+/// Values of a function's counters, and what makes them inexact.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// Sum over all threads of each counter, in the order of the plan.
+    pub counters: Vec<u64>,
+    /// Threads inside of runs when counting began and ended.
+    pub partial: Partial,
+    /// Reason why the counts are not exact, with the bound; `None` if they are exact.
+    pub inexact: Option<String>,
+}
+
+/// Derives the profile of a function. `module` is the index of its module in the saved profile.
+pub fn profile(modules: &Modules, plan: &Plan, counted: &Counted, module: usize) -> Option<FunctionProfile> {
+    let (file, f) = plan.resolve(modules)?;
+    let (counts, defect) = match plan.runs.counts(&counted.counters, &counted.partial) {
+        Ok(counts) => (Some(counts), None),
+        Err(defect) => (None, Some(format!("no execution has these counts: {defect}"))),
+    };
+    let count = |of: &dyn Fn(&RunCounts) -> Option<u64>| counts.as_ref().and_then(of).unwrap_or_default();
+    let blocks = plan.cfg.blocks.iter().zip(&plan.events).enumerate().map(|(n, (block, events))| BlockCount {
+        start: block.range.start,
+        size: u32::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or(u32::MAX),
+        instructions: block.instructions,
+        last: events.last,
+        count: count(&|counts| counts.blocks.get(n).copied()),
+    });
+    let edges = plan.cfg.edges.iter().enumerate().map(|(n, edge)| EdgeCount {
+        from: edge.from,
+        to: match edge.to {
+            EdgeTarget::Block(to) => EdgeEnd::Block(to),
+            EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
+            EdgeTarget::Dynamic => EdgeEnd::Dynamic,
+        },
+        kind: edge.kind,
+        count: counts.as_ref().and_then(|counts| counts.edges.get(n).copied().flatten()),
+    });
+    Some(FunctionProfile {
+        module,
+        name: f.names().first().map_or_else(|| f.display_name().into_owned(), |name| name.mangled().to_owned()),
+        start: f.start(),
+        size: f.size(),
+        calls: count(&|counts| counts.calls),
+        blocks: blocks.collect(),
+        edges: edges.collect(),
+        call_sites: counts.as_ref().map_or_else(Vec::new, |counts| call_sites(file, plan, counts)),
+        inexact: defect.or_else(|| counted.inexact.clone()),
+    })
+}
+
+/// The calls that were executed.
+fn call_sites(module: &Module, plan: &Plan, counts: &RunCounts) -> Vec<CallCount> {
+    let calls = |block: &usize| plan.events.get(*block).is_some_and(|events| events.calls > 0);
+    let executed = |block: usize| counts.ends.get(block).copied().filter(|count| *count > 0);
+    let blocks: Vec<(usize, u64)> =
+        (0..plan.cfg.blocks.len()).filter(calls).filter_map(|block| Some((block, executed(block)?))).collect();
+    if blocks.is_empty() {
+        return Vec::new();
+    }
+    let Some(f) = module.function(plan.function.function) else { return Vec::new() };
+    let sites = module.image.call_sites(f).unwrap_or_default();
+    let known: FxHashMap<Svma, _> = sites.into_iter().map(|site| (site.at, site)).collect();
+    let callee = |at: Svma| match known.get(&at) {
+        Some(site) => match named(module, plan.function, site) {
+            Some(Some(function)) => module.function(function.function).map(|f| Callee::Own(f.start())),
+            Some(None) | None => match site.callee {
+                Called::Direct(at) => module.image.stub_slot(at).and_then(|slot| module.image.import_at(slot)),
+                Called::Slot(slot) => module.image.import_at(slot),
+                Called::Computed => None,
+            }
+            .map(|name| Callee::Named(name.to_owned())),
+        },
+        None => None,
+    };
+    let call = |(block, count): (usize, u64)| {
+        let at = plan.events.get(block).map_or(Svma(0), |events| events.last);
+        CallCount { block, callee: callee(at).unwrap_or(Callee::Indirect), count }
+    };
+    blocks.into_iter().map(call).collect()
+}

@@ -1,0 +1,287 @@
+//! Profiles of a session: their start in the stop of an insertion, and queries.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_model::{Avma, FunctionRef as MdlFunction, ModuleRef, PatchPlan};
+use ingraft_process::Options as ApplyOptions;
+use ingraft_profile::{Partial, Position};
+use ingraft_report::{ModuleInfo, Refused, SavedProfile};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{MeasurementId, ProfileReading, ProfiledFunction, RefusedFunction};
+use crate::background::each;
+use crate::error::{Error, ErrorKind};
+use crate::measure::request::Wanted;
+use crate::profile::places::{CodeMap, Observer, Place, Seen, Watch};
+use crate::profile::plan::Plan;
+use crate::profile::result::{self, Counted};
+use crate::readings::values::Shards;
+use crate::weaving::plan::Woven;
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::Session;
+use super::errors::no_measurement;
+use super::measurement::Measurement;
+use super::pair::PairKey;
+
+/// Length in bytes of an `endbr64`, behind which a springboard lies.
+const ENDBR: i64 = 4;
+
+/// Largest number of stops of one query: a thread may be at a place where it is not known what was counted.
+const TRIES: u32 = 20;
+
+/// The profiled functions of a measurement.
+#[derive(Debug, Default)]
+pub(super) struct Profile {
+    functions: Vec<Profiled>,
+    began_ns: u64,
+    /// Number of threads that were at unknown positions when counting began.
+    unknown: u64,
+}
+
+/// A profiled function.
+#[derive(Debug)]
+struct Profiled {
+    key: PairKey,
+    plan: Arc<Plan>,
+    /// Positions of threads inside of runs when counting began.
+    late: Vec<Position>,
+}
+
+/// Profiled functions, with the pair of each.
+pub(super) type Plans = Vec<(PairKey, Arc<Plan>)>;
+
+impl Session {
+    /// Makes the pairs of a profile its own, because profiles that began at different times have different corrections. Has the positions of
+    /// threads noted in the stop of the insertion.
+    pub(super) fn begin_profile(control: &mut Control, id: MeasurementId, wanted: &mut [Wanted]) -> Plans {
+        let mut plans = Plans::new();
+        for w in wanted.iter_mut() {
+            let Some(plan) = &w.plan else { continue };
+            w.helpers = format!("profile {}", id.0).into();
+            let key = PairKey::of(w);
+            if !control.pairs.contains_key(&key) {
+                plans.push((key, Arc::clone(plan)));
+            }
+        }
+        let functions: FxHashSet<_> = plans.iter().map(|(_, plan)| plan.function).collect();
+        control.watch = (!functions.is_empty()).then(|| Watch { functions, seen: None });
+        plans
+    }
+
+    /// Notes the functions of a profile that were inserted, and the threads that were inside of them.
+    pub(super) fn note_profile(control: &mut Control, id: MeasurementId, plans: Plans) {
+        let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
+        let Some(attached) = &control.attached else {
+            control.profiles.entry(id).or_default();
+            return;
+        };
+        let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
+        let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();
+        let of_plans: Vec<&Plan> = plans.iter().map(|(_, plan)| &**plan).collect();
+        let mut late = positions(control, &attached.woven, &of_plans, &seen, true);
+        let profile = control.profiles.entry(id).or_default();
+        if profile.began_ns == 0 {
+            profile.began_ns = now_ns();
+        }
+        profile.unknown += seen.unknown;
+        let functions = plans.into_iter().enumerate().map(|(n, (key, plan))| Profiled {
+            key,
+            plan,
+            late: late.remove(&n).unwrap_or_default(),
+        });
+        profile.functions.extend(functions);
+    }
+
+    /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads are held.
+    pub fn profile(&self, id: MeasurementId) -> Result<ProfileReading, Error> {
+        let control = self.control();
+        self.profile_locked(&control, id)?.ok_or_else(|| {
+            let what = format!("measurement {} is no profile", id.0);
+            Error::new(ErrorKind::Usage, "no_profile", what, "read its values instead")
+        })
+    }
+
+    /// As [`Session::profile`]; `None` if the measurement is no profile.
+    pub(super) fn profile_locked(&self, control: &Control, id: MeasurementId) -> Result<Option<ProfileReading>, Error> {
+        let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
+        let Some(profile) = control.profiles.get(&id) else { return Ok(None) };
+        let _acting = self.target.act_for(measurement.rights);
+        let counters: Vec<Vec<u32>> = profile
+            .functions
+            .iter()
+            .map(|f| control.pairs.get(&f.key).map_or_else(Vec::new, |pair| pair.counters.clone()))
+            .collect();
+        let mut values = Vec::new();
+        let (seen, held, ended) = self.observe(control, &counters, &mut values)?;
+        let plans: Vec<&Plan> = profile.functions.iter().map(|f| &*f.plan).collect();
+        let early = match &control.attached {
+            Some(attached) => positions(control, &attached.woven, &plans, &seen, false),
+            None => FxHashMap::default(),
+        };
+        let doubts = profile.unknown + seen.unknown + ended;
+        let refused = refused(control, measurement);
+        let mut modules: Vec<ModuleRef> =
+            plans.iter().map(|plan| plan.function).chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
+        modules.sort_unstable();
+        modules.dedup();
+        let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
+        let numbered: Vec<(usize, &Profiled)> = profile.functions.iter().enumerate().collect();
+        let functions = each(&numbered, |(n, f)| {
+            let partial = Partial { late: f.late.clone(), early: early.get(n).cloned().unwrap_or_default() };
+            let counters = values.get(*n).cloned().unwrap_or_default();
+            let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
+            let derived = result::profile(&control.modules, &f.plan, &counted, index(f.plan.function.module));
+            derived.map(|derived| (derived, Arc::clone(&f.plan)))
+        });
+        let (functions, plans): (Vec<_>, Vec<_>) = functions.into_iter().flatten().unzip();
+        let late = profile.functions.iter().map(|f| f.late.len() as u64).sum();
+        let saved = SavedProfile {
+            host: String::new(),
+            pid: u32::try_from(self.pid().0).unwrap_or_default(),
+            program: self.program(),
+            began_ns: profile.began_ns,
+            ended_ns: now_ns(),
+            modules: modules.iter().map(|module| module_info(control, *module)).collect(),
+            functions,
+            refused: refused
+                .into_iter()
+                .map(|(f, refused)| Refused {
+                    module: index(f.module),
+                    name: refused.function.function,
+                    start: refused.function.offset,
+                    why: refused.reason.to_string(),
+                })
+                .collect(),
+            corrected: (late, early.values().map(|early| early.len() as u64).sum()),
+        };
+        let detail = |plan: &Arc<Plan>| ProfiledFunction {
+            name: plan.resolve(&control.modules).map_or_else(String::new, |(_, f)| f.display_name().into_owned()),
+            events: plan.events.clone(),
+        };
+        Ok(Some(ProfileReading { saved, details: plans.iter().map(detail).collect(), held }))
+    }
+
+    /// Reads counters while all threads are held, and notes where the threads are. Returns how long they were held, and the number of
+    /// threads that the end of the target may have stopped at unknown places.
+    fn observe(
+        &self,
+        control: &Control,
+        counters: &[Vec<u32>],
+        values: &mut Vec<Vec<u64>>,
+    ) -> Result<(Seen, Duration, u64), Error> {
+        let mut read = || {
+            let shared = self.shared();
+            let Some(columns) = shared.columns() else { return };
+            let sum = |counter: &u32| columns.sum(*counter).cast_unsigned();
+            *values = counters.iter().map(|of| of.iter().map(sum).collect()).collect();
+        };
+        self.target.take_longest_hold(); // discards the holds of earlier operations
+        let alive = || !self.end.is_known() && self.target.is_alive();
+        if let Some(attached) = control.attached.as_ref().filter(|_| alive()) {
+            for round in 1..=TRIES {
+                let mut observer = Observer::of_query(CodeMap::new(&attached.woven), &mut read);
+                let options = ApplyOptions { readings: Some(attached.env.data), ..ApplyOptions::default() };
+                let applied = self.target.apply_and_visit(&PatchPlan::default(), &options, Some(&mut observer));
+                let seen = observer.seen();
+                match applied {
+                    Ok(_) if seen.unknown == 0 || round == TRIES => {
+                        return Ok((seen, self.target.take_longest_hold(), 0));
+                    }
+                    Ok(_) => {}
+                    Err(_) if !alive() => break,
+                    Err(e) => return Err(Error::apply(self.pid(), e)),
+                }
+            }
+        }
+        read();
+        Ok((Seen::default(), Duration::ZERO, self.cut_off_by_end()))
+    }
+
+    /// Number of threads that the end of the target may have stopped inside of runs. A thread that ends the process is inside of a call.
+    fn cut_off_by_end(&self) -> u64 {
+        let shared = self.shared();
+        let threads = shared.area.as_ref().map_or(0, |area| Shards::claims(&**area).len());
+        let by_itself = self.end.get().is_some_and(|ended| ended.status.is_some() || ended.exec);
+        (threads as u64).saturating_sub(u64::from(by_itself))
+    }
+
+    /// The file of the target's program.
+    fn program(&self) -> String {
+        std::fs::read_link(format!("/proc/{}/exe", self.pid()))
+            .map_or_else(|_| String::new(), |path| path.display().to_string())
+    }
+}
+
+/// Positions of threads inside of runs of profiled functions, by the index of the function.
+fn positions(
+    control: &Control,
+    woven: &Woven,
+    plans: &[&Plan],
+    seen: &Seen,
+    inserting: bool,
+) -> FxHashMap<usize, Vec<Position>> {
+    let map = CodeMap::new(woven);
+    let copied: FxHashSet<Avma> = woven.copied().map(|body| body.function).collect();
+    let mut found: FxHashMap<usize, Vec<Position>> = FxHashMap::default();
+    let places: Vec<Place> = seen.counters.iter().map(|pc| map.find(*pc)).collect();
+    for (n, plan) in plans.iter().enumerate() {
+        let Some((module, f)) = plan.resolve(&control.modules) else { continue };
+        let block = |at: Avma| plan.block_around(at.to_svma(module.bias));
+        let is_copied = copied.contains(&f.start().to_avma(module.bias));
+        let position = |place: &Place| match *place {
+            Place::Arrival(at) => block(at).map(Position::Arrival),
+            Place::Block(at) => block(at).map(Position::Block),
+            Place::Text(at) => block(at).map(|block| {
+                let is_first = plan.cfg.blocks.get(block).is_some_and(|b| b.range.start.to_avma(module.bias) == at);
+                // A thread that returns to the text for a call at the beginning of a block has been counted in the copy.
+                let arrives = is_first && (inserting || !is_copied || map.leads(at.offset(ENDBR)));
+                if arrives { Position::Arrival(block) } else { Position::Block(block) }
+            }),
+            Place::Before | Place::Unknown => None,
+        };
+        let its: Vec<Position> = places.iter().filter_map(position).collect();
+        if !its.is_empty() {
+            found.insert(n, its);
+        }
+    }
+    found
+}
+
+/// Reason why the counts of a function are not exact.
+fn doubt(control: &Control, profiled: &Profiled, doubts: u64) -> Option<String> {
+    if !control.pairs.contains_key(&profiled.key) {
+        return Some("its code was taken out before the profile was read".to_owned());
+    }
+    if control.family {
+        return Some("fork children count with the target, for another measurement".to_owned());
+    }
+    let threads = if doubts == 1 { "1 thread was" } else { "threads were" };
+    let several = if doubts == 1 { String::new() } else { format!("{doubts} ") };
+    let what = format!("{several}{threads} at unknown places: each may change the counts of one path by 1");
+    (doubts > 0).then_some(what)
+}
+
+/// The functions of a measurement that are refused.
+fn refused(control: &Control, measurement: &Measurement) -> Vec<(MdlFunction, RefusedFunction)> {
+    let pairs = measurement.views.iter().filter_map(|view| control.pairs.get(&view.key));
+    pairs.flat_map(|pair| pair.unwoven.iter().cloned()).collect()
+}
+
+/// A module for a saved profile.
+fn module_info(control: &Control, module: ModuleRef) -> ModuleInfo {
+    let Some((file, module)) = control.modules.module(module) else { return ModuleInfo::default() };
+    let segments = || module.image.elf().segments().iter();
+    ModuleInfo {
+        name: file.name.clone(),
+        path: file.file.path.display().to_string(),
+        build_id: module.image.build_id().unwrap_or_default().to_vec(),
+        bias: module.bias.0,
+        mapped: (
+            segments().map(|s| s.svma.0).min().unwrap_or_default(),
+            segments().map(|s| s.svma.0.saturating_add(s.mem_size)).max().unwrap_or_default(),
+        ),
+    }
+}
