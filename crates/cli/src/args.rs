@@ -148,6 +148,8 @@ pub(crate) enum Command {
     Count(CountArgs),
     /// Measure how long the calls of functions take: mean, percentiles, histogram
     Latency(LatencyArgs),
+    /// Profile functions: exact counts of all blocks and edges, of instructions and other events
+    Profile(ProfileArgs),
     /// Stream the values of metrics
     Watch(WatchArgs),
     /// List the metrics that are known
@@ -409,6 +411,53 @@ pub(crate) struct CountArgs {
     pub(crate) target: Target,
 }
 
+/// Kind of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProfileKind {
+    // Passages of all edges. (No documentation comments here: they would make a page of the --help.)
+    Edges,
+    // Executions of all basic blocks.
+    Blocks,
+    // Numbers of instructions, calls, branches and accesses to memory.
+    Events,
+}
+
+/// `ingraft profile`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft profile <KIND> [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
+                      ingraft profile <KIND> [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+    after_help = "Examples:
+  ingraft profile blocks -n redis-server 'redis-server:*' --for 10s
+  ingraft profile edges -p 4711 parse --for 10s --format json
+  ingraft profile events --until-exit 'libbz2:*' -- bzip2 -k file
+
+KIND is edges, blocks or events. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
+functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
+derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
+Ctrl-C ends the measurement, removes it, and prints the counts."
+)]
+pub(crate) struct ProfileArgs {
+    /// Kind of the counts
+    #[arg(value_enum, value_name = "KIND")]
+    pub(crate) kind: ProfileKind,
+
+    /// Count one more edge of each function, and compare its count with the one derived from the others
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+
+    /// Functions to profile
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) functions: Vec<String>,
+
+    // The field follows the positional arguments, because COMMAND is the last of them.
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
 /// A column of `ingraft latency`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LatencySort {
@@ -651,6 +700,7 @@ impl Cli {
         let no_remove = match &self.command {
             Command::Count(args) => args.measure.no_remove,
             Command::Latency(args) => args.measure.no_remove,
+            Command::Profile(args) => args.measure.no_remove,
             Command::Watch(args) => args.measure.no_remove,
             _ => false,
         };
@@ -674,6 +724,7 @@ impl Cli {
         let (target, command) = match &self.command {
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
+            Command::Profile(args) => (&args.target.running, args.target.has_others()),
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),

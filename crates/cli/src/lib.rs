@@ -80,6 +80,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Where(args) => command::locate::run(&args, &engines, common, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
+        Command::Profile(args) => command::profile::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
         Command::Read(args) => command::read::run(args, &engines, common, out).await,

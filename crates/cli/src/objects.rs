@@ -42,6 +42,7 @@ pub(crate) enum Object {
     History(History),
     Count(Count),
     Edge(Edge),
+    Events(Events),
     FunctionChange(FunctionChange),
     BlockChange(BlockChange),
     Latency(Latency),
@@ -478,8 +479,28 @@ pub(crate) struct Edge {
     pub(crate) count: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<Vec<ThreadEdge>>,
+    /// Reason why the counts of the function are not exact; left out if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inexact: Option<String>,
     #[serde(flatten)]
     pub(crate) facts: PairFacts,
+}
+
+/// The number of times that an event happened in a function that was profiled.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Events {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
+    /// `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
+    pub(crate) event: &'static str,
+    /// Number of events in the function itself.
+    #[serde(rename = "self")]
+    pub(crate) own: u64,
+    /// Number of events in the function and in the functions that it calls; null, because profiles do not count them.
+    pub(crate) inclusive: Option<u64>,
+    /// Reason why the counts of the function are not exact; left out if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inexact: Option<String>,
 }
 
 /// Number of times that one thread passed an edge.

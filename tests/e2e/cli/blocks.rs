@@ -12,7 +12,7 @@ use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, prog
 use crate::tool;
 
 /// Executions of each instruction, by the file's name and the instruction's address in it, as callgrind counts them.
-fn executions(arguments: &[&str]) -> BTreeMap<(String, u64), u64> {
+pub fn executions(arguments: &[&str]) -> BTreeMap<(String, u64), u64> {
     let directory = open_directory();
     let file = directory.path().join("instructions");
     let valgrind = Command::new("valgrind")
@@ -86,7 +86,7 @@ fn counted(outcome: &Outcome) -> (BTreeMap<(String, u64), u64>, usize) {
 }
 
 /// Addresses of a file's main code: callgrind leaves out what the loader calls before and behind it (`.init`, `.fini`).
-fn text_of(file: &Path) -> Range<u64> {
+pub fn text_of(file: &Path) -> Range<u64> {
     let sections = output(Command::new("objdump").arg("-h").arg(file));
     let line =
         sections.lines().find(|line| line.split_whitespace().nth(1) == Some(".text")).expect("a section of code");

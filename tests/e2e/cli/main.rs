@@ -48,6 +48,7 @@ mod oracle;
 mod output;
 mod patterns;
 mod postgres;
+mod profiles;
 mod rounds;
 mod servers;
 mod shapes;

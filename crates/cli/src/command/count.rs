@@ -68,6 +68,7 @@ impl Presentation for Calls {
                     threads: Some(
                         threads.iter().map(|t| ThreadEdge { tid: t.tid, pid: t.pid, count: t.value }).collect(),
                     ),
+                    inexact: None,
                     facts: row.facts(),
                 });
             }

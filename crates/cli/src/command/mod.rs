@@ -10,6 +10,7 @@ pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
+pub(crate) mod profile;
 pub(crate) mod ps;
 pub(crate) mod read;
 pub(crate) mod report;

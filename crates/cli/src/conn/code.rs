@@ -84,15 +84,17 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
             size: b.size,
             instructions: b.instructions,
             header: b.r#loop.map(signed_hex),
-            depth: b.depth,
+            depth: Some(b.depth),
             count: None,
+            inexact: None,
         }),
         Item::Edge(e) => {
             let Some(kind) = answers::edge_word(e.kind()) else { return };
             let (from, to) = (signed_hex(e.from), e.to.map(signed_hex));
             let kind = Some(kind);
-            let (back, facts) = (Some(false), PairFacts::default());
-            last.edges.push(Edge { id, from, to, outside: e.outside, kind, back, count: None, threads: None, facts });
+            let facts = PairFacts::default();
+            let (back, count, threads, inexact) = (Some(false), None, None, None);
+            last.edges.push(Edge { id, from, to, outside: e.outside, kind, back, count, threads, inexact, facts });
         }
         Item::Loop(l) => {
             let texts = |offsets: Vec<i64>| offsets.into_iter().map(signed_hex).collect();

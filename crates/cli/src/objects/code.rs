@@ -61,10 +61,14 @@ pub(crate) struct Block {
     pub(crate) instructions: u32,
     /// Offset of the header of the innermost loop; null outside of loops.
     pub(crate) header: Option<String>,
-    /// Number of loops around the block.
-    pub(crate) depth: u32,
+    /// Number of loops around the block; left out in profiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) depth: Option<u32>,
     /// Number of arrivals at the block; null if they were not counted.
     pub(crate) count: Option<i64>,
+    /// Reason why the counts of the function are not exact; left out if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inexact: Option<String>,
 }
 
 /// A loop of a function.

@@ -15,7 +15,7 @@ pub(super) fn graph(function: &Inspected) -> Graph {
     for block in &function.blocks {
         graph.blocks.push(Block {
             name: format!("#{}", block.block),
-            depth: block.depth,
+            depth: block.depth.unwrap_or_default(),
             count: block.count.map(|count| u64::try_from(count).unwrap_or(0)),
             ..Block::default()
         });

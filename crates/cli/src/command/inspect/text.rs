@@ -125,8 +125,8 @@ fn blocks(function: &Inspected, width: Option<usize>) -> String {
 /// The innermost loop of a block: the header, and the number of loops around the block.
 fn nesting(block: &Block) -> String {
     match &block.header {
-        Some(header) if *header == block.block => format!("{} header", block.depth),
-        Some(header) => format!("{} of #{header}", block.depth),
+        Some(header) if *header == block.block => format!("{} header", block.depth.unwrap_or_default()),
+        Some(header) => format!("{} of #{header}", block.depth.unwrap_or_default()),
         None => String::new(),
     }
 }

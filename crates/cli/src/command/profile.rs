@@ -1,0 +1,303 @@
+//! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them.
+
+use std::cmp::Reverse;
+
+use ingraft_model::{BlockEvents, EdgeKind, Offset, Svma};
+use ingraft_report::{EdgeEnd, FunctionProfile};
+use ingraft_wire::profile::Profile;
+
+use crate::args::{ProfileArgs, ProfileKind};
+use crate::conn::{Request, Target};
+use crate::exit::Stop;
+use crate::measure::{self, Context, Plan, Site, View};
+use crate::objects::code::Block;
+use crate::objects::{Edge, Events, FunctionId, Object, PairFacts, hex};
+use crate::output::number::{grouped, plural};
+use crate::output::table::{Cell, Table};
+use crate::output::{self, DIM, Output};
+
+/// Number of rows of a table for people.
+const ROWS: usize = 20;
+
+/// Runs the command.
+pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+    let ProfileArgs { kind, check, measure, functions, target } = args;
+    let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
+    let request = |target: Target| Request {
+        await_modules: measure.wait.is_some() || target.is_started(),
+        target,
+        pairs: Vec::new(),
+        functions: functions.clone(),
+        function_metric: "calls",
+        definitions: Vec::new(),
+        flavors: Vec::new(),
+        keep: measure.no_remove,
+        max_overhead: measure.max_overhead,
+        allow_calls: false,
+        family: measure.follow.contains(&crate::args::Follow::Fork),
+        history: false,
+        wait: measure.wait.unwrap_or_default(),
+        profile: true,
+        check,
+    };
+    let plan = Plan::new(&measure, &target, request, out);
+    let format = context.common.format;
+    measure::run(plan, context, &mut Profiles { kind, format }, out).await
+}
+
+struct Profiles {
+    kind: ProfileKind,
+    format: crate::args::Format,
+}
+
+impl View for Profiles {
+    fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+        for site in sites {
+            let Some(profile) = &site.profile else { continue };
+            for counts in Counts::all(site, profile) {
+                counts.objects(self.kind, out)?;
+            }
+            if !out.json() {
+                out.text(&self.tables(site, profile, out.width()))?;
+            }
+            self.tell_inexact(profile);
+        }
+        Ok(())
+    }
+}
+
+impl Profiles {
+    /// Warns of functions whose counts are not exact.
+    fn tell_inexact(&self, profile: &Profile) {
+        let inexact: Vec<(&str, &str)> =
+            Counts::named(profile).filter_map(|(counts, name, _)| Some((name, counts.inexact.as_deref()?))).collect();
+        let Some((name, why)) = inexact.first() else { return };
+        let others = inexact.len() - 1;
+        let more = match others {
+            0 => String::new(),
+            n => format!(", and those of {}", plural(n as u64, "other function", "other functions")),
+        };
+        output::warn(&format!("the counts of `{name}`{more} are not exact: {why}"), self.format);
+    }
+
+    fn tables(&self, site: &Site, profile: &Profile, width: Option<usize>) -> String {
+        let mut all: Vec<Counts<'_>> = Counts::all(site, profile).collect();
+        let functions = all.len();
+        all.retain(|counts| counts.instructions() > 0);
+        all.sort_by_key(|counts| Reverse(counts.instructions()));
+        let whole: u64 = all.iter().map(Counts::instructions).fold(0, u64::saturating_add);
+        let mut text = functions_table(&all, whole, width);
+        match self.kind {
+            ProfileKind::Edges => text += &edges_table(&all, width),
+            ProfileKind::Blocks => text += &blocks_table(&all, whole, width),
+            ProfileKind::Events => {}
+        }
+        let idle = functions - all.len();
+        if idle > 0 {
+            let idle = plural(idle as u64, "function", "functions");
+            text += &format!("{DIM}{idle} without an execution{DIM:#}\n");
+        }
+        text
+    }
+}
+
+/// The functions with the most executed instructions.
+fn functions_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> String {
+    let mut table = Table::new()
+        .shrinking("FUNCTION")
+        .left("MODULE")
+        .right("CALLS")
+        .right("INSTRUCTIONS")
+        .right("SHARE")
+        .right("BRANCHES")
+        .right("READS")
+        .right("WRITES")
+        .optional(&["WRITES", "READS", "BRANCHES", "MODULE"]);
+    for counts in all.iter().take(ROWS) {
+        let [instructions, _, branches, reads, writes] = counts.events();
+        table.row(vec![
+            counts.id.function.clone().into(),
+            Cell::styled(counts.id.module.clone(), DIM),
+            number(counts.counts.calls).into(),
+            number(instructions).into(),
+            share(instructions, whole).into(),
+            number(branches).into(),
+            number(reads).into(),
+            number(writes).into(),
+        ]);
+    }
+    table.render(width)
+}
+
+/// The blocks with the most executed instructions.
+fn blocks_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> String {
+    let blocks = |counts: &Counts<'_>| -> Vec<(String, u64, u64)> {
+        let one = |block: &ingraft_report::BlockCount| {
+            let name = format!("{}#{}", counts.id.function, counts.offset(block.start));
+            (name, block.count, block.count.saturating_mul(block.instructions.into()))
+        };
+        counts.counts.blocks.iter().map(one).collect()
+    };
+    let mut hottest: Vec<_> = all.iter().flat_map(blocks).filter(|(_, count, _)| *count > 0).collect();
+    hottest.sort_by_key(|(_, _, instructions)| Reverse(*instructions));
+    let mut table = Table::new().shrinking("BLOCK").right("COUNT").right("INSTRUCTIONS").right("SHARE");
+    for (name, count, instructions) in hottest.into_iter().take(ROWS) {
+        let cells =
+            vec![name.into(), number(count).into(), number(instructions).into(), share(instructions, whole).into()];
+        table.row(cells);
+    }
+    format!("\n{}", table.render(width))
+}
+
+/// The edges with the most passages.
+fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
+    let edges = |counts: &Counts<'_>| -> Vec<(String, &'static str, u64)> {
+        let one = |edge: &ingraft_report::EdgeCount| {
+            let (from, to) = (counts.block(edge.from)?, counts.block(block_of(edge.to)?)?);
+            Some((format!("{}#{from}->{to}", counts.id.function), kind_word(edge.kind), edge.count?))
+        };
+        counts.counts.edges.iter().filter_map(one).collect()
+    };
+    let mut hottest: Vec<_> = all.iter().flat_map(edges).filter(|(.., count)| *count > 0).collect();
+    hottest.sort_by_key(|(.., count)| Reverse(*count));
+    let mut table = Table::new().shrinking("EDGE").left("KIND").right("COUNT");
+    for (name, kind, count) in hottest.into_iter().take(ROWS) {
+        table.row(vec![name.into(), kind.into(), number(count).into()]);
+    }
+    format!("\n{}", table.render(width))
+}
+
+fn number(count: u64) -> String {
+    grouped(i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { String::new() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+fn block_of(end: EdgeEnd) -> Option<usize> {
+    match end {
+        EdgeEnd::Block(block) => Some(block),
+        EdgeEnd::Outside(_) | EdgeEnd::Dynamic => None,
+    }
+}
+
+/// The word for a kind of edge in records.
+fn kind_word(kind: EdgeKind) -> &'static str {
+    match kind {
+        EdgeKind::Taken => "taken",
+        EdgeKind::FallThrough => "fall-through",
+        EdgeKind::CallReturn => "call-return",
+        EdgeKind::JumpTable => "jump-table",
+        EdgeKind::TailJump => "tail-jump",
+        EdgeKind::Return => "return",
+    }
+}
+
+/// Counts of one function.
+struct Counts<'a> {
+    id: FunctionId,
+    counts: &'a FunctionProfile,
+    events: &'a [BlockEvents],
+}
+
+impl<'a> Counts<'a> {
+    /// All functions of a profile, each with its preferred name and the events of its blocks.
+    fn named(profile: &'a Profile) -> impl Iterator<Item = (&'a FunctionProfile, &'a str, &'a [BlockEvents])> {
+        let all = profile.saved.functions.iter().zip(&profile.details);
+        all.map(|(counts, details)| (counts, details.name.as_str(), details.events.as_slice()))
+    }
+
+    fn all(site: &Site, profile: &'a Profile) -> impl Iterator<Item = Counts<'a>> {
+        let (host, pid) = (site.host(), site.enabled.pid);
+        Counts::named(profile).map(move |(counts, name, events)| Counts {
+            id: FunctionId {
+                host: host.clone(),
+                pid,
+                module: profile.saved.modules.get(counts.module).map_or_else(String::new, |m| m.name.clone()),
+                function: name.to_owned(),
+                offset: hex(counts.start.0),
+            },
+            counts,
+            events,
+        })
+    }
+
+    /// Offset of an address in the function.
+    fn offset(&self, at: Svma) -> String {
+        Offset::between(self.counts.start.0, at.0).in_name()
+    }
+
+    /// Offset of a block; `None` if it does not exist.
+    fn block(&self, index: usize) -> Option<String> {
+        self.counts.blocks.get(index).map(|block| self.offset(block.start))
+    }
+
+    fn instructions(&self) -> u64 {
+        let one = |block: &ingraft_report::BlockCount| block.count.saturating_mul(block.instructions.into());
+        self.counts.blocks.iter().map(one).fold(0, u64::saturating_add)
+    }
+
+    /// Numbers of instructions, calls, branches, and reads and writes of memory.
+    fn events(&self) -> [u64; 5] {
+        let mut sums = [self.instructions(), 0, 0, 0, 0];
+        for (block, events) in self.counts.blocks.iter().zip(self.events) {
+            let each = [0, events.calls, events.branches, events.reads, events.writes];
+            for (sum, each) in sums.iter_mut().zip(each) {
+                *sum = sum.saturating_add(block.count.saturating_mul(each.into()));
+            }
+        }
+        sums
+    }
+
+    /// Prints the records of the function.
+    fn objects(&self, kind: ProfileKind, out: &mut Output) -> Result<(), Stop> {
+        match kind {
+            ProfileKind::Edges => self.counts.edges.iter().try_for_each(|edge| {
+                out.object(&Object::Edge(Edge {
+                    id: self.id.clone(),
+                    from: self.block(edge.from).unwrap_or_default(),
+                    to: block_of(edge.to).and_then(|to| self.block(to)),
+                    outside: match edge.to {
+                        EdgeEnd::Outside(at) => Some(hex(at.0)),
+                        EdgeEnd::Block(_) | EdgeEnd::Dynamic => None,
+                    },
+                    kind: Some(kind_word(edge.kind)),
+                    back: None,
+                    count: edge.count.map(|count| i64::try_from(count).unwrap_or(i64::MAX)),
+                    threads: None,
+                    inexact: self.counts.inexact.clone(),
+                    facts: PairFacts::default(),
+                }))
+            }),
+            ProfileKind::Blocks => self.counts.blocks.iter().try_for_each(|block| {
+                out.object(&Object::Block(Block {
+                    id: self.id.clone(),
+                    block: self.offset(block.start),
+                    size: block.size.into(),
+                    instructions: block.instructions,
+                    header: None,
+                    depth: None,
+                    count: Some(i64::try_from(block.count).unwrap_or(i64::MAX)),
+                    inexact: self.counts.inexact.clone(),
+                }))
+            }),
+            ProfileKind::Events => {
+                let names = ["instructions", "calls", "branches", "memory-reads", "memory-writes"];
+                names.into_iter().zip(self.events()).try_for_each(|(event, own)| {
+                    out.object(&Object::Events(Events {
+                        id: self.id.clone(),
+                        event,
+                        own,
+                        inclusive: None,
+                        inexact: self.counts.inexact.clone(),
+                    }))
+                })
+            }
+        }
+    }
+}

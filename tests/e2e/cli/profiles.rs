@@ -1,0 +1,291 @@
+//! Profiles: counts of all blocks and edges of functions, compared with callgrind's and with the program's own.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip};
+use serde_json::Value;
+
+use crate::blocks::{executions, text_of};
+use crate::tool;
+
+/// Passages of each jump, by the addresses of the jump and of its target in a file, as callgrind counts them.
+fn jumps(module: &str, arguments: &[&str]) -> BTreeMap<(u64, u64), u64> {
+    let directory = open_directory();
+    let file = directory.path().join("jumps");
+    let valgrind = Command::new("valgrind")
+        .args(["-q", "--tool=callgrind", "--dump-instr=yes", "--collect-jumps=yes"])
+        .arg("--compress-pos=no")
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    valgrind.expect("run valgrind");
+    let text = std::fs::read_to_string(&file).expect("callgrind's file");
+    let (mut names, mut object, mut jumps) = (BTreeMap::new(), String::new(), BTreeMap::new());
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("an address");
+    let mut open: Option<(u64, u64)> = None;
+    for line in text.lines() {
+        if let Some(named) = line.strip_prefix("ob=").or_else(|| line.strip_prefix("cob=")) {
+            let (id, name) = named.split_once(' ').map_or((named, None), |(id, name)| (id, Some(name)));
+            if let Some(name) = name {
+                names.insert(id.to_owned(), name.rsplit('/').next().unwrap_or(name).to_owned());
+            }
+            if line.starts_with("ob=") {
+                object.clone_from(&names[id]);
+            }
+        } else if let Some(jump) = line.strip_prefix("jump=").or_else(|| line.strip_prefix("jcnd=")) {
+            let mut words = jump.split(' ');
+            let count = words.next().and_then(|count| count.split('/').next()?.parse().ok()).expect("a count");
+            open = words.next().map(|target| (hex(target), count));
+        } else if let Some((target, count)) = open.take()
+            && object.starts_with(module)
+        {
+            let source = line.split(' ').next().map(hex).expect("an address");
+            *jumps.entry((source, target)).or_default() += count;
+        }
+    }
+    jumps
+}
+
+/// A number of a record in the form `0x1a` or `-0x1a`.
+fn offset(record: &Value, key: &str) -> Option<u64> {
+    let text = record[key].as_str()?;
+    let (minus, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
+    let number = u64::from_str_radix(digits.trim_start_matches("0x"), 16).expect("a number");
+    Some(if minus { number.wrapping_neg() } else { number })
+}
+
+/// Address of a part of a function in the file.
+fn address(record: &Value, key: &str) -> Option<u64> {
+    Some(offset(record, "offset")?.wrapping_add(offset(record, key)?))
+}
+
+/// Runs a command under a profile, and returns its records.
+fn profile(kind: &str, pattern: &str, arguments: &[&str]) -> Outcome {
+    let command = [&["profile", kind, "--check", "--until-exit", pattern, "--"], arguments].concat();
+    let outcome = tool().run(command).assert_code(0);
+    assert_exact(&outcome);
+    outcome
+}
+
+/// Fails if some counts are not exact.
+fn assert_exact(outcome: &Outcome) {
+    let inexact = |record: &&Value| record.get("inexact").is_some();
+    assert_eq!(outcome.objects.iter().find(inexact), None);
+    assert!(!outcome.stderr.contains("not exact"), "{}", outcome.stderr);
+}
+
+/// Blocks by address, each with its length and its count.
+fn blocks(outcome: &Outcome) -> BTreeMap<u64, (u64, u64)> {
+    let all = outcome.all("block");
+    let one =
+        |record: &&Value| Some((address(record, "block")?, (record["size"].as_u64()?, record["count"].as_u64()?)));
+    all.iter().map(|record| one(record).expect("a block")).collect()
+}
+
+fn assert_blocks_equal_callgrinds(module: &str, text: &Range<u64>, arguments: &[&str]) -> BTreeMap<u64, (u64, u64)> {
+    let truth: BTreeMap<u64, u64> = executions(arguments)
+        .into_iter()
+        .filter(|((of, _), _)| of.starts_with(module))
+        .map(|((_, at), count)| (at, count))
+        .collect();
+    let blocks = blocks(&profile("blocks", &format!("{module}:*"), arguments));
+    let inside = blocks.iter().filter(|(at, _)| text.contains(at));
+    let wrong: Vec<_> = inside.filter(|(at, (_, count))| truth.get(at).copied().unwrap_or(0) != *count).collect();
+    assert!(wrong.is_empty(), "{} of {}: {wrong:x?}", wrong.len(), blocks.len());
+    let hot = blocks.values().filter(|(_, count)| *count > 0).count();
+    assert!(hot > 10, "{hot} blocks of {module} were executed");
+    println!("{module}: {} blocks, {hot} of them executed", blocks.len());
+    blocks
+}
+
+fn assert_edges_equal_callgrinds(
+    module: &str,
+    text: &Range<u64>,
+    blocks: &BTreeMap<u64, (u64, u64)>,
+    arguments: &[&str],
+) {
+    let jumps = jumps(module, arguments);
+    let jumped = |block: &u64, to: Option<u64>| -> u64 {
+        let (size, _) = blocks[block];
+        let its = jumps.range((*block, 0)..(block + size, 0));
+        // Callgrind takes the repetitions of a `rep` prefix for jumps.
+        let its = its.filter(|((source, target), _)| source != target);
+        its.filter(|((_, target), _)| to.is_none_or(|to| *target == to)).map(|(_, count)| count).sum()
+    };
+    let outcome = profile("edges", &format!("{module}:*"), arguments);
+    let (mut compared, mut passed) = (0, 0);
+    for record in outcome.all("edge") {
+        let (from, count) = (address(record, "from").expect("a block"), record["count"].as_u64());
+        let (Some(to), Some(count)) = (address(record, "to"), count) else { continue };
+        let (_, executed) = blocks[&from];
+        if !text.contains(&from) {
+            continue;
+        }
+        let truth = match record["kind"].as_str() {
+            Some("taken" | "jump-table") => jumped(&from, Some(to)),
+            Some("fall-through") => executed - jumped(&from, None),
+            // Every call of these programs returns.
+            Some("call-return") => executed,
+            other => panic!("an edge of kind {other:?}"),
+        };
+        assert_eq!(count, truth, "{record}");
+        (compared, passed) = (compared + 1, passed + u64::from(count > 0));
+    }
+    assert!(passed > 10, "{passed} edges of {module} were passed");
+    println!("{module}: {compared} edges, {passed} of them passed");
+}
+
+#[test]
+fn a_profile_of_a_program_equals_callgrinds_counts() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("determ").expect("gcc");
+    let arguments = [path.to_str().expect("a path"), "2000"];
+    let text = text_of(&path);
+    let blocks = assert_blocks_equal_callgrinds("determ", &text, &arguments);
+    assert_edges_equal_callgrinds("determ", &text, &blocks, &arguments);
+}
+
+#[test]
+fn a_profile_of_a_library_equals_callgrinds_counts() {
+    let (true, Some(bzip2)) = (have("valgrind"), find("bzip2")) else {
+        skip!("valgrind or bzip2 is not installed");
+    };
+    let directory = open_directory();
+    let file = directory.path().join("text");
+    let words: String = (0..20_000u32).map(|n| format!("{} {:x}\n", n % 977, n.wrapping_mul(2_654_435_761))).collect();
+    std::fs::write(&file, words).expect("write the input");
+    let path = |path: &Path| path.to_str().expect("a path").to_owned();
+    let libraries = output(Command::new("ldd").arg(&bzip2));
+    let library = libraries.split_whitespace().find(|word| word.starts_with('/') && word.contains("libbz2"));
+    let text = text_of(Path::new(library.expect("libbz2")));
+    let (bzip2, file) = (path(&bzip2), path(&file));
+    let arguments = [bzip2.as_str(), "-kf", &file];
+    let blocks = assert_blocks_equal_callgrinds("libbz2", &text, &arguments);
+    assert_edges_equal_callgrinds("libbz2", &text, &blocks, &arguments);
+}
+
+/// Number of instructions that a function has executed.
+fn events(outcome: &Outcome, function: &str, event: &str) -> u64 {
+    let all = outcome.all("events");
+    let found = all.iter().find(|record| record["function"] == function && record["event"] == event);
+    found.and_then(|record| record["self"].as_u64()).expect("a number")
+}
+
+#[test]
+fn events_are_sums_over_blocks() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("profile", target.pid(), &["events", "leaf", "around", "--check"]);
+    assert_eq!(target.ask("go 1000").number("wrong"), 0);
+    target.ask("around 70");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome);
+    // Of 4,000 calls with 3 rounds each: 4 instructions at first, 3 in each round and 2 at last.
+    let leaf = |event| events(&outcome, "leaf", event);
+    assert_eq!(leaf("instructions"), 4000 * (4 + 3 * 3 + 2));
+    assert_eq!((leaf("calls"), leaf("branches")), (0, 4000 * 3));
+    // The stack is read by each round, by the last addition and by the return.
+    assert_eq!((leaf("memory-reads"), leaf("memory-writes")), (4000 * (3 + 2), 4000 * 2));
+    assert_eq!(events(&outcome, "around", "calls"), 72);
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn profiles_begin_and_end_in_the_middle_of_runs() {
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let (tool, mut late, mut early) = (tool(), 0, 0);
+    for _ in 0..scaled(6, 200) {
+        target.tell("go 60000000");
+        let session = tool.measure("profile", target.pid(), &["blocks", "leaf", "--check"]);
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(target.reply().number("wrong"), 0);
+        // The redundant counter shows whether each thread was corrected for where it stood.
+        assert_exact(&outcome);
+        let removed = &outcome.all("removed")[0]["corrections"];
+        late += removed["late_start"].as_u64().expect("a number");
+        early += removed["early_end"].as_u64().expect("a number");
+        target::assert_clean(target.pid(), &before);
+    }
+    println!("{late} late starts, {early} early ends");
+    assert!(late > 0 && early > 0, "no thread was in the function");
+    assert!(target.end().success());
+}
+
+/// Count of the block of a function that begins at its first byte.
+fn entries(outcome: &Outcome, function: &str) -> u64 {
+    let all = outcome.all("block");
+    let found = all.iter().find(|record| record["function"] == function && record["block"] == "0x0");
+    found.and_then(|record| record["count"].as_u64()).expect("a count")
+}
+
+#[test]
+fn profiles_of_functions_that_exceptions_leave() {
+    let mut target = Mutatee::start("throws", &[]);
+    let before = Text::of(target.pid());
+    let functions = ["blocks", "thrower", "middle", "outer", "--check"];
+    let session = tool().measure("profile", target.pid(), &functions);
+    let reply = target.ask("throw 1000");
+    reply.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome);
+    let counts = ["thrower", "middle"].map(|function| entries(&outcome, function));
+    assert_eq!(counts, ["thrower", "middle"].map(|function| reply.tally(function)));
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn profiles_of_functions_that_jumps_leave() {
+    let mut target = Mutatee::start("jumps", &[]);
+    let before = Text::of(target.pid());
+    let functions = ["blocks", "dive", "sink", "nap", "leaver", "keeper", "--check"];
+    let session = tool().measure("profile", target.pid(), &functions);
+    let landed = target.ask("land 50");
+    let kept = target.ask("keep 50");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome);
+    assert_eq!(entries(&outcome, "dive"), landed.tally("dive"));
+    assert_eq!(entries(&outcome, "keeper"), kept.tally("keeper"));
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
+    let target = Mutatee::start("blocks", &[]);
+    let run = |arguments: &[&str]| tool().run([&["profile", "edges", "-p", &target.pid_text()], arguments].concat());
+    let _ = run(&["leaf#0x11"]).assert_error(2, &["a part of a function", "name the function"]);
+    let _ = run(&["leaf", "--follow", "fork"]).assert_error(2, &["has no fork children"]);
+    let _ = run(&["no_such_function"]).assert_error(3, &["no function matches"]);
+    assert!(target.end().success());
+}
+
+/// All functions of an interpreter are profiled: it must print the same as without.
+#[test]
+fn an_interpreter_under_a_profile_prints_the_same() {
+    let Some(perl) = find("perl") else { skip!("perl is not installed") };
+    let script = "my %h; for my $i (1..20000) { my $s = sprintf('%d-%x', $i % 97, $i * 7919); $h{$s} .= reverse $s } \
+                  my $t = 0; for (sort keys %h) { $t = ($t * 31 + length $h{$_}) % 1000003; eval { die $_ } } print $t";
+    let perl = perl.to_str().expect("a path").to_owned();
+    let plain = output(Command::new(&perl).args(["-e", script]));
+    let directory = open_directory();
+    let records = directory.path().join("records");
+    let records = records.to_str().expect("a path");
+    let command = ["profile", "events", "--until-exit", "-o", records, "perl:*", "--", &perl, "-e", script];
+    let profiled = output(tool().command(command).stderr(Stdio::null()));
+    assert_eq!(profiled.lines().next(), plain.lines().next());
+    let functions = std::fs::read_to_string(records).expect("the records");
+    let functions = functions.lines().filter(|line| line.contains("\"event\":\"instructions\"")).count();
+    println!("{functions} functions of perl were profiled");
+    assert!(functions > 1000);
+}
