@@ -431,11 +431,13 @@ pub(crate) enum ProfileKind {
   ingraft profile blocks -n redis-server 'redis-server:*' --for 10s
   ingraft profile edges -p 4711 parse --for 10s --format json
   ingraft profile events --until-exit 'libbz2:*' -- bzip2 -k file
+  ingraft profile edges -n postgres --all --for 1m -o profile    (for `ingraft report profile --as bolt`)
 
 KIND is edges, blocks or events. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
 derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
-Ctrl-C ends the measurement, removes it, and prints the counts."
+Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
+counts of several processes of one program are added up there."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts

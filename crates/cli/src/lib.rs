@@ -51,7 +51,9 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
         return demo::server::run();
     }
     cli.check()?;
-    let mut out = Output::open(&cli.common)?;
+    // The file of a profile gets the profile, not the text.
+    let file = cli.common.output.as_deref().filter(|_| !matches!(cli.command, Command::Profile(_)));
+    let mut out = Output::open(cli.common.format, file)?;
     // Commands that need no engine do not start one.
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),

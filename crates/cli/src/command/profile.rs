@@ -1,6 +1,9 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them.
 
 use std::cmp::Reverse;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
 
 use ingraft_model::{BlockEvents, EdgeKind, Offset, Svma};
 use ingraft_report::{EdgeEnd, FunctionProfile};
@@ -8,7 +11,7 @@ use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::conn::{Request, Target};
-use crate::exit::Stop;
+use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::code::Block;
 use crate::objects::{Edge, Events, FunctionId, Object, PairFacts, hex};
@@ -42,15 +45,20 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     };
     let plan = Plan::new(&measure, &target, request, out);
     let format = context.common.format;
-    measure::run(plan, context, &mut Profiles { kind, format }, out).await
+    // A file that cannot be written is refused before the target is touched.
+    let save =
+        context.common.output.as_deref().map(|path| Ok::<_, Failure>((path, output::create(path)?))).transpose()?;
+    measure::run(plan, context, &mut Profiles { kind, format, save }, out).await
 }
 
-struct Profiles {
+struct Profiles<'a> {
     kind: ProfileKind,
     format: crate::args::Format,
+    /// The file to save the counts in.
+    save: Option<(&'a Path, File)>,
 }
 
-impl View for Profiles {
+impl View for Profiles<'_> {
     fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
@@ -66,11 +74,25 @@ impl View for Profiles {
             }
             self.tell_inexact(profile);
         }
-        Ok(())
+        self.save(sites)
     }
 }
 
-impl Profiles {
+impl Profiles<'_> {
+    /// Saves the counts, added up over all processes.
+    fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
+        let Some((path, file)) = &mut self.save else { return Ok(()) };
+        let mut profiles = sites.iter().filter_map(|site| Some(&site.profile.as_ref()?.saved));
+        let Some(first) = profiles.next() else { return Ok(()) };
+        let mut sum = first.clone();
+        for other in profiles {
+            let hint = "profile processes of one program, or each process with a file of its own";
+            sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
+        }
+        file.write_all(&sum.to_bytes()).map_err(|e| output::unwritten(path, &e))?;
+        Ok(())
+    }
+
     /// Warns of functions whose counts are not exact.
     fn tell_inexact(&self, profile: &Profile) {
         let inexact: Vec<(&str, &str)> =

@@ -11,10 +11,11 @@ pub(crate) mod words;
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
 
-use crate::args::{Common, Format};
+use crate::args::Format;
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
 use screen::Frame;
@@ -45,15 +46,23 @@ pub(crate) struct Output {
     gathered: Option<String>,
 }
 
+/// Creates the file of `-o`.
+pub(crate) fn create(path: &Path) -> Result<File, Failure> {
+    File::create(path).map_err(|e| unwritten(path, &e))
+}
+
+/// Error of a file of `-o` that cannot be written.
+pub(crate) fn unwritten(path: &Path, e: &io::Error) -> Failure {
+    Failure::failed(format!("cannot write {}: {e}", path.display()), "choose another file with -o")
+}
+
 impl Output {
-    /// Opens the output that the flags ask for. The stream strips colours unless it is a terminal that shows them; it respects NO_COLOR.
-    pub(crate) fn open(common: &Common) -> Result<Self, Stop> {
-        let format = common.format;
-        Ok(match &common.output {
+    /// Opens this file as the output, or the standard output. The stream strips colours unless it is a terminal that shows them; it respects NO_COLOR.
+    pub(crate) fn open(format: Format, file: Option<&Path>) -> Result<Self, Stop> {
+        Ok(match file {
             Some(path) => {
                 let name = path.display().to_string();
-                let file = File::create(path)
-                    .map_err(|e| Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o"))?;
+                let file = create(path)?;
                 let plain = file.try_clone().ok();
                 let sink = Box::new(anstream::StripStream::new(file));
                 Output { format, sink, file: plain, name, terminal: false, shown: Frame::default(), gathered: None }

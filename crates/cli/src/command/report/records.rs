@@ -80,8 +80,9 @@ fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
         size: block.size.into(),
         instructions: block.instructions,
         header: header(number),
-        depth: u32::try_from(loops.around(number).count()).unwrap_or(u32::MAX),
+        depth: u32::try_from(loops.around(number).count()).ok(),
         count: i64::try_from(block.count).ok(),
+        inexact: function.inexact.clone(),
     });
     records.map(Object::Block).collect()
 }
@@ -103,6 +104,7 @@ fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
         back: None,
         count: edge.count.and_then(|count| i64::try_from(count).ok()),
         threads: None,
+        inexact: function.inexact.clone(),
         facts: PairFacts::default(),
     });
     records.map(Object::Edge).collect()
