@@ -82,7 +82,9 @@ fn false_plans(plan: &PatchPlan) -> Vec<PatchPlan> {
         });
     }
     for n in 0..plan.step_out.len() {
-        add(&|other| drop(other.step_out.remove(n)));
+        add(&|other| {
+            other.step_out.remove(n);
+        });
     }
     wrong
 }

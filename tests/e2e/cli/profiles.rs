@@ -275,17 +275,43 @@ fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
 fn an_interpreter_under_a_profile_prints_the_same() {
     let Some(perl) = find("perl") else { skip!("perl is not installed") };
     let script = "my %h; for my $i (1..20000) { my $s = sprintf('%d-%x', $i % 97, $i * 7919); $h{$s} .= reverse $s } \
-                  my $t = 0; for (sort keys %h) { $t = ($t * 31 + length $h{$_}) % 1000003; eval { die $_ } } print $t";
+                  my $t = 0; for (sort keys %h) { $t = ($t * 31 + length $h{$_}) % 1000003; eval { die $_ } } print qq($t\\n)";
     let perl = perl.to_str().expect("a path").to_owned();
     let plain = output(Command::new(&perl).args(["-e", script]));
-    let directory = open_directory();
-    let records = directory.path().join("records");
-    let records = records.to_str().expect("a path");
-    let command = ["profile", "events", "--until-exit", "-o", records, "perl:*", "--", &perl, "-e", script];
-    let profiled = output(tool().command(command).stderr(Stdio::null()));
-    assert_eq!(profiled.lines().next(), plain.lines().next());
-    let functions = std::fs::read_to_string(records).expect("the records");
-    let functions = functions.lines().filter(|line| line.contains("\"event\":\"instructions\"")).count();
+    let command = ["profile", "events", "--until-exit", "perl:*", "--", &perl, "-e", script];
+    let outcome = tool().run(command).assert_code(0);
+    assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "what the program printed");
+    let functions = outcome.all("events").iter().filter(|record| record["event"] == "instructions").count();
     println!("{functions} functions of perl were profiled");
     assert!(functions > 1000);
+}
+
+/// A profile that was saved tells the same as its records, and other tools read what it is written as.
+#[test]
+fn a_saved_profile_is_reported() {
+    let directory = open_directory();
+    let file = directory.path().join("profile");
+    let (path, determ) = (file.to_str().expect("a path"), program("determ").expect("gcc"));
+    let determ = determ.to_str().expect("a path");
+    let command = ["profile", "blocks", "--until-exit", "determ:*", "-o", path, "--", determ, "2000"];
+    let outcome = tool().run(command).assert_code(0);
+    let counts = |outcome: &Outcome| -> BTreeMap<u64, Option<u64>> {
+        let all = outcome.all("block");
+        all.iter().filter_map(|block| Some((address(block, "block")?, block["count"].as_u64()))).collect()
+    };
+    let saved = counts(&tool().run(["report", path, "--as", "json"]).assert_code(0));
+    assert_eq!(saved, counts(&outcome));
+    assert!(saved.len() > 30, "{saved:?}");
+    if !have("callgrind_annotate") {
+        skip!("valgrind is not installed");
+    }
+    let written = directory.path().join("callgrind.out");
+    let written = written.to_str().expect("a path");
+    let _ = tool().run(["report", path, "--as", "callgrind", "-o", written]).assert_code(0);
+    let annotated = output(Command::new("callgrind_annotate").arg(written));
+    let all: u64 =
+        outcome.all("block").iter().filter_map(|b| Some(b["count"].as_u64()? * b["instructions"].as_u64()?)).sum();
+    let total = annotated.lines().find(|line| line.contains("PROGRAM TOTALS")).expect("a total");
+    let digits: String = total.split(' ').next().expect("a number").chars().filter(char::is_ascii_digit).collect();
+    assert_eq!(digits.parse(), Ok(all), "{annotated}");
 }

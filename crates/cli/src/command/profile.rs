@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use ingraft_model::{BlockEvents, EdgeKind, Offset, Svma};
-use ingraft_report::{EdgeEnd, FunctionProfile};
+use ingraft_report::{EdgeEnd, FunctionProfile, SavedProfile};
 use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
@@ -82,10 +82,10 @@ impl Profiles<'_> {
     /// Saves the counts, added up over all processes.
     fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
         let Some((path, file)) = &mut self.save else { return Ok(()) };
-        let mut profiles = sites.iter().filter_map(|site| Some(&site.profile.as_ref()?.saved));
-        let Some(first) = profiles.next() else { return Ok(()) };
-        let mut sum = first.clone();
-        for other in profiles {
+        let mut profiles = sites.iter().filter_map(|site| Some((site, &site.profile.as_ref()?.saved)));
+        let Some((site, first)) = profiles.next() else { return Ok(()) };
+        let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
+        for (_, other) in profiles {
             let hint = "profile processes of one program, or each process with a file of its own";
             sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
         }

@@ -84,7 +84,7 @@ impl Session {
         let plans = Session::begin_profile(control, id, &mut wanted);
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
         if request.profile {
-            Session::note_profile(control, id, plans);
+            self.note_profile(control, id, plans);
         }
         warnings.extend(self.insertion_warnings(control, &keys));
         warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));

@@ -225,7 +225,7 @@ impl Session {
         control.unrun = false;
         let (found, caught_up) = inserted?;
         if request.profile {
-            Session::note_profile(control, id, plans);
+            self.note_profile(control, id, plans);
         }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.

@@ -37,6 +37,8 @@ const TRIES: u32 = 20;
 pub(super) struct Profile {
     functions: Vec<Profiled>,
     began_ns: u64,
+    /// Path of the target's program; empty if it cannot be read.
+    program: String,
     /// Number of threads that were at unknown positions when counting began.
     unknown: u64,
 }
@@ -72,7 +74,7 @@ impl Session {
     }
 
     /// Notes the functions of a profile that were inserted, and the threads that were inside of them.
-    pub(super) fn note_profile(control: &mut Control, id: MeasurementId, plans: Plans) {
+    pub(super) fn note_profile(&self, control: &mut Control, id: MeasurementId, plans: Plans) {
         let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
         let Some(attached) = &control.attached else {
             control.profiles.entry(id).or_default();
@@ -85,6 +87,7 @@ impl Session {
         let profile = control.profiles.entry(id).or_default();
         if profile.began_ns == 0 {
             profile.began_ns = now_ns();
+            profile.program = self.program();
         }
         profile.unknown += seen.unknown;
         let functions = plans.into_iter().enumerate().map(|(n, (key, plan))| Profiled {
@@ -141,7 +144,7 @@ impl Session {
         let saved = SavedProfile {
             host: String::new(),
             pid: u32::try_from(self.pid().0).unwrap_or_default(),
-            program: self.program(),
+            program: profile.program.clone(),
             began_ns: profile.began_ns,
             ended_ns: now_ns(),
             modules: modules.iter().map(|module| module_info(control, *module)).collect(),
