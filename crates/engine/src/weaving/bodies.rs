@@ -12,9 +12,8 @@ use crate::error::Error;
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
-use crate::weaving::plan::{
-    ARENA_MAX, Change, NewArenas, Subject, Unit, Woven, WovenAnew, append, arena_for, codegen_error, defect,
-};
+use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
+use crate::weaving::plan::{Change, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{Found, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, Wanted};
 

@@ -1,6 +1,7 @@
 //! Generated code of a target: sites of points, plans that change them, and calls in progress that are caught up. It uses `program` and
 //! `recovery`.
 
+pub(crate) mod arenas;
 pub(crate) mod bodies;
 pub(crate) mod catch_up;
 pub(crate) mod cost;

@@ -10,9 +10,10 @@ use rustc_hash::FxHashMap;
 use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
+use crate::weaving::arenas::NewArenas;
 use crate::weaving::bodies::{Copies, Hosted};
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, KEPT, NewArenas, Point, Subject, Woven, defect, point_record};
+use crate::weaving::plan::{Change, KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place};
 
@@ -26,9 +27,9 @@ pub(super) struct Moving<'a> {
 struct Moved<'a> {
     place: Place,
     old: &'a Arc<Point>,
-    /// Its place in the copy; `None` for a point without snippets, which only makes room for others.
+    /// The place in the copy; `None` for a point without snippets, which only makes room for others.
     hosted: Option<Hosted>,
-    /// Its snippets, in order.
+    /// The snippets, in order.
     minis: Vec<NewMini<'a>>,
 }
 

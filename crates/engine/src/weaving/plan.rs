@@ -9,7 +9,6 @@ use ingraft_codegen::{
     Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Probe, RemovalRecord, TextSpace, WovenBody,
     WovenPoint, add_mini, remove_mini, remove_within, weave_points_on,
 };
-use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
 };
@@ -22,24 +21,12 @@ use crate::error::{Error, ErrorKind};
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
-use crate::recovery::signature::SIGNATURE;
+use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
 use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::moving;
 use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted};
-
-/// Largest size of an arena in bytes.
-pub(super) const ARENA_MAX: u64 = 1 << 28;
-
-/// Smallest size of an arena in bytes, if that much address space is free.
-const ARENA_LEAST: u64 = 1 << 20;
-
-/// Largest distance in bytes between code and the text that it serves: a little less than a 32-bit displacement reaches.
-const REACH: u64 = (1 << 31) - (1 << 20);
-
-/// Length in bytes of the signature at the start of an arena, which holds no code there.
-const SIGNATURE_ROOM: u64 = SIGNATURE.len() as u64;
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     let all = arena.range();
@@ -205,16 +192,6 @@ pub(super) struct Subject<'a> {
     pub target: &'a Target,
     pub modules: &'a Modules,
     pub env: &'a Environment,
-}
-
-/// Arenas that a change maps.
-pub(super) struct NewArenas<'a> {
-    /// Called with the range of each arena before the arena is mapped.
-    record: &'a mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-    /// Signatures to write into the mapped arenas.
-    signatures: Vec<ArenaCode>,
-    /// Addresses of these arenas without their signatures.
-    ranges: Vec<AvmaRange>,
 }
 
 impl Woven {
@@ -761,39 +738,6 @@ impl Woven {
             {
                 *arena = Arena::new(arena.range());
             }
-        }
-    }
-}
-
-/// Index of an arena that is within reach of a module and has this much room; maps a new one if there is none.
-pub(super) fn arena_for(
-    arenas: &mut Vec<Arena>,
-    target: &Target,
-    text: &AvmaRange,
-    bytes: u64,
-    mapped: &mut NewArenas<'_>,
-) -> Result<usize, Error> {
-    let reaches = |range: &AvmaRange| {
-        text.end.0.saturating_sub(range.start.0) < REACH && range.end.0.saturating_sub(text.start.0) < REACH
-    };
-    let room = |arena: &Arena| arena.range().end.0 - arena.touched().end.0 >= bytes;
-    if let Some(i) = arenas.iter().position(|a| reaches(&a.range()) && room(a)) {
-        return Ok(i);
-    }
-    let failed = |e| Error::process(target.pid(), e);
-    // later snippets of a point must lie in the point's arena, and address space costs nothing
-    let generous = bytes.saturating_mul(4).max(ARENA_LEAST).min(ARENA_MAX.max(bytes));
-    loop {
-        let roomy = target.find_arena(text, generous + SIGNATURE_ROOM);
-        let range = roomy.or_else(|_| target.find_arena(text, bytes + SIGNATURE_ROOM)).map_err(failed)?;
-        // The arena is recorded before it is mapped. If the engine dies in between, its successor knows where to look for the arena.
-        (mapped.record)(&range)?;
-        if target.map_arena_at(&range).map_err(failed)? {
-            mapped.signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
-            let free = range.start.offset(SIGNATURE_ROOM as i64)..range.end;
-            mapped.ranges.push(free.clone());
-            arenas.push(Arena::new(free));
-            return Ok(arenas.len() - 1);
         }
     }
 }
