@@ -6,34 +6,13 @@ use ingraft_codegen::{BodyWeave, Held, Spot, remove_points};
 use ingraft_model::{Avma, BinaryOp, EdgeTarget, Expr, PcMove, PointKind, Snippet, Stmt, ThreadIdentity, VariableId};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::body::{Copied, Copies, start_of};
-use support::image::{Outcome, Program, Step, TEXT};
+use support::body::{Copied, Copies, parts, start_of};
+use support::image::{Outcome, Program, Step};
 use support::random::{Function, functions, lay_out};
 use support::*;
 
 const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
 const CALLS: usize = 2;
-
-/// Bytes of each function of an image, with its address.
-fn parts(image: &[u8], sites: &[ingraft_model::Site]) -> Vec<(Vec<u8>, u64)> {
-    let starts: Vec<u64> = sites.iter().map(|s| s.function.0).collect();
-    let end_of = |start: u64| {
-        let from = (start - TEXT) as usize;
-        let next = starts.iter().copied().filter(|s| *s > start).min().map_or(image.len(), |s| (s - TEXT) as usize);
-        let code = &image[from..next];
-        let mut decoder = iced_x86::Decoder::with_ip(64, code, start, iced_x86::DecoderOptions::NONE);
-        let mut last = 0;
-        while decoder.can_decode() {
-            let i = decoder.decode();
-            last = decoder.position();
-            if i.flow_control() == iced_x86::FlowControl::Return {
-                break;
-            }
-        }
-        code[..last].to_vec()
-    };
-    starts.iter().map(|start| (end_of(*start), *start)).collect()
-}
 
 fn steps(targets: &[u64]) -> Vec<Step> {
     let call = |(i, target): (usize, &u64)| {

@@ -10,25 +10,10 @@ use ingraft_codegen::{
 };
 use ingraft_model::{Arrival, Avma, Bias, FunctionBody, PatchPlan, PcMove, PointKind, Site, SiteKind, Snippet};
 use proptest::prelude::*;
-use support::body::body_of;
-use support::image::{Outcome, Program, Step, TEXT};
+use support::body::{body_of, parts};
+use support::image::{Outcome, Program, Step};
 use support::random::{Function, functions, lay_out};
 use support::*;
-
-/// Bytes of the function at an address, up to its last return.
-fn bytes_of(image: &[u8], start: u64, end: u64) -> Vec<u8> {
-    let code = &image[(start - TEXT) as usize..(end - TEXT) as usize];
-    let mut decoder = iced_x86::Decoder::with_ip(64, code, start, iced_x86::DecoderOptions::NONE);
-    let mut last = 0;
-    while decoder.can_decode() {
-        let i = decoder.decode();
-        last = decoder.position();
-        if i.flow_control() == iced_x86::FlowControl::Return {
-            break;
-        }
-    }
-    code[..last].to_vec()
-}
 
 /// The same point in the copy.
 fn hosted(site: &Site, body: &FunctionBody) -> (Site, Spot) {
@@ -95,16 +80,7 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
     let env = environment(GLIBC);
     let (mut arena, mut text) = (arena(), TextSpace::new());
     text.add_padding(Bias(0), &paddings);
-    let mut starts: Vec<u64> = sites.iter().map(|s| s.function.0).collect();
-    starts.push(TEXT + image.len() as u64);
-    let bodies: Vec<FunctionBody> = sites
-        .iter()
-        .map(|site| {
-            let start = site.function.0;
-            let end = starts.iter().copied().filter(|s| *s > start).min().expect("the end");
-            body_of(&bytes_of(&image, start, end), start)
-        })
-        .collect();
+    let bodies: Vec<FunctionBody> = parts(&image, &sites).iter().map(|(bytes, start)| body_of(bytes, *start)).collect();
     let rooms = bodies.iter().flat_map(|body| body.blocks.iter().skip(1)).filter_map(|block| block.room.clone().ok());
     let all: Vec<Site> = sites.iter().cloned().chain(rooms).collect();
     let counters: Vec<u32> = (0..all.len() as u32).collect();

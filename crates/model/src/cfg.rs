@@ -48,6 +48,20 @@ pub enum EdgeKind {
     Return,
 }
 
+impl EdgeKind {
+    /// The word for the kind in records.
+    pub fn word(self) -> &'static str {
+        match self {
+            EdgeKind::Taken => "taken",
+            EdgeKind::FallThrough => "fall-through",
+            EdgeKind::CallReturn => "call-return",
+            EdgeKind::JumpTable => "jump-table",
+            EdgeKind::TailJump => "tail-jump",
+            EdgeKind::Return => "return",
+        }
+    }
+}
+
 /// Destination of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EdgeTarget {

@@ -5,16 +5,16 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
-use ingraft_model::{BlockEvents, EdgeKind, Offset, Svma};
+use ingraft_model::{BlockEvents, Offset, Svma};
 use ingraft_report::{EdgeEnd, FunctionProfile, SavedProfile};
 use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
+use crate::command::report::records;
 use crate::conn::{Request, Target};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Site, View};
-use crate::objects::code::Block;
-use crate::objects::{Edge, Events, FunctionId, Object, PairFacts, hex};
+use crate::objects::{Events, FunctionId, Object, hex};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{self, DIM, Output};
@@ -180,7 +180,7 @@ fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
     let edges = |counts: &Counts<'_>| -> Vec<(String, &'static str, u64)> {
         let one = |edge: &ingraft_report::EdgeCount| {
             let (from, to) = (counts.block(edge.from)?, counts.block(block_of(edge.to)?)?);
-            Some((format!("{}#{from}->{to}", counts.id.function), kind_word(edge.kind), edge.count?))
+            Some((format!("{}#{from}->{to}", counts.id.function), edge.kind.word(), edge.count?))
         };
         counts.counts.edges.iter().filter_map(one).collect()
     };
@@ -205,18 +205,6 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
     match end {
         EdgeEnd::Block(block) => Some(block),
         EdgeEnd::Outside(_) | EdgeEnd::Dynamic => None,
-    }
-}
-
-/// The word for a kind of edge in records.
-fn kind_word(kind: EdgeKind) -> &'static str {
-    match kind {
-        EdgeKind::Taken => "taken",
-        EdgeKind::FallThrough => "fall-through",
-        EdgeKind::CallReturn => "call-return",
-        EdgeKind::JumpTable => "jump-table",
-        EdgeKind::TailJump => "tail-jump",
-        EdgeKind::Return => "return",
     }
 }
 
@@ -279,35 +267,10 @@ impl<'a> Counts<'a> {
     /// Prints the records of the function.
     fn objects(&self, kind: ProfileKind, out: &mut Output) -> Result<(), Stop> {
         match kind {
-            ProfileKind::Edges => self.counts.edges.iter().try_for_each(|edge| {
-                out.object(&Object::Edge(Edge {
-                    id: self.id.clone(),
-                    from: self.block(edge.from).unwrap_or_default(),
-                    to: block_of(edge.to).and_then(|to| self.block(to)),
-                    outside: match edge.to {
-                        EdgeEnd::Outside(at) => Some(hex(at.0)),
-                        EdgeEnd::Block(_) | EdgeEnd::Dynamic => None,
-                    },
-                    kind: Some(kind_word(edge.kind)),
-                    back: None,
-                    count: edge.count.map(|count| i64::try_from(count).unwrap_or(i64::MAX)),
-                    threads: None,
-                    inexact: self.counts.inexact.clone(),
-                    facts: PairFacts::default(),
-                }))
-            }),
-            ProfileKind::Blocks => self.counts.blocks.iter().try_for_each(|block| {
-                out.object(&Object::Block(Block {
-                    id: self.id.clone(),
-                    block: self.offset(block.start),
-                    size: block.size.into(),
-                    instructions: block.instructions,
-                    header: None,
-                    depth: None,
-                    count: Some(i64::try_from(block.count).unwrap_or(i64::MAX)),
-                    inexact: self.counts.inexact.clone(),
-                }))
-            }),
+            ProfileKind::Edges => records::edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge)),
+            ProfileKind::Blocks => {
+                records::blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))
+            }
             ProfileKind::Events => {
                 let names = ["instructions", "calls", "branches", "memory-reads", "memory-writes"];
                 names.into_iter().zip(self.events()).try_for_each(|(event, own)| {

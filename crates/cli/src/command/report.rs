@@ -1,7 +1,7 @@
 //! `ingraft report`: saved profiles as tables, as differences, and in the formats of other tools. No engine is needed.
 
 mod modules;
-mod records;
+pub(crate) mod records;
 mod tables;
 
 use std::path::Path;

@@ -8,6 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::body::Probe;
 use crate::code::woven::{RemovalRecord, StackView, WovenPoint};
+use crate::patch::text_space::ISLAND;
 
 /// Length in bytes of the longest write.
 const LONGEST: u64 = 8;
@@ -32,7 +33,6 @@ impl Rehosted<'_> {
         let passed = old.is_passed_at(m.from);
         let called = old.stack == StackView::CALLED;
         let begins = (old.base..=old.slot).contains(&m.from) && !called;
-        let outside = !old.records().any(|record| record.code.contains(&m.from));
         // The function's own branches to its entry lead past the snippets.
         let branches = old.kind == PointKind::Entry && m.to == old.function;
         let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called;
@@ -41,7 +41,15 @@ impl Rehosted<'_> {
             Some(probe) => probe.next().copy,
             None => in_copy.get(&m.to).copied().unwrap_or(m.to),
         };
-        (passed || begins || outside).then_some(PcMove { from: m.from, to })
+        (passed || begins).then_some(PcMove { from: m.from, to })
+    }
+
+    /// The islands in the text that lead to the old code. A thread there goes on to the old code, which knows whether it has arrived by the
+    /// function's own branch.
+    fn islands(&self) -> impl Iterator<Item = AvmaRange> {
+        let inside = |at: Avma| self.old.records().any(|record| record.code.contains(&at));
+        let moves = self.old.records().flat_map(|record| &record.moves);
+        moves.filter(move |m| !inside(m.from)).map(|m| m.from..m.from.offset(ISLAND as i64))
     }
 
     /// Call before which the old point lies, if a thread there has run the snippets: the old code jumps to the call in the text.
@@ -56,7 +64,8 @@ pub fn rehost(points: &[Rehosted<'_>], mut insertion: PatchPlan) -> PatchPlan {
     let removal = RemovalRecord::combine(points.iter().flat_map(|point| point.old.records()));
     let in_copy: FxHashMap<Avma, Avma> = insertion.moves.iter().map(|m| (m.from, m.to)).collect();
     let made: FxHashSet<Avma> = points.iter().filter_map(Rehosted::made).collect();
-    insertion.moves.retain(|m| !made.contains(&m.from));
+    let islands: Vec<AvmaRange> = points.iter().flat_map(Rehosted::islands).collect();
+    insertion.moves.retain(|m| !made.contains(&m.from) && !islands.iter().any(|island| island.contains(&m.from)));
     for point in points {
         let moves = point.old.records().flat_map(|record| &record.moves);
         insertion.moves.extend(moves.filter_map(|m| point.onward(m, &in_copy)));
@@ -65,7 +74,7 @@ pub fn rehost(points: &[Rehosted<'_>], mut insertion: PatchPlan) -> PatchPlan {
     insertion.moves.sort_unstable();
     insertion.moves.dedup_by_key(|m| m.from);
     insertion.text = joined(&removal.text, &insertion.text);
-    insertion.step_out.extend(removal.step_out);
+    insertion.step_out.extend(removal.step_out.into_iter().chain(islands));
     insertion.step_out = united(insertion.step_out);
     insertion.retired.extend(removal.retired);
     insertion.retired.sort_unstable_by_key(|range| range.start);

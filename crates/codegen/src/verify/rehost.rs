@@ -17,6 +17,7 @@ type Bytes = BTreeMap<u64, (u8, u8)>;
 /// The plan passes if
 /// - after it, each byte is what the insertion makes of the original text;
 /// - each thread in old code moves to an address whose equivalent in the text is the same, or leaves the code by single steps;
+/// - each thread in an island of old code leaves it by single steps;
 /// - a thread that has run the snippets of a point does not run them again.
 pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
@@ -46,6 +47,15 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
     let left = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.step_out);
     if let Some(code) = codes().chain(left).find(|code| !holds(&plan.step_out, code)) {
         return fail(code.start.0, Flaw::BadMove);
+    }
+    let inside = |at: Avma| codes().any(|code| code.contains(&at));
+    let known = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.moves);
+    for island in known.filter(|m| !inside(m.from)).map(|m| m.from) {
+        // A jump of five bytes.
+        let moved = plan.moves.iter().any(|m| m.from >= island && m.from < island.offset(5));
+        if moved || !holds(&plan.step_out, &(island..island.offset(5))) {
+            return fail(island.0, Flaw::BadMove);
+        }
     }
     moves(points, insertion, plan)
 }

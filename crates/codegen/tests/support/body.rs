@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::image::TEXT;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_codegen::verify::{VerifyError, verify_body, verify_weave};
 use ingraft_codegen::{
@@ -16,6 +17,27 @@ use ingraft_model::{
 
 fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {
     Decoder::with_ip(64, bytes, start, DecoderOptions::NONE).into_iter().collect()
+}
+
+/// Bytes of each function of an image, up to its return, with its address.
+pub fn parts(image: &[u8], sites: &[Site]) -> Vec<(Vec<u8>, u64)> {
+    let starts: Vec<u64> = sites.iter().map(|s| s.function.0).collect();
+    let end_of = |start: u64| {
+        let from = (start - TEXT) as usize;
+        let next = starts.iter().copied().filter(|s| *s > start).min().map_or(image.len(), |s| (s - TEXT) as usize);
+        let code = &image[from..next];
+        let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+        let mut last = 0;
+        while decoder.can_decode() {
+            let i = decoder.decode();
+            last = decoder.position();
+            if i.flow_control() == FlowControl::Return {
+                break;
+            }
+        }
+        code[..last].to_vec()
+    };
+    starts.iter().map(|start| (end_of(*start), *start)).collect()
 }
 
 /// Returns the body of a function whose bytes are all code, which is entered at its first byte only, and in which all calls return.

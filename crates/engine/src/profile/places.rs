@@ -110,8 +110,18 @@ fn jump_target(removal: &TextWrite) -> Option<Avma> {
 
 /// Position of a thread at an instruction of a copy.
 fn in_body(body: &WovenBody, at: Avma) -> Place {
-    let nearest = body.probes.iter().filter(|probe| probe.copy <= at).max_by_key(|probe| probe.copy);
-    match nearest {
+    let nearest = |of: &dyn Fn(PointKind) -> bool| {
+        let before = body.probes.iter().filter(|probe| probe.copy <= at && of(probe.spot.kind));
+        before.max_by_key(|probe| probe.copy)
+    };
+    let is_counted = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
+    let Some(last) = nearest(&|_| true) else { return Place::Unknown };
+    // A return or a call belongs to the block before it.
+    let of_block = match last.spot.kind {
+        PointKind::Exit | PointKind::CallBefore => nearest(&is_counted),
+        PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge => Some(last),
+    };
+    match of_block {
         Some(probe) if probe.copy == at => before(probe),
         Some(probe) => after(probe),
         None => Place::Unknown,
@@ -120,22 +130,23 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
 
 /// Position of a thread at a probe.
 fn before(probe: &Probe) -> Place {
-    match probe.spot.from {
-        None => Place::Arrival(probe.spot.at),
-        Some((_, EdgeKind::CallReturn)) => Place::Before,
-        Some((
-            from,
-            EdgeKind::Taken | EdgeKind::FallThrough | EdgeKind::JumpTable | EdgeKind::TailJump | EdgeKind::Return,
-        )) => Place::Block(from),
+    match (probe.spot.kind, probe.spot.from) {
+        (PointKind::CallAfter, _) | (_, Some((_, EdgeKind::CallReturn))) => Place::Before,
+        (PointKind::Entry | PointKind::Block, _) => Place::Arrival(probe.spot.at),
+        (_, Some((from, _))) => Place::Block(from),
+        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None) => Place::Unknown,
     }
 }
 
 /// Position of a thread behind a probe and before the next one.
 fn after(probe: &Probe) -> Place {
-    match (probe.spot.from, probe.holds) {
-        (None, _) => Place::Block(probe.spot.at),
-        (Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
-        (Some(_), Instruction::Nop) => Place::Arrival(probe.spot.at),
+    match (probe.spot.kind, probe.spot.from, probe.holds) {
+        (PointKind::CallAfter, ..) => Place::Before,
+        (PointKind::Entry, ..) => Place::Arrival(probe.spot.at),
+        (PointKind::Block, ..) => Place::Block(probe.spot.at),
+        (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
+        (_, Some(_), Instruction::Nop) => Place::Arrival(probe.spot.at),
+        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None, _) => Place::Unknown,
     }
 }
 
@@ -149,13 +160,14 @@ fn in_point(point: &WovenPoint, at: Avma) -> Place {
     match (&point.probe, point.kind) {
         (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.spot.at),
         (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.spot.at),
-        (Some(probe), PointKind::Edge | PointKind::Block) => before(probe),
+        (Some(probe), PointKind::Entry | PointKind::CallAfter) if is_passed => after(probe),
+        (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => before(probe),
         (None, PointKind::Block) => {
             let Some(start) = point.resume else { return Place::Unknown };
             if is_passed { Place::Block(start) } else { Place::Arrival(start) }
         }
-        (None, PointKind::Edge)
-        | (_, PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter) => Place::Unknown,
+        (None, PointKind::Edge | PointKind::Entry | PointKind::CallAfter)
+        | (_, PointKind::Exit | PointKind::CallBefore) => Place::Unknown,
     }
 }
 
@@ -230,6 +242,64 @@ impl Visitor for Observer<'_> {
         self.seen = Seen { counters, unknown: unknown.len() as u64 };
         if let Some(other) = &mut self.other {
             other.visit(held);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingraft_codegen::{RemovalRecord, Spot, Way};
+
+    const CALL: EdgeKind = EdgeKind::CallReturn;
+
+    /// A copy at 0x100 of a function at 0x10 with probes that are five bytes long: the entry, the first block, a call at 0x18 that returns to a
+    /// block at 0x20, and that block, whose return is at 0x28.
+    fn body() -> WovenBody {
+        let spot = |kind, at, from| Spot { kind, at: Avma(at), from };
+        let spots = [
+            (0x100, spot(PointKind::Entry, 0x10, None)),
+            (0x105, spot(PointKind::Block, 0x10, None)),
+            (0x112, spot(PointKind::CallBefore, 0x18, None)),
+            (0x120, spot(PointKind::CallAfter, 0x20, None)),
+            (0x125, spot(PointKind::Edge, 0x20, Some((Avma(0x10), CALL)))),
+            (0x12a, spot(PointKind::Block, 0x20, None)),
+            (0x137, spot(PointKind::Exit, 0x28, None)),
+        ];
+        let probe = |(copy, spot): (u64, Spot)| {
+            let home = Way { copy: Avma(0x18), original: Avma(0x18) };
+            let holds = if spot.kind == PointKind::CallBefore { Instruction::Jump(home) } else { Instruction::Nop };
+            Probe { spot, original: spot.at, copy: Avma(copy), bytes: [0; 5], holds }
+        };
+        let mut probes: Vec<Probe> = spots.into_iter().map(probe).collect();
+        probes.sort_unstable_by_key(|probe| probe.spot);
+        WovenBody {
+            function: Avma(0x10),
+            blocks: Vec::new(),
+            probes,
+            exposed: Vec::new(),
+            why_exposed: None,
+            removal: RemovalRecord { code: Avma(0x100)..Avma(0x140), ..RemovalRecord::default() },
+        }
+    }
+
+    #[test]
+    fn positions_in_a_copy() {
+        let body = body();
+        let (first, second) = (Place::Block(Avma(0x10)), Place::Block(Avma(0x20)));
+        for (at, place) in [
+            (0x100, Place::Arrival(Avma(0x10))),
+            (0x105, Place::Arrival(Avma(0x10))),
+            (0x10a, first),
+            (0x112, first),
+            (0x120, Place::Before),
+            (0x125, Place::Before),
+            (0x12a, Place::Arrival(Avma(0x20))),
+            (0x12f, second),
+            (0x137, second),
+            (0x13c, second),
+        ] {
+            assert_eq!(in_body(&body, Avma(at)), place, "at {at:#x}");
         }
     }
 }

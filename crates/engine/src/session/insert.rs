@@ -237,9 +237,13 @@ impl Session {
             let mut events = control.events.attributes();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
+        // Of the stops of an insertion, a profile needs the one in which its counters come.
+        let watch = control.watch.take();
         let ready = self.make_ready(control, bound);
         let ready = ready.and_then(|()| self.list_keys(control, tables));
+        control.watch = watch;
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
+        let watch = control.watch.take();
         let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
             reasons.map_or(Ok((woven, caught_up)), Err)
@@ -266,6 +270,7 @@ impl Session {
         if first {
             self.hook_loader(control);
         }
+        control.watch = watch;
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
@@ -551,7 +556,10 @@ impl Session {
                     attached.woven.release(&idle);
                 }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
-                self.forget_points(attached, change.gone)?;
+                if let Err(error) = self.forget_points(attached, change.gone) {
+                    // Surplus records do no harm, and the code counts already.
+                    tracing::debug!(%error, "records of points that have moved stay in the journal");
+                }
                 let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
                 Ok((change.refused, caught_up))
             }

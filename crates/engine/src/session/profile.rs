@@ -240,7 +240,10 @@ fn positions(
             Place::Text(at) => block(at).map(|block| {
                 let is_first = plan.cfg.blocks.get(block).is_some_and(|b| b.range.start.to_avma(module.bias) == at);
                 // A thread that returns to the text for a call at the beginning of a block has been counted in the copy.
-                let arrives = is_first && (inserting || !is_copied || map.leads(at.offset(ENDBR)));
+                // A block that is a call alone has no `endbr64` before its springboard.
+                let is_alone = plan.cfg.blocks.get(block).is_some_and(|b| b.instructions == 1);
+                let behind_endbr = map.leads(at.offset(ENDBR)) && (!is_alone || at == f.start().to_avma(module.bias));
+                let arrives = is_first && (inserting || !is_copied || behind_endbr);
                 if arrives { Position::Arrival(block) } else { Position::Block(block) }
             }),
             Place::Before | Place::Unknown => None,

@@ -1,6 +1,6 @@
 //! Saved profiles as records for scripts.
 
-use ingraft_model::{EdgeKind, Loops, Svma};
+use ingraft_model::{Loops, Svma};
 use ingraft_report::{EdgeEnd, FunctionChange, FunctionProfile, SavedProfile};
 
 use crate::exit::Stop;
@@ -60,7 +60,8 @@ pub(super) fn offset(at: Svma, start: Svma) -> String {
     format!("{}{:#x}", if at < start { "-" } else { "" }, at.0.abs_diff(start.0))
 }
 
-fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+/// The blocks of a function, with the loops that they belong to.
+pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
     let mut successors = vec![Vec::new(); function.blocks.len()];
     let mut reached = vec![false; function.blocks.len()];
     for edge in &function.edges {
@@ -87,7 +88,8 @@ fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
     records.map(Object::Block).collect()
 }
 
-fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+/// The edges of a function.
+pub(crate) fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
     let start = |block: usize| function.blocks.get(block).map(|block| offset(block.start, function.start));
     let records = function.edges.iter().map(|edge| Edge {
         id: id.clone(),
@@ -97,10 +99,10 @@ fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
             EdgeEnd::Outside(_) | EdgeEnd::Dynamic => None,
         },
         outside: match edge.to {
-            EdgeEnd::Outside(at) => Some(offset(at, function.start)),
+            EdgeEnd::Outside(at) => Some(objects::hex(at.0)),
             EdgeEnd::Block(_) | EdgeEnd::Dynamic => None,
         },
-        kind: Some(word(edge.kind)),
+        kind: Some(edge.kind.word()),
         back: None,
         count: edge.count.and_then(|count| i64::try_from(count).ok()),
         threads: None,
@@ -108,16 +110,4 @@ fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
         facts: PairFacts::default(),
     });
     records.map(Object::Edge).collect()
-}
-
-/// Word for a kind of edges.
-fn word(kind: EdgeKind) -> &'static str {
-    match kind {
-        EdgeKind::Taken => "taken",
-        EdgeKind::FallThrough => "fall-through",
-        EdgeKind::CallReturn => "call-return",
-        EdgeKind::JumpTable => "jump-table",
-        EdgeKind::TailJump => "tail-jump",
-        EdgeKind::Return => "return",
-    }
 }
