@@ -48,6 +48,9 @@ impl<'a> Moving<'a> {
         function: FunctionRef,
         body: &Arc<FunctionBody>,
     ) -> Result<Self, Refusal> {
+        let name = || modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
+        // The points that stay are in the way of the copy.
+        let stays_here = || Refusal::Overlap { other: name().unwrap_or_default() };
         let mut known: FxHashMap<PointKind, Vec<Found>> = FxHashMap::default();
         let mut points = Vec::new();
         for (place, old) in woven.known(function) {
@@ -68,12 +71,11 @@ impl<'a> Moving<'a> {
                     let own = found.iter().find(|f| f.site.as_ref().is_ok_and(|site| site.at == place.at));
                     let hosted = own.and_then(|found| found.hosted.clone());
                     known.insert(place.spot, found);
-                    Some(hosted.ok_or(Refusal::NoSuchPoint)?)
+                    Some(hosted.ok_or_else(stays_here)?)
                 }
             };
             if old.minis.iter().any(|mini| stays(&mini.snippet)) {
-                let name = modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
-                return Err(Refusal::Overlap { other: name.unwrap_or_default() });
+                return Err(stays_here());
             }
             points.push(Moved { place: *place, old, hosted, minis: old.kept() });
         }
