@@ -64,8 +64,10 @@ pub fn rehost(points: &[Rehosted<'_>], mut insertion: PatchPlan) -> PatchPlan {
     let removal = RemovalRecord::combine(points.iter().flat_map(|point| point.old.records()));
     let in_copy: FxHashMap<Avma, Avma> = insertion.moves.iter().map(|m| (m.from, m.to)).collect();
     let made: FxHashSet<Avma> = points.iter().filter_map(Rehosted::made).collect();
-    let islands: Vec<AvmaRange> = points.iter().flat_map(Rehosted::islands).collect();
-    insertion.moves.retain(|m| !made.contains(&m.from) && !islands.iter().any(|island| island.contains(&m.from)));
+    let islands = united(points.iter().flat_map(Rehosted::islands).collect());
+    let in_island =
+        |at: Avma| islands.get(islands.partition_point(|range| range.end <= at)).is_some_and(|r| r.contains(&at));
+    insertion.moves.retain(|m| !made.contains(&m.from) && !in_island(m.from));
     for point in points {
         let moves = point.old.records().flat_map(|record| &record.moves);
         insertion.moves.extend(moves.filter_map(|m| point.onward(m, &in_copy)));

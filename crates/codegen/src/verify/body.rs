@@ -43,6 +43,8 @@ pub fn verify_body(
         ends: FxHashMap::default(),
         mixed: FxHashSet::default(),
         marker: None,
+        behind_marker: FxHashSet::default(),
+        leading: request.body.edges.iter().map(|edge| edge.from).collect(),
         kept: BTreeMap::new(),
         copies: Vec::new(),
         held: Vec::new(),
@@ -52,7 +54,10 @@ pub fn verify_body(
     proof.marker = first.filter(|first| request.body.entry.is_some_and(|entry| entry != *first));
     let from_text = |edge: &Edge| proof.is_exposed(edge.from) && Some(edge.from) != proof.marker;
     let leads = |edge: &Edge| target(edge).filter(|_| from_text(edge));
-    proof.mixed = request.body.edges.iter().filter_map(leads).collect();
+    let mixed = request.body.edges.iter().filter_map(leads).collect();
+    let of_marker = |edge: &&Edge| Some(edge.from) == proof.marker && proof.is_exposed(edge.from);
+    let behind_marker = request.body.edges.iter().filter(of_marker).filter_map(target).collect();
+    (proof.mixed, proof.behind_marker) = (mixed, behind_marker);
     for (index, block) in request.body.blocks.iter().enumerate() {
         proof.block(index, block)?;
     }
@@ -74,6 +79,10 @@ struct Proof<'a> {
     mixed: FxHashSet<usize>,
     /// Index of the block of the `endbr64` before the block to which callers come, if these are two blocks.
     marker: Option<usize>,
+    /// Indices of the blocks to which the marker leads, if it may run in the text.
+    behind_marker: FxHashSet<usize>,
+    /// Indices of the blocks that lead to others.
+    leading: FxHashSet<usize>,
     /// First byte and end of each instruction that stays in the text.
     kept: BTreeMap<u64, u64>,
     /// Original instructions that are copied, each with the equivalent address in the copy.
@@ -220,7 +229,7 @@ impl Proof<'_> {
         let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
         if !branches {
             let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
-            let leaves = ends && !self.request.body.edges.iter().any(|edge| edge.from == from);
+            let leaves = ends && !self.leading.contains(&from);
             let copy = if leaves { self.probe(copy, Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
             let copy = if equal_at(self.memory, o, copy)? { copy } else { self.nops(copy, at)? };
             let c = self.take(copy, at)?;
@@ -283,11 +292,9 @@ impl Proof<'_> {
         if body.entry == Some(block) && by_calls {
             spots.push(Spot::new(PointKind::Entry, at));
         }
-        let from_marker =
-            |edge: &Edge| Some(edge.from) == self.marker && target(edge) == Some(block) && self.is_exposed(edge.from);
         if let Some(Entered::Along(edge)) = body.blocks.get(block).map(|b| b.entered)
             && let Some(edge) = body.edges.get(edge).filter(|edge| target(edge) == Some(block))
-            && !body.edges.iter().any(from_marker)
+            && !self.behind_marker.contains(&block)
         {
             spots.extend((edge.kind == EdgeKind::CallReturn).then_some(Spot::new(PointKind::CallAfter, at)));
             spots.push(self.edge(edge.from, block, edge.kind));

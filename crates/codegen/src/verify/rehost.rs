@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, PatchPlan, PcMove, PointKind, TextWrite};
-use rustc_hash::FxHashMap;
+use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Flaw, VerifyError, check_writes, fail};
 use crate::patch::rehost::Rehosted;
@@ -38,26 +38,36 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
         return fail(*at, Flaw::Unmatched);
     }
     let codes = || points.iter().flat_map(|point| point.old.records()).map(|r| &r.code).filter(|c| c.start < c.end);
-    let holds = |list: &[ingraft_model::AvmaRange], code: &ingraft_model::AvmaRange| {
-        list.iter().any(|range| range.start <= code.start && code.end <= range.end)
-    };
-    if plan.code != insertion.code || codes().any(|code| !plan.retired.contains(code)) {
+    let retired: FxHashSet<&AvmaRange> = plan.retired.iter().collect();
+    if plan.code != insertion.code || codes().any(|code| !retired.contains(code)) {
         return fail(first.0, Flaw::Unmatched);
     }
+    if let Some(pair) = plan.step_out.windows(2).find(|pair| pair[0].end > pair[1].start) {
+        return fail(pair[1].start.0, Flaw::Disorder);
+    }
+    let is_left = |code: &AvmaRange| {
+        let after = plan.step_out.partition_point(|range| range.start <= code.start);
+        let range = after.checked_sub(1).and_then(|index| plan.step_out.get(index));
+        range.is_some_and(|range| code.end <= range.end)
+    };
     let left = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.step_out);
-    if let Some(code) = codes().chain(left).find(|code| !holds(&plan.step_out, code)) {
+    if let Some(code) = codes().chain(left).find(|code| !is_left(code)) {
         return fail(code.start.0, Flaw::BadMove);
     }
-    let inside = |at: Avma| codes().any(|code| code.contains(&at));
-    let known = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.moves);
-    for island in known.filter(|m| !inside(m.from)).map(|m| m.from) {
-        // A jump of five bytes.
-        let moved = plan.moves.iter().any(|m| m.from >= island && m.from < island.offset(5));
-        if moved || !holds(&plan.step_out, &(island..island.offset(5))) {
-            return fail(island.0, Flaw::BadMove);
+    moves(points, insertion, plan)?;
+    for old in points.iter().map(|point| point.old) {
+        let inside = |at: Avma| old.records().any(|record| record.code.contains(&at));
+        let islands = old.records().flat_map(|record| &record.moves).map(|m| m.from).filter(|at| !inside(*at));
+        for island in islands {
+            // A jump of five bytes.
+            let end = island.offset(5);
+            let next = plan.moves.get(plan.moves.partition_point(|m| m.from < island));
+            if next.is_some_and(|m| m.from < end) || !is_left(&(island..end)) {
+                return fail(island.0, Flaw::BadMove);
+            }
         }
     }
-    moves(points, insertion, plan)
+    Ok(())
 }
 
 fn bytes<'a>(writes: impl Iterator<Item = &'a TextWrite>) -> Bytes {
