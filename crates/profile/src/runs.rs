@@ -174,13 +174,9 @@ impl Runs {
         let corrections = Corrections { late: all(&partial.late), early: all(&partial.early) };
         let profile = self.placement.profile(&self.graph, counters, &corrections)?;
         let of = |edge: &Option<EdgeId>| edge.and_then(|edge| profile.edge(edge));
-        let arrivals = |block: usize| {
-            let arrival = self.arrivals.get(block).copied().flatten();
-            // The count of a block is that of the edge from its arrival, so that a thread between the two is not counted.
-            profile.block(arrival.map_or(block, |_| block))
-        };
         Ok(RunCounts {
-            blocks: (0..self.blocks).map(arrivals).collect(),
+            // A thread between an arrival and its block is not counted.
+            blocks: (0..self.blocks).map(|block| profile.block(block)).collect(),
             edges: self.passages.iter().map(of).collect(),
             ends: self.ends.iter().map(|edge| of(edge).unwrap_or_default()).collect(),
             calls: of(&self.calls),

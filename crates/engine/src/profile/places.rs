@@ -174,7 +174,7 @@ fn in_point(point: &WovenPoint, at: Avma) -> Place {
 /// Program counters of all threads in one stop.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Those at known positions, the program counters in signal frames included.
+    /// Program counters at known positions, those in signal frames included.
     pub counters: Vec<Avma>,
     /// Number of those at which it is not known what was counted.
     pub unknown: u64,

@@ -153,7 +153,7 @@ fn probes(cfg: &Cfg, body: &FunctionBody) -> Probes {
         (EdgeTarget::Block(to), EdgeKind::CallReturn | EdgeKind::JumpTable) => along(edge, to),
         (EdgeTarget::Block(_), EdgeKind::Taken | EdgeKind::FallThrough) => true,
         (EdgeTarget::Block(_), EdgeKind::TailJump | EdgeKind::Return) => false,
-        // Entries and exits of a copy have no probes of their own. When they do, they can carry counters here.
+        // Copies have probes at entries and exits, but no counter is placed there: the counts of these edges are derived.
         (EdgeTarget::Outside(_) | EdgeTarget::Dynamic, _) => false,
     };
     Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: vec![true; cfg.blocks.len()] }
