@@ -183,6 +183,10 @@ fn own_branches_back_to_the_entry() {
     s.at = Svma(0x401004);
     s = s.back(vec![back_branch(0x401006, 0x401006, 0x401008, &[0x75, 0xf8])]);
     golden("loop_displaced", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
+    // loop to itself; mov eax,edi; nop; ret: several instructions replace the first one, and one of them leads back to it.
+    let s = site(&[0xe2, 0xfe, 0x89, 0xf8, 0x90, 0xc3]);
+    let s = s.back(vec![back_branch(0x401000, 0x401000, 0x401002, &[0xe2, 0xfe])]);
+    golden("loop_to_itself", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
 }
 
 fn v(n: u32) -> VariableId {

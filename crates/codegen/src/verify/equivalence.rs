@@ -85,7 +85,7 @@ pub(super) fn leaves_if(
     let mut opposite = original;
     opposite.negate_condition_code();
     let stays = Step { walk, pairs, copy }.part(at, end, Some(at))?;
-    let leaves = Step { walk, pairs, copy: tail }.part(at, end, Some(target))?;
+    let leaves = Step { walk, pairs, copy: tail }.rest(at, end, Some(target))?;
     let right = stays.is_jcc_short_or_near()
         && stays.condition_code() == opposite.condition_code()
         && stays.near_branch_target() == lands.unwrap_or(end)
@@ -109,7 +109,7 @@ pub(super) fn called(
     pairs: &mut Vec<Pair>,
 ) -> Result<Option<u64>, VerifyError> {
     let callee = (o.code() == Code::Call_rel32_64).then(|| o.near_branch_target());
-    let jump = Step { walk, pairs, copy }.part(o.ip(), o.next_ip(), callee)?;
+    let jump = Step { walk, pairs, copy }.rest(o.ip(), o.next_ip(), callee)?;
     if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
@@ -142,10 +142,26 @@ impl Step<'_, '_> {
         Ok(may && self.peek()?.near_branch_target() == home)
     }
 
-    /// Takes the next instruction of the copy as a part of the replacement for the original at `original`.
+    /// Takes the next instruction of the copy as the first of those that replace the original at `original`.
     fn part(&mut self, original: u64, original_end: u64, back: Option<u64>) -> Result<Instruction, VerifyError> {
-        let instruction = self.peek()?;
         let first = back == Some(original) && original < original_end;
+        self.take(original, original_end, back, first)
+    }
+
+    /// Takes the next instruction of the copy as a further one of those that replace the original. Its resume address is the original
+    /// itself if a branch leads to itself.
+    fn rest(&mut self, original: u64, original_end: u64, back: Option<u64>) -> Result<Instruction, VerifyError> {
+        self.take(original, original_end, back, false)
+    }
+
+    fn take(
+        &mut self,
+        original: u64,
+        original_end: u64,
+        back: Option<u64>,
+        first: bool,
+    ) -> Result<Instruction, VerifyError> {
+        let instruction = self.peek()?;
         self.pairs.push(Pair { original, original_end, copy: self.copy, first, back });
         self.walk.mark(&instruction)?;
         self.copy = instruction.next_ip();
@@ -174,9 +190,9 @@ impl Step<'_, '_> {
             }
             FlowControl::ConditionalBranch => {
                 let c = self.part(at, end, Some(at))?;
-                let over = self.part(at, end, Some(end))?;
+                let over = self.rest(at, end, Some(end))?;
                 let taken = self.copy;
-                let jump = self.part(at, end, Some(target))?;
+                let jump = self.rest(at, end, Some(target))?;
                 let same = c.code() == o.code()
                     && (o.is_loop() || o.is_loopcc() || o.is_jcx_short())
                     && c.near_branch_target() == taken
@@ -195,7 +211,7 @@ impl Step<'_, '_> {
                 }
                 let mut pushed = push.immediate(0);
                 if pushed != end {
-                    let high = self.part(at, end, None)?;
+                    let high = self.rest(at, end, None)?;
                     let stores = high.code() == Code::Mov_rm32_imm32
                         && high.memory_base() == Register::RSP
                         && high.memory_index() == Register::None
@@ -205,7 +221,7 @@ impl Step<'_, '_> {
                     }
                     pushed = pushed & 0xffff_ffff | u64::from(high.immediate32()) << 32;
                 }
-                let jump = self.part(at, end, direct.then_some(target))?;
+                let jump = self.rest(at, end, direct.then_some(target))?;
                 if jumps_to_callee(o, &jump) && pushed == end { Ok(false) } else { wrong() }
             }
             FlowControl::Return | FlowControl::IndirectBranch => self.same(o).map(|_| false),
