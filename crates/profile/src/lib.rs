@@ -47,7 +47,7 @@ pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
-pub use runs::{Counted, NotCounted, Partial, Position, Probes, RunCounts, Runs};
+pub use runs::{Counted, Earlier, NotCounted, Partial, Position, Probes, RunCounts, Runs};
 pub use shape::{Inexact, Shape};
 pub use trace::{Replay, Token, TraceDefect, Witnesses, regenerate};
 pub use weights::Weights;

@@ -17,12 +17,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_model::{Cfg, EdgeKind, EdgeTarget};
+use ingraft_model::{Cfg, Edge, EdgeKind, EdgeTarget};
 
 use crate::barred::{Barred, Counter, Refused};
 use crate::correction::Corrections;
 use crate::graph::Graph;
-use crate::map::{EdgeId, Key};
+use crate::map::{EdgeId, Key, Vertex};
 use crate::placement::Placement;
 use crate::profile::Defect;
 use crate::shape::{Inexact, Shape};
@@ -89,6 +89,33 @@ pub struct RunCounts {
     pub calls: Option<u64>,
 }
 
+/// Counts from an earlier profile of the same function, which decide where counters are placed: on the edges that control passed least.
+/// Any counts give exact profiles.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Earlier {
+    /// Number of executions of each block, in the order of [`Cfg::blocks`].
+    pub blocks: Vec<u64>,
+    /// Number of passages of each edge, in the order of [`Cfg::edges`]; `None` if it is not known.
+    pub edges: Vec<Option<u64>>,
+}
+
+impl Earlier {
+    /// Count of a block.
+    fn block(&self, block: usize) -> u64 {
+        self.blocks.get(block).copied().unwrap_or_default()
+    }
+
+    /// Count of an edge. If it is not known, the smaller count of the edge's blocks.
+    fn edge(&self, cfg: &Cfg, index: usize) -> u64 {
+        let known = self.edges.get(index).copied().flatten();
+        let bound = |edge: &Edge| match edge.to {
+            EdgeTarget::Block(to) => self.block(edge.from).min(self.block(to)),
+            EdgeTarget::Outside(_) | EdgeTarget::Dynamic => self.block(edge.from),
+        };
+        known.or_else(|| cfg.edges.get(index).map(bound)).unwrap_or_default()
+    }
+}
+
 /// A plan to count the runs of a function.
 #[derive(Clone, Debug)]
 pub struct Runs {
@@ -123,13 +150,34 @@ struct Cut<'a> {
 impl Runs {
     /// Cuts a control-flow graph and places counters. With `check`, adds a redundant counter if an edge is left for one: then
     /// [`Runs::counts`] fails if a thread was lost in the middle of a run, as far as the counter shows it. Takes `O(edges × log edges)`.
+    ///
+    /// The counters are placed by frequencies that are estimated from the structure of the graph.
     pub fn new(cfg: &Cfg, probes: &Probes, check: bool) -> Result<Self, NotCounted> {
+        Self::placed(cfg, probes, check, None)
+    }
+
+    /// As [`Runs::new`], but the counters are placed by the counts of an earlier profile.
+    pub fn by_counts(cfg: &Cfg, probes: &Probes, check: bool, earlier: &Earlier) -> Result<Self, NotCounted> {
+        Self::placed(cfg, probes, check, Some(earlier))
+    }
+
+    fn placed(cfg: &Cfg, probes: &Probes, check: bool, earlier: Option<&Earlier>) -> Result<Self, NotCounted> {
         let whole = Shape::of(cfg)?.build()?;
-        let weights = Weights::estimated(&whole);
+        let estimated = earlier.is_none().then(|| Weights::estimated(&whole));
+        let of_edge = |edge: usize| match (earlier, &estimated) {
+            (Some(earlier), _) => earlier.edge(cfg, edge) as f64,
+            (None, Some(weights)) => weights.edge(EdgeId::at(edge)),
+            (None, None) => 0.0,
+        };
+        let of_block = |block: usize| match (earlier, &estimated) {
+            (Some(earlier), _) => earlier.block(block) as f64,
+            (None, Some(weights)) => weights.vertex(&whole, Vertex::at(block)),
+            (None, None) => 0.0,
+        };
         let mut cut = Cut::new(cfg, probes);
         cut.ways_in();
-        cut.edges(&|edge| weights.edge(EdgeId::at(edge)));
-        cut.arrive(&|block| weights.vertex(&whole, crate::map::Vertex::at(block)));
+        cut.edges(&of_edge);
+        cut.arrive(&of_block);
         let entry = cfg.entry.and_then(|entry| cut.roots.get(&entry).filter(|edges| edges.is_empty()).map(|_| entry));
         let calls = cut.enter(entry);
         let Cut { shape, arrivals, counted, weights, passages, ends, .. } = cut;

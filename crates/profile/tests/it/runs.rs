@@ -2,7 +2,7 @@
 //! ends, and with calls that never return.
 
 use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{Counted, Defect, NotCounted, Partial, Position, Probes, Runs};
+use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, Runs};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -170,6 +170,27 @@ proptest! {
         for (edge, count) in counts.edges.iter().enumerate() {
             // The return of a call to a landing pad is not told from other arrivals there.
             prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
+        }
+    }
+
+    #[test]
+    fn counters_that_are_placed_by_the_counts_of_the_same_walk_change_the_least(
+        cfg in random_cfg(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        unknown in prop::collection::vec(any::<bool>(), 20),
+    ) {
+        let truth = walk(&cfg, &choices, (0, choices.len()));
+        let earlier = Earlier { blocks: truth.blocks.clone(), edges: truth.edges.iter().copied().map(Some).collect() };
+        let estimated = Runs::new(&cfg, &all(&cfg), false).expect("a plan");
+        let measured = Runs::by_counts(&cfg, &all(&cfg), false, &earlier).expect("a plan");
+        let increments = |runs: &Runs| counters(runs, &truth).iter().sum::<u64>();
+        prop_assert!(increments(&measured) <= increments(&estimated));
+        // Counts of which some are unknown, and counts of another function, give the same profile.
+        let some = earlier.edges.iter().zip(&unknown).map(|(count, unknown)| count.filter(|_| !unknown)).collect();
+        for earlier in [earlier.clone(), Earlier { edges: some, ..earlier }, Earlier::default()] {
+            let runs = Runs::by_counts(&cfg, &all(&cfg), true, &earlier).expect("a plan");
+            let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
+            prop_assert_eq!(&counts.blocks, &truth.blocks);
         }
     }
 
