@@ -54,7 +54,8 @@ fn check_calls(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -
         its.map(|(spot, count)| (spot.at, *count))
     };
     let calls = CALLS as i64;
-    let entered = copied.weave.body.exposed.binary_search(&copied.weave.body.function).is_err();
+    let body = &copied.weave.body;
+    let entered = body.exposed.binary_search(&body.function).is_err() && body.called_at(body.function).is_none();
     let entries: Vec<i64> = each(PointKind::Entry).map(|(_, count)| count).collect();
     assert_eq!(entries, if entered { vec![calls] } else { vec![] }, "{}", shown());
     if copied.weave.body.exposed.is_empty() {
@@ -167,14 +168,18 @@ proptest! {
 #[test]
 fn most_random_functions_can_be_copied() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let (mut woven, mut all) = (0, 0);
+    let (mut woven, mut all, mut called) = (0, 0, 0);
     for _ in 0..10 {
         let functions = functions().new_tree(&mut runner).expect("a value").current();
+        let (image, sites, paddings) = lay_out(&functions);
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count());
+        called += copies.functions.iter().flatten().map(|f| f.weave.body.called.len()).sum::<usize>();
         let (w, a) = check(&functions, GLIBC, &count());
         woven += w;
         all += a;
     }
     assert!(woven * 10 > all * 7, "{woven} of {all}");
+    assert!(called > 10, "{called} calls lead to copies");
 }
 
 /// Texts of a copy's instructions, without bits of the encoding that have no effect.
@@ -217,11 +222,13 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
                 (0, _) => flip(&mut probe.copy),
                 (1, _) => flip(&mut probe.original),
                 (_, Held::Branch(way, _) | Held::Jump(way)) => flip(&mut way.original),
-                (_, Held::Nop) => probe.bytes[3] ^= 1,
+                (_, Held::Nop | Held::Called) => probe.bytes[3] ^= 1,
             }
         }
         11 => _ = w.body.exposed.remove(pick(w.body.exposed.len())?),
         12 => _ = w.plan.moves.remove(pick(w.plan.moves.len())?),
+        13 => flip(&mut pick(w.body.called.len()).and_then(|at| w.body.called.get_mut(at))?.start),
+        14 => _ = w.body.called.remove(pick(w.body.called.len())?),
         _ => flip(&mut pick(w.body.removal.text.len()).and_then(|at| w.body.removal.text.get_mut(at))?.at),
     }
     Some(w)
@@ -231,7 +238,7 @@ proptest! {
     #![proptest_config(property_config())]
 
     #[test]
-    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..14u8, any::<usize>(), any::<u8>()), 400)) {
+    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..16u8, any::<usize>(), any::<u8>()), 400)) {
         let (image, sites, paddings) = lay_out(&functions);
         let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count());
         let copied: Vec<_> = copies.functions.iter().flatten().collect();

@@ -100,7 +100,10 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
         let copied = weave_body(&env, &mut arena, &mut text, &copy).expect("the request makes sense");
         let places: Vec<(Site, Spot)> = own.iter().map(|(site, ..)| hosted(site, body)).collect();
         let probes = copied.as_ref().ok().and_then(|copied| {
-            places.iter().map(|(_, spot)| copied.body.probe(spot).ok().copied()).collect::<Option<Vec<_>>>()
+            let probe = |((_, spot), (_, old, _)): (&(Site, Spot), &(_, &WovenPoint, _))| {
+                copied.body.probe(spot).ok().copied().filter(|probe| probe.can_take_over(old))
+            };
+            places.iter().zip(&own).map(probe).collect::<Option<Vec<_>>>()
         });
         let (Ok(copied), Some(probes)) = (copied, probes) else {
             (text, arena) = (before, old_arena);

@@ -1,9 +1,11 @@
 //! Woven functions as values: the copy of a whole function in an arena, and the places in it where points can be woven.
 
-use ingraft_model::{Avma, EdgeKind, Offset, PcMove, PointKind, Refusal, TextWrite};
+use std::borrow::Cow;
+
+use ingraft_model::{Avma, AvmaRange, EdgeKind, Free, Offset, PcMove, PointKind, Refusal, Site, SiteKind, TextWrite};
 
 use crate::code::block::{jmp_bytes, text_write};
-use crate::code::woven::RemovalRecord;
+use crate::code::woven::{RemovalRecord, StackView, WovenPoint};
 
 /// Length in bytes of the jump that leads from a probe to the code of a point.
 pub(crate) const PROBE: usize = 5;
@@ -38,7 +40,7 @@ impl Spot {
 pub struct Probe {
     /// Position that the probe stands for.
     pub spot: Spot,
-    /// Resume address in the text of a thread that is about to execute the probe.
+    /// Resume address in the text of a thread that is about to execute the probe; at [`Held::Called`], the first byte of the callee.
     pub original: Avma,
     /// First byte of the probe.
     pub copy: Avma,
@@ -53,6 +55,8 @@ pub struct Probe {
 pub enum Held {
     /// A nop of five bytes.
     Nop,
+    /// A nop of five bytes to which a call in the text leads: the return address is pushed, and the callee has not begun.
+    Called,
     /// A jump of five bytes.
     Jump(Way),
     /// A conditional jump of six bytes. The second field is the way of a thread that does not take it.
@@ -73,7 +77,7 @@ impl Probe {
     pub(crate) fn ways(&self) -> impl Iterator<Item = Way> {
         let own = Way { copy: self.copy, original: self.original };
         let (first, second) = match self.holds {
-            Held::Nop => (Some(self.next()), None),
+            Held::Nop | Held::Called => (Some(self.next()), None),
             Held::Jump(way) => (Some(way), None),
             Held::Branch(taken, next) => (Some(taken), Some(next)),
         };
@@ -88,7 +92,7 @@ impl Probe {
     /// Where control continues that passes the probe without a jump.
     pub(crate) fn next(&self) -> Way {
         match self.holds {
-            Held::Nop => Way { copy: self.copy.offset(PROBE as i64), original: self.original },
+            Held::Nop | Held::Called => Way { copy: self.copy.offset(PROBE as i64), original: self.original },
             Held::Jump(to) => to,
             Held::Branch(_, next) => next,
         }
@@ -99,9 +103,31 @@ impl Probe {
     pub fn passed(&self) -> Option<Avma> {
         match (self.spot.kind, self.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, _) => Some(self.next().copy),
-            (PointKind::Exit, Held::Jump(_) | Held::Branch(..))
+            (PointKind::Exit, Held::Called | Held::Jump(_) | Held::Branch(..))
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
         }
+    }
+
+    /// Whether a point in the text can move to the probe. Where the return address is pushed, a thread that has run the snippets of a point
+    /// before the call has no equivalent address.
+    pub fn can_take_over(&self, old: &WovenPoint) -> bool {
+        self.holds != Held::Called || old.stack == StackView::CALLED
+    }
+
+    /// The site of a point at the probe. Where the return address is pushed, a register that is free at the beginning of the block may hold an
+    /// argument of the call, so no register counts as free.
+    pub fn site<'s>(&self, site: &'s Site) -> Cow<'s, Site> {
+        if self.holds != Held::Called {
+            return Cow::Borrowed(site);
+        }
+        let kind = match &site.kind {
+            SiteKind::Block { .. } => SiteKind::Block { free: Free::default() },
+            SiteKind::Edge { .. } => SiteKind::Edge { free: Free::default() },
+            SiteKind::Entry { .. } | SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => {
+                return Cow::Borrowed(site);
+            }
+        };
+        Cow::Owned(Site { kind, ..site.clone() })
     }
 
     /// Write that leads from the probe to the code of a point at `base`; `None` if the jump does not reach.
@@ -122,6 +148,9 @@ pub struct WovenBody {
     /// First bytes of the blocks that may run in the text, sorted: no springboard fits where control arrives at them from outside. Points
     /// at these blocks, and at edges that leave them or lead to them, would miss such runs.
     pub exposed: Vec<Avma>,
+    /// Blocks that run in the text up to the call at their end, sorted: no springboard fits at them. The call leads to their probes, which lie
+    /// at the end of the copy and hold [`Held::Called`].
+    pub called: Vec<AvmaRange>,
     /// Reason why no springboard fits at such a block; `None` if there is none.
     pub why_exposed: Option<Refusal>,
     /// Record that removes the copy, together with all points in it.
@@ -132,7 +161,13 @@ impl WovenBody {
     /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
     pub fn entry(&self) -> Option<Avma> {
         let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR);
-        self.removal.text.iter().map(|write| write.at).find(at_entry)
+        self.removal.text.iter().map(|write| write.at).find(|at| at_entry(at) && self.called_at(*at).is_none())
+    }
+
+    /// The block around an address in the text, if it runs there up to its call.
+    pub fn called_at(&self, at: Avma) -> Option<&AvmaRange> {
+        let after = self.called.partition_point(|range| range.start <= at);
+        self.called.get(after.checked_sub(1)?).filter(|range| range.contains(&at))
     }
 
     /// Positions in the text that are equivalent to addresses of the copy, for threads there. Each comes with the kind of point that the
@@ -141,9 +176,12 @@ impl WovenBody {
     pub fn places(&self) -> impl Iterator<Item = (PcMove, Option<PointKind>)> {
         let behind = self.function.offset(ENDBR);
         let entry = self.probes.iter().find(|probe| probe.spot.kind == PointKind::Entry).map(|probe| probe.copy);
+        // A thread there has left the function by a call.
+        let called = self.probes.iter().filter(|probe| probe.holds == Held::Called).map(|probe| probe.copy).min();
         let own = self.removal.moves.iter().filter(|m| self.removal.code.contains(&m.from));
         own.map(move |m| {
-            let is_in = m.to >= self.function && m.to <= behind && Some(m.from) != entry;
+            let inside = Some(m.from) != entry && called.is_none_or(|called| m.from < called);
+            let is_in = m.to >= self.function && m.to <= behind && inside;
             (*m, is_in.then_some(PointKind::Entry))
         })
     }
@@ -161,6 +199,10 @@ impl WovenBody {
         let found = self.probes.binary_search_by_key(spot, |probe| probe.spot).ok();
         let offset = Offset::between(self.function.0, spot.at.0);
         let missing = match spot.kind {
+            // A call begins there, or soon after.
+            PointKind::Entry | PointKind::CallAfter if self.called_at(spot.at).is_some() => {
+                Refusal::TooShort { available: 0, next: "a call that stays in the text" }
+            }
             PointKind::Entry | PointKind::CallAfter | PointKind::Edge => Refusal::SharedArrival { offset },
             PointKind::Exit | PointKind::CallBefore | PointKind::Block => Refusal::NoSuchPoint,
         };

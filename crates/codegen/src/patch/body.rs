@@ -3,6 +3,10 @@
 //! Calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address is in the text. A function
 //! with a system call is not copied. The text stays a correct program, whichever of the springboards are written, because no
 //! springboard covers an address at which control can arrive other than its own first byte.
+//!
+//! Where a block is too short for a springboard because it soon calls, the block runs in the text, and the displacement of its call leads to
+//! the copy, which has the block's probes there and goes on to the callee. The copy of the block leads to the same call, so every arrival at
+//! the block passes these probes once.
 
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
@@ -18,7 +22,7 @@ use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
 use crate::patch::back_branches::Detour;
 use crate::patch::relocate::{self, Displaced};
-use crate::patch::springboard::{self, Form, Head, Width};
+use crate::patch::springboard::{self, DISPLACEMENT, Form, Head, Width};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
 
@@ -153,18 +157,67 @@ impl Code {
 struct Doors {
     /// For each, the index of the block to which it leads, and the original bytes at it.
     heads: Vec<(usize, Head, Vec<u8>)>,
+    /// Calls that lead to the copy, sorted by block.
+    calls: Vec<Calling>,
     /// Indices of the blocks that may run in the text.
     exposed: Vec<usize>,
     /// Reason why a block runs in the text; `None` if there is no such block.
     why: Option<Refusal>,
 }
 
+/// A call at the end of a block without a springboard, whose displacement leads to the copy.
+struct Calling {
+    /// Index of the block.
+    block: usize,
+    /// The call.
+    call: Displaced,
+    /// First byte of the callee.
+    callee: u64,
+}
+
+impl Calling {
+    /// Form of the changed call.
+    fn form(&self) -> Form {
+        Form::Call { len: self.call.bytes().len() as u8, direct: true }
+    }
+
+    /// First byte of the displacement.
+    fn field(&self) -> u64 {
+        self.call.next() - DISPLACEMENT
+    }
+
+    /// The call at the end of a block that runs in the text up to this call, and takes the bytes of its displacement. `None` if the block
+    /// does not end in a direct call, or if something else prevents that the call leads to the copy.
+    fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code, index: usize) -> Option<Self> {
+        let (body, bias) = (request.body, request.bias);
+        let block = body.blocks.get(index)?;
+        let (start, end) = (block.block.range.start, block.block.range.end);
+        let Part::Kept { at, is_call: true } = *code.blocks.get(index)?.last()? else { return None };
+        let offset = usize::try_from(at.checked_sub(start.to_avma(bias).0)?).ok()?;
+        let call = relocate::decode_call(block.bytes.get(offset..)?, at, body.function.to_avma(bias).0).ok()?;
+        let callee = call.callee()?;
+        let before = body.blocks.get(index.saturating_sub(OVERLAPPING)..index)?;
+        let overlaps = before.iter().any(|other| other.block.range.end > start)
+            || body.blocks.get(index + 1).is_some_and(|next| next.block.range.start < end);
+        let first = body.edges.partition_point(|edge| edge.from < index);
+        let mut own = body.edges.get(first..)?.iter().take_while(|edge| edge.from == index);
+        let calling = Calling { block: index, call, callee };
+        let field = calling.field();
+        let fits = !overlaps && own.all(|edge| edge.kind == EdgeKind::CallReturn);
+        if !fits || straddles(field, DISPLACEMENT) {
+            return None;
+        }
+        text.take(field, field + DISPLACEMENT, request.name).ok()?;
+        Some(calling)
+    }
+}
+
 impl Doors {
-    /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text, and
-    /// every block to which it leads gets a springboard too, or runs in the text as well.
+    /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text. Then its
+    /// call leads to the copy, or every block to which it leads gets a springboard too, or runs in the text as well.
     fn choose(env: &Environment, text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code) -> Self {
         let blocks = &request.body.blocks;
-        let mut doors = Doors { heads: Vec::new(), exposed: Vec::new(), why: None };
+        let mut doors = Doors { heads: Vec::new(), calls: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
         let entered = |(_, block): &(usize, &BodyBlock)| block.entered != Entered::Never;
         for (index, _) in blocks.iter().enumerate().filter(entered) {
@@ -180,13 +233,17 @@ impl Doors {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 // The springboard of a range that makes room for an island leads to the copy, too.
                 Err(_) if doors.clears(block.block.range.start.to_avma(request.bias).0) => {}
-                Err(refusal) => {
-                    doors.why.get_or_insert(refusal);
-                    doors.exposed.push(index);
-                    missing.extend(successors(request.body, index));
-                }
+                Err(refusal) => match Calling::choose(text, request, code, index) {
+                    Some(calling) => doors.calls.push(calling),
+                    None => {
+                        doors.why.get_or_insert(refusal);
+                        doors.exposed.push(index);
+                        missing.extend(successors(request.body, index));
+                    }
+                },
             }
         }
+        doors.calls.sort_unstable_by_key(|calling| calling.block);
         doors.exposed.sort_unstable();
         doors
     }
@@ -198,7 +255,8 @@ impl Doors {
 
     /// The reason against the copy of a function all of which runs in the text; `None` if the copy is of use.
     fn refused(&self, body: &FunctionBody) -> Option<Refusal> {
-        let of_use = self.exposed.len() < body.blocks.len() && !self.heads.is_empty();
+        let leads = !self.heads.is_empty() || !self.calls.is_empty();
+        let of_use = self.exposed.len() < body.blocks.len() && leads;
         if of_use { None } else { Some(self.why.clone().unwrap_or(Refusal::NoSuchFunction)) }
     }
 
@@ -213,6 +271,9 @@ impl Doors {
             for at in [Some(head.at), island, cleared].into_iter().flatten() {
                 text.release(&(Avma(at)..Avma(at)));
             }
+        }
+        for at in self.calls.iter().map(|calling| Avma(calling.field())) {
+            text.release(&(at..at));
         }
     }
 }
@@ -302,6 +363,10 @@ struct Copy<'a> {
     labels: Vec<u64>,
     /// Address in the copy to which the springboard of each block leads.
     arrivals: Vec<u64>,
+    /// Calls that lead to the copy.
+    calls: &'a [Calling],
+    /// Address in the copy to which each of them leads.
+    called: Vec<u64>,
     fixups: Vec<Fixup>,
     probes: Vec<Placed>,
     /// Addresses of the original instructions, with the equivalent ones in the copy.
@@ -322,11 +387,15 @@ impl Copy<'_> {
 
     /// Adds a nop that a point may replace.
     fn nop(&mut self, spot: Spot, original: u64) {
+        self.replaceable(spot, original, Held::Nop);
+    }
+
+    fn replaceable(&mut self, spot: Spot, original: u64, holds: Held) {
         let back = Back::To(original);
         self.on_one_page(PROBE as u64, back);
         let copy = Avma(self.out.here());
         self.out.put(&PROBE_NOP, back);
-        let probe = Probe { spot, original: Avma(original), copy, bytes: PROBE_NOP, holds: Held::Nop };
+        let probe = Probe { spot, original: Avma(original), copy, bytes: PROBE_NOP, holds };
         self.probes.push(Placed { probe, to: None });
     }
 
@@ -352,18 +421,50 @@ impl Copy<'_> {
     /// which alone control arrives.
     fn arrivals_of(&self, block: usize) -> [Option<Spot>; 3] {
         let body = self.request.body;
+        if self.is_called(block) {
+            return [None; 3];
+        }
         let only_marker = self.mixed.get(&block);
         let at = Avma(self.start(block));
         let entry = body.entry == Some(block) && only_marker.is_none_or(|only| *only);
         let entry = entry.then(|| Spot::new(PointKind::Entry, at));
-        let along = match body.blocks.get(block).map(|b| b.entered) {
-            Some(Entered::Along(edge)) if only_marker.is_none() => body.edges.get(edge),
-            Some(Entered::Along(_) | Entered::Never | Entered::Otherwise) | None => None,
-        };
+        let along = self.along(block);
         let returns = along.is_some_and(|edge| edge.kind == EdgeKind::CallReturn);
         let after = returns.then(|| Spot::new(PointKind::CallAfter, at));
         let edge = along.and_then(|edge| Some(self.edge(edge.from, target(edge)?, edge.kind)));
         [entry, after, edge]
+    }
+
+    /// The edge along which alone control arrives that comes to a block's original address.
+    fn along(&self, block: usize) -> Option<&Edge> {
+        let body = self.request.body;
+        match body.blocks.get(block).map(|b| b.entered) {
+            Some(Entered::Along(edge)) if !self.mixed.contains_key(&block) => body.edges.get(edge),
+            Some(Entered::Along(_) | Entered::Never | Entered::Otherwise) | None => None,
+        }
+    }
+
+    /// Whether a block runs in the text up to its call.
+    fn is_called(&self, block: usize) -> bool {
+        self.calls.binary_search_by_key(&block, |calling| calling.block).is_ok()
+    }
+
+    /// Adds the probes of blocks that run in the text up to their calls, to which these calls lead.
+    fn calls(&mut self) -> Result<(), EmitError> {
+        for Calling { block, call, callee } in self.calls {
+            let its = |edge: &&Edge| target(edge) == Some(*block);
+            let only = self.along(*block).filter(|_| self.request.body.edges.iter().filter(its).count() == 1);
+            let edge = only.map(|edge| self.edge(edge.from, *block, edge.kind));
+            let at = Avma(self.start(*block));
+            let spots = [Spot::new(PointKind::Block, at), Spot::new(PointKind::CallBefore, Avma(call.at))];
+            self.on_one_page(PROBE as u64, Back::To(*callee));
+            self.called.push(self.out.here());
+            for spot in edge.into_iter().chain(spots) {
+                self.replaceable(spot, *callee, Held::Called);
+            }
+            self.out.jmp(*callee, Back::To(*callee))?;
+        }
+        Ok(())
     }
 
     /// Copies a block. `falls` says whether the copy before it runs on into this one.
@@ -381,7 +482,10 @@ impl Copy<'_> {
         if !arrives {
             self.set_arrival(index, label);
         }
-        self.nop(Spot::new(PointKind::Block, Avma(start)), start);
+        let called = self.is_called(index);
+        if !called {
+            self.nop(Spot::new(PointKind::Block, Avma(start)), start);
+        }
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
         for part in parts {
             if part.at() != start && matches!(part, Part::Copied(_)) {
@@ -390,7 +494,7 @@ impl Copy<'_> {
             match part {
                 // A thread at the instruction itself stays in the text, where the instruction is.
                 Part::Kept { at, is_call } => {
-                    if *is_call {
+                    if *is_call && !called {
                         self.on_one_page(PROBE as u64, Back::To(*at));
                         let home = Way { copy: Avma(*at), original: Avma(*at) };
                         let spot = Spot::new(PointKind::CallBefore, Avma(*at));
@@ -533,22 +637,33 @@ impl Copy<'_> {
 fn copy<'a>(
     request: &'a BodyRequest<'a>,
     code: &Code,
-    exposed: &[usize],
+    doors: &'a Doors,
     at: u64,
 ) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
     let count = code.blocks.len();
     let (labels, arrivals) = (vec![0; count], vec![0; count]);
-    let mixed = mixed(request.body, exposed);
+    let mixed = mixed(request.body, &doors.exposed);
     let mut out = Block::default();
     out.restart(at);
-    let mut copy =
-        Copy { request, mixed, out, labels, arrivals, fixups: Vec::new(), probes: Vec::new(), moves: Vec::new() };
+    let mut copy = Copy {
+        request,
+        mixed,
+        out,
+        labels,
+        arrivals,
+        calls: &doors.calls,
+        called: Vec::new(),
+        fixups: Vec::new(),
+        probes: Vec::new(),
+        moves: Vec::new(),
+    };
     let mut falls = false;
     for (index, parts) in code.blocks.iter().enumerate() {
         let follows = Some(index + 1).filter(|next| *next < count);
         falls = copy.block(index, parts, falls)? && copy.run_on(index, follows)?;
     }
     copy.arrivals()?;
+    copy.calls()?;
     let probes = copy.finish()?;
     Ok((copy, probes))
 }
@@ -559,7 +674,7 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
     let mut at = arena.place(0, aligned).ok_or(EmitError::ArenaFull)?;
     // The length depends on the address, because probes lie on one page.
     let (copy, probes) = loop {
-        let (copy, probes) = copy(request, code, &doors.exposed, at)?;
+        let (copy, probes) = copy(request, code, doors, at)?;
         let place = arena.place(copy.out.bytes.len() as u64, aligned).ok_or(EmitError::ArenaFull)?;
         if place == at {
             break (copy, probes);
@@ -573,6 +688,11 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
     for (block, head, old) in &doors.heads {
         let to = copy.arrivals.get(*block).copied().ok_or(EmitError::OutOfReach)?;
         springboards(head, old, to, &copies, &mut plan.text, &mut moves)?;
+    }
+    for (calling, to) in doors.calls.iter().zip(&copy.called) {
+        let (offset, bytes) = calling.form().write(calling.call.at, *to).ok_or(EmitError::OutOfReach)?;
+        let old = calling.call.bytes().get(offset as usize..).unwrap_or_default();
+        plan.text.push(text_write(calling.field(), old, &bytes));
     }
     plan.text.sort_unstable_by_key(|w| w.at);
     let len = copy.out.bytes.len() as u64;
@@ -588,6 +708,7 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
         blocks: (0..copy.labels.len()).map(|b| Way { copy: Avma(copy.labels[b]), original: starts(&b) }).collect(),
         probes,
         exposed: doors.exposed.iter().map(starts).collect(),
+        called: doors.calls.iter().map(|calling| starts(&calling.block)..Avma(calling.call.next())).collect(),
         why_exposed: doors.why.clone(),
         removal,
     };

@@ -5,6 +5,7 @@ use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, Si
 
 use crate::code::arena::{Arena, SlowRoutine};
 use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
+use crate::code::body::Held;
 use crate::code::branches::{Branches, WINDOW};
 use crate::code::cost::Cost;
 use crate::code::environment::Environment;
@@ -154,6 +155,9 @@ impl<'a> Builder<'a> {
         let (home, stack) = match (site.point_kind(), head.displaced.last()) {
             (PointKind::CallBefore, Some(call)) if head.is_called() => {
                 (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
+            }
+            (PointKind::CallBefore, _) if head.probe.is_some_and(|probe| probe.holds == Held::Called) => {
+                (Back::To(head.point), StackView::CALLED)
             }
             (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
             (PointKind::Entry, _) if head.probe.is_none() => (Back::To(head.at), StackView::FUNCTION),

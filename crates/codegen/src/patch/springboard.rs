@@ -32,7 +32,7 @@ pub(crate) enum Form {
 /// Lengths of calls that a direct call with the same end can replace.
 const REPLACEABLE: std::ops::RangeInclusive<u64> = 5..=8;
 /// Length of a direct call's displacement, its last bytes.
-const DISPLACEMENT: u64 = 4;
+pub(crate) const DISPLACEMENT: u64 = 4;
 /// Prefix that a direct call ignores.
 const PADDING: u8 = 0x67;
 
@@ -271,7 +271,7 @@ pub(crate) fn within(
 pub(crate) fn at_probe(request: &PointRequest<'_>, probe: Probe) -> Head {
     let place = Place::new(request);
     let jump = match probe.holds {
-        Held::Nop => None,
+        Held::Nop | Held::Called => None,
         Held::Jump(to) => Some(Displaced::jump(probe.original.0, to.copy.0)),
         Held::Branch(to, _) => Some(Displaced::branch(probe.original.0, probe.bytes, to.copy.0)),
     };

@@ -5,7 +5,9 @@
 //! - calls and instructions that fault on purpose are not copied: the copy jumps to them; there is no system call;
 //! - every springboard leads to the copy of its own block, lies where control can arrive only at its first byte, and covers no instruction
 //!   that stays in the text;
-//! - every block at which control arrives in the text has a springboard, or is named as exposed, with all blocks to which it leads;
+//! - every block at which control arrives in the text has a springboard, or is named as exposed, with all blocks to which it leads, or runs
+//!   in the text up to a call that leads to the copy;
+//! - such a call is the only way out of its block and keeps its length; the copy has the block's probes there, and jumps to the callee;
 //! - each probe is a nop or a jump at the position that it names;
 //! - each instruction of the copy has one equivalent address in the text, and each original instruction one in the copy.
 
@@ -44,12 +46,14 @@ pub fn verify_body(
         mixed: FxHashSet::default(),
         marker: None,
         behind_marker: FxHashSet::default(),
+        calls: BTreeMap::new(),
         leading: request.body.edges.iter().map(|edge| edge.from).collect(),
         kept: BTreeMap::new(),
         copies: Vec::new(),
         held: Vec::new(),
     };
     proof.claims(plan)?;
+    proof.calls = proof.called()?;
     let first = proof.block_at(body.function.0);
     proof.marker = first.filter(|first| request.body.entry.is_some_and(|entry| entry != *first));
     let from_text = |edge: &Edge| proof.is_exposed(edge.from) && Some(edge.from) != proof.marker;
@@ -62,6 +66,7 @@ pub fn verify_body(
         proof.block(index, block)?;
     }
     proof.arrivals()?;
+    proof.at_calls()?;
     proof.tiled()?;
     proof.probes()?;
     let doors = proof.springboards(text)?;
@@ -81,6 +86,8 @@ struct Proof<'a> {
     marker: Option<usize>,
     /// Indices of the blocks to which the marker leads, if it may run in the text.
     behind_marker: FxHashSet<usize>,
+    /// Calls that lead to the copy, by the indices of their blocks.
+    calls: BTreeMap<usize, Instruction>,
     /// Indices of the blocks that lead to others.
     leading: FxHashSet<usize>,
     /// First byte and end of each instruction that stays in the text.
@@ -122,6 +129,39 @@ impl Proof<'_> {
         if !plan.retired.is_empty() { fail(at, Flaw::Unmatched) } else { Ok(()) }
     }
 
+    /// The calls of the blocks that are named as running in the text up to their calls.
+    fn called(&self) -> Result<BTreeMap<usize, Instruction>, VerifyError> {
+        let (body, blocks) = (&self.request.body, &self.request.body.blocks);
+        let mut calls = BTreeMap::new();
+        for named in &self.body.called {
+            let wrong = || fail(named.start.0, Flaw::Unmatched);
+            let Some(index) = self.block_at(named.start.0) else { return wrong() };
+            let range = &blocks[index].block.range;
+            let (mut at, mut rest) = (named.start.0, blocks[index].bytes.as_slice());
+            let mut last = None;
+            while !rest.is_empty() {
+                let i = decode(rest, at)?;
+                (at, rest) = (i.next_ip(), rest.get(i.len()..).unwrap_or_default());
+                last = Some(i);
+            }
+            let Some(call) = last.filter(|i| i.code() == Code::Call_rel32_64) else { return wrong() };
+            let mut others =
+                blocks.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, b)| &b.block.range);
+            let alone = others.all(|other| other.end <= range.start || other.start >= range.end);
+            let mut leaving = body.edges.iter().filter(|edge| edge.from == index);
+            let right = range.end.to_avma(self.request.bias) == named.end
+                && call.next_ip() == named.end.0
+                && !self.is_exposed(index)
+                && leaving.all(|edge| edge.kind == EdgeKind::CallReturn)
+                && alone;
+            if !right || calls.last_key_value().is_some_and(|(last, _)| *last >= index) {
+                return wrong();
+            }
+            calls.insert(index, call);
+        }
+        Ok(calls)
+    }
+
     fn start(&self, block: usize) -> u64 {
         self.body.blocks.get(block).map_or(0, |way| way.original.0)
     }
@@ -153,12 +193,16 @@ impl Proof<'_> {
 
     /// Takes the nop of a probe, and the nops before it. Returns the address after it.
     fn probe(&mut self, at: u64, spot: Spot, original: u64) -> Result<u64, VerifyError> {
+        self.replaceable(at, spot, original, Held::Nop)
+    }
+
+    fn replaceable(&mut self, at: u64, spot: Spot, original: u64, held: Held) -> Result<u64, VerifyError> {
         let at = self.nops(at, original)?;
         let nop = self.take(at, original)?;
         if nop.code() != Code::Nop_rm32 || nop.len() != PROBE || at % 4096 > 4096 - PROBE as u64 {
             return fail(at, Flaw::NotEquivalent);
         }
-        self.held.push((spot, Avma(at), original, Held::Nop));
+        self.held.push((spot, Avma(at), original, held));
         Ok(nop.next_ip())
     }
 
@@ -167,7 +211,8 @@ impl Proof<'_> {
         let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
         let spot = Spot::new(PointKind::Block, Avma(start));
         self.copies.push(PcMove { from: Avma(start), to: Avma(label) });
-        let mut copy = self.probe(label, spot, start)?;
+        let is_called = self.calls.contains_key(&index);
+        let mut copy = if is_called { label } else { self.probe(label, spot, start)? };
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
             let original = decode(rest, at)?;
@@ -179,7 +224,7 @@ impl Proof<'_> {
                 let copy = self.nops(copy, at)?;
                 let jump = self.take(copy, at)?;
                 let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
-                if matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+                if matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall) && !is_called {
                     let call = Held::Jump(Way { copy: Avma(at), original: Avma(at) });
                     self.jump(Spot::new(PointKind::CallBefore, Avma(at)), copy, at, call)?;
                 }
@@ -283,7 +328,7 @@ impl Proof<'_> {
     /// The points at which control arrives that comes to a block's original address, in order.
     fn arrivals_at(&self, block: usize) -> Vec<Spot> {
         let mut spots = Vec::new();
-        if self.mixed.contains(&block) {
+        if self.mixed.contains(&block) || self.calls.contains_key(&block) {
             return spots;
         }
         let (body, at) = (&self.request.body, Avma(self.start(block)));
@@ -292,14 +337,51 @@ impl Proof<'_> {
         if body.entry == Some(block) && by_calls {
             spots.push(Spot::new(PointKind::Entry, at));
         }
-        if let Some(Entered::Along(edge)) = body.blocks.get(block).map(|b| b.entered)
-            && let Some(edge) = body.edges.get(edge).filter(|edge| target(edge) == Some(block))
-            && !self.behind_marker.contains(&block)
-        {
+        if let Some(edge) = self.along(block).filter(|_| !self.behind_marker.contains(&block)) {
             spots.extend((edge.kind == EdgeKind::CallReturn).then_some(Spot::new(PointKind::CallAfter, at)));
             spots.push(self.edge(edge.from, block, edge.kind));
         }
         spots
+    }
+
+    /// The edge along which alone control arrives that comes to a block's original address.
+    fn along(&self, block: usize) -> Option<&Edge> {
+        let body = &self.request.body;
+        let Entered::Along(edge) = body.blocks.get(block)?.entered else { return None };
+        body.edges.get(edge).filter(|edge| target(edge) == Some(block))
+    }
+
+    /// Compares what calls in the text lead to: the probes of their blocks, and a jump to the callee.
+    fn at_calls(&mut self) -> Result<(), VerifyError> {
+        for (block, call) in self.calls.clone() {
+            let (callee, at) = (call.near_branch_target(), Avma(self.start(block)));
+            let from_text = self.mixed.contains(&block) || self.behind_marker.contains(&block);
+            let into = self.request.body.edges.iter().filter(|edge| target(edge) == Some(block)).count();
+            let only = self.along(block).filter(|_| !from_text && into == 1);
+            let edge = only.map(|edge| self.edge(edge.from, block, edge.kind));
+            let own = [Spot::new(PointKind::Block, at), Spot::new(PointKind::CallBefore, Avma(call.ip()))];
+            let spots: Vec<Spot> = edge.into_iter().chain(own).collect();
+            let Some(mut after) = spots.first().and_then(|first| self.claimed(first)).map(|at| at.0) else {
+                return fail(at.0, Flaw::Unmatched);
+            };
+            let field = Avma(call.next_ip() - 4);
+            let write = self.body.removal.text.iter().find(|write| write.at == field && write.len == 4);
+            let leads = write.and_then(|write| write.old_bytes().first_chunk()).is_some_and(|displacement| {
+                let displacement = i64::from(i32::from_le_bytes(*displacement));
+                call.next_ip().wrapping_add_signed(displacement) == after
+            });
+            if !leads {
+                return fail(field.0, Flaw::Astray);
+            }
+            for spot in spots {
+                after = self.replaceable(after, spot, callee, Held::Called)?;
+            }
+            let jump = self.take(after, callee)?;
+            if jump.code() != Code::Jmp_rel32_64 || jump.near_branch_target() != callee {
+                return fail(after, Flaw::NotEquivalent);
+            }
+        }
+        Ok(())
     }
 
     fn is_exposed(&self, block: usize) -> bool {
@@ -419,14 +501,16 @@ impl Proof<'_> {
             }
         }
         let by_address: FxHashMap<u64, &TextWrite> = writes.iter().map(|w| (w.at.0, w)).collect();
+        let fields: FxHashSet<u64> = self.calls.values().map(|call| call.next_ip() - 4).collect();
         let first: FxHashMap<u64, u64> = self.copies.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
         for (index, block) in self.request.body.blocks.iter().enumerate() {
-            let Ok(site) = &block.room else { continue };
+            let Some(site) = block.room.as_ref().ok().filter(|_| !self.calls.contains_key(&index)) else { continue };
             if site.at != block.block.range.start && self.request.body.block_at(site.at).is_some() {
                 continue;
             }
             let at = site.at.to_avma(self.request.bias);
-            let Some(w) = by_address.get(&at.0).filter(|_| !islands.contains(&at.0)) else { continue };
+            let is_known = islands.contains(&at.0) || fields.contains(&at.0);
+            let Some(w) = by_address.get(&at.0).filter(|_| !is_known) else { continue };
             let lands = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + u64::from(w.len);
             if site.landings.iter().any(lands) {
                 return fail(at.0, Flaw::LandingInside);
@@ -446,7 +530,8 @@ impl Proof<'_> {
             self.covers_nothing_kept(at.0, w.len)?;
             doors.insert(at.0, index);
         }
-        for w in writes.iter().filter(|w| !doors.contains_key(&w.at.0) && !islands.contains(&w.at.0)) {
+        let is_known = |at: u64| doors.contains_key(&at) || islands.contains(&at) || fields.contains(&at);
+        for w in writes.iter().filter(|w| !is_known(w.at.0)) {
             // A range that is displaced to make room: its copy is that of its first instruction.
             let copy = first.get(&w.at.0).copied();
             if w.len != 5 || copy.is_none() || jump_of(w) != copy {
@@ -495,7 +580,7 @@ impl Proof<'_> {
     fn exposed(&self, found: &Found) -> Result<(), VerifyError> {
         let exposed = |block: usize| self.is_exposed(block);
         let mut with_door = vec![false; self.body.blocks.len()];
-        for block in found.doors.values() {
+        for block in found.doors.values().chain(self.calls.keys()) {
             if let Some(known) = with_door.get_mut(*block) {
                 *known = true;
             }
@@ -507,7 +592,8 @@ impl Proof<'_> {
             }
         }
         for edge in &self.request.body.edges {
-            if let Some(to) = target(edge).filter(|to| exposed(edge.from) && misses(*to)) {
+            let in_text = exposed(edge.from) || self.calls.contains_key(&edge.from);
+            if let Some(to) = target(edge).filter(|to| in_text && misses(*to)) {
                 return fail(self.start(to), Flaw::Astray);
             }
         }

@@ -112,7 +112,7 @@ pub fn verify_removed_within(
 fn equivalent(probe: Option<&Probe>, to: Avma) -> Avma {
     let Some(probe) = probe else { return to };
     let ways = match probe.holds {
-        Held::Nop => [None, None],
+        Held::Nop | Held::Called => [None, None],
         Held::Jump(taken) => [Some(taken), None],
         Held::Branch(taken, next) => [Some(taken), Some(next)],
     };

@@ -1,7 +1,7 @@
 //! Changes that points make in copies of instructions that other points displace: a springboard over a copy of the point's own
 //! instruction, and a redirected copy of a jump.
 
-use ingraft_model::{Avma, BackBranch, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, BackBranch, Free, PcMove, PointKind, SiteKind, TextWrite};
 use rustc_hash::FxHashMap;
 
 use super::equivalence::{self, Pair};
@@ -9,7 +9,7 @@ use super::interpreter::Walk;
 use super::memory::decode;
 use super::{Flaw, Proof, VerifyError, fail};
 use crate::code::body::{Held, Probe, Way};
-use crate::code::woven::{Inner, WovenPoint};
+use crate::code::woven::{Inner, StackView, WovenPoint};
 use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
 
@@ -148,6 +148,15 @@ impl Proof<'_> {
         if !right {
             return fail(copy, Flaw::Unmatched);
         }
+        let fits_call = match &site.kind {
+            // A register that is free at the beginning of the block may hold an argument here.
+            SiteKind::Block { free } | SiteKind::Edge { free } => *free == Free::default(),
+            SiteKind::CallBefore => point.stack == StackView::CALLED,
+            SiteKind::Entry { .. } | SiteKind::Exit { .. } | SiteKind::CallAfter { .. } => false,
+        };
+        if probe.holds == Held::Called && !fits_call {
+            return fail(copy, Flaw::Unmatched);
+        }
         walk.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
@@ -161,7 +170,9 @@ impl Proof<'_> {
         };
         let own = Way { copy: probe.copy, original: probe.original };
         match probe.holds {
-            Held::Nop => leaves(walk, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?,
+            Held::Nop | Held::Called => {
+                leaves(walk, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?;
+            }
             // A thread that has not executed the jump yet may execute the one in the text.
             Held::Jump(to) => leaves(walk, &mut pairs, tail, Way { copy: to.copy, ..own })?,
             Held::Branch(taken, next) => {
@@ -189,14 +200,14 @@ impl Proof<'_> {
         }
         let begin = match probe.holds {
             Held::Branch(..) => walk.memory().decode(base)?.next_ip(),
-            Held::Nop | Held::Jump(_) => base,
+            Held::Nop | Held::Called | Held::Jump(_) => base,
         };
         self.snippets(walk, begin, &pairs)?;
         // The thread is about to leave the function, or to make the call.
         let passed = match (site.point_kind(), probe.holds) {
-            (PointKind::Exit, Held::Nop) => Some(Avma(copy + ROOM as u64)),
+            (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, Held::Called) => Some(Avma(copy + ROOM as u64)),
             (PointKind::CallBefore, Held::Jump(call)) => Some(call.copy),
-            (PointKind::Exit | PointKind::CallBefore, Held::Nop | Held::Jump(_) | Held::Branch(..))
+            (PointKind::Exit | PointKind::CallBefore, Held::Nop | Held::Called | Held::Jump(_) | Held::Branch(..))
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
         };
         expected.extend(passed.map(|from| PcMove { from, to: point.base }));

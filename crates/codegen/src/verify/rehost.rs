@@ -18,9 +18,13 @@ type Bytes = BTreeMap<u64, (u8, u8)>;
 /// - after it, each byte is what the insertion makes of the original text;
 /// - each thread in old code moves to an address whose equivalent in the text is the same, or leaves the code by single steps;
 /// - each thread in an island of old code leaves it by single steps;
-/// - a thread that has run the snippets of a point does not run them again.
+/// - a thread that has run the snippets of a point does not run them again;
+/// - to a probe behind a pushed return address, only points at the same call move.
 pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
+    if let Some(point) = points.iter().find(|point| point.probe.is_some_and(|probe| !probe.can_take_over(point.old))) {
+        return fail(point.old.at.0, Flaw::Unmatched);
+    }
     let first = plan.text.first().map_or(Avma(0), |write| write.at);
     let removal = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.text);
     let (removed, inserted, all) = (bytes(removal), bytes(insertion.text.iter()), bytes(plan.text.iter()));

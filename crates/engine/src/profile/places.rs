@@ -42,6 +42,8 @@ enum Code<'w> {
 #[derive(Debug)]
 pub struct CodeMap<'w> {
     code: Vec<(AvmaRange, Code<'w>)>,
+    /// Blocks that run in the text up to a call, each with the position of a thread that has not executed the call; sorted.
+    called: Vec<(AvmaRange, Place)>,
     /// Springboards and islands, by their first bytes.
     jumps: FxHashMap<Avma, &'w TextWrite>,
     arenas: Vec<AvmaRange>,
@@ -50,8 +52,9 @@ pub struct CodeMap<'w> {
 impl<'w> CodeMap<'w> {
     /// Lists the code of points and of copies.
     pub fn new(woven: &'w Woven) -> Self {
-        let (mut code, mut jumps) = (Vec::new(), FxHashMap::default());
+        let (mut code, mut called, mut jumps) = (Vec::new(), Vec::new(), FxHashMap::default());
         for body in woven.copied() {
+            called.extend(body.called.iter().map(|range| (range.clone(), before_call(body, range.start))));
             code.push((body.removal.code.clone(), Code::Body(body)));
             jumps.extend(body.removal.text.iter().map(|write| (write.at, write)));
         }
@@ -60,7 +63,8 @@ impl<'w> CodeMap<'w> {
             jumps.extend(point.removal.text.iter().map(|write| (write.at, write)));
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
-        CodeMap { code, jumps, arenas: woven.arenas() }
+        called.sort_unstable_by_key(|(range, _)| range.start);
+        CodeMap { code, called, jumps, arenas: woven.arenas() }
     }
 
     /// Position of a thread at an address.
@@ -73,7 +77,9 @@ impl<'w> CodeMap<'w> {
         match self.code_at(at) {
             Some(Code::Body(body)) => in_body(body, at),
             Some(Code::Point(point)) => in_point(point, at),
-            None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => Place::Text(pc),
+            None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => {
+                self.before_call_at(pc).unwrap_or(Place::Text(pc))
+            }
             None => Place::Unknown,
         }
     }
@@ -90,6 +96,13 @@ impl<'w> CodeMap<'w> {
             Some(Code::Point(_)) => false,
             None => !self.arenas.iter().any(|arena| arena.contains(&pc)),
         }
+    }
+
+    /// Position of a thread in the text of a block that runs there up to its call.
+    fn before_call_at(&self, at: Avma) -> Option<Place> {
+        let after = self.called.partition_point(|(range, _)| range.start <= at);
+        let (range, place) = self.called.get(after.checked_sub(1)?)?;
+        range.contains(&at).then_some(*place)
     }
 
     fn code_at(&self, at: Avma) -> Option<Code<'w>> {
@@ -115,7 +128,13 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
         before.max_by_key(|probe| probe.copy)
     };
     let is_counted = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
-    let Some(last) = nearest(&|_| true) else { return Place::Unknown };
+    let called = body.blocks.iter().filter(|way| way.copy <= at && body.called_at(way.original).is_some());
+    let called = called.max_by_key(|way| way.copy);
+    let last = nearest(&|_| true);
+    if let Some(way) = called.filter(|way| last.is_none_or(|last| last.copy < way.copy)) {
+        return before_call(body, way.original);
+    }
+    let Some(last) = last else { return Place::Unknown };
     // A return or a call belongs to the block before it.
     let of_block = match last.spot.kind {
         PointKind::Exit | PointKind::CallBefore => nearest(&is_counted),
@@ -126,6 +145,13 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
         Some(probe) => after(probe),
         None => Place::Unknown,
     }
+}
+
+/// Position of a thread that is about to execute the call at the end of a block, which leads to the block's probes.
+fn before_call(body: &WovenBody, block: Avma) -> Place {
+    let is_own = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
+    let its = |probe: &&Probe| probe.holds == Instruction::Called && probe.spot.at == block && is_own(probe.spot.kind);
+    body.probes.iter().filter(its).min_by_key(|probe| probe.copy).map_or(Place::Unknown, before)
 }
 
 /// Position of a thread at a probe.
@@ -145,7 +171,7 @@ fn after(probe: &Probe) -> Place {
         (PointKind::Entry, ..) => Place::Arrival(probe.spot.at),
         (PointKind::Block, ..) => Place::Block(probe.spot.at),
         (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
-        (_, Some(_), Instruction::Nop) => Place::Arrival(probe.spot.at),
+        (_, Some(_), Instruction::Nop | Instruction::Called) => Place::Arrival(probe.spot.at),
         (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None, _) => Place::Unknown,
     }
 }
@@ -278,8 +304,68 @@ mod tests {
             blocks: Vec::new(),
             probes,
             exposed: Vec::new(),
+            called: Vec::new(),
             why_exposed: None,
             removal: RemovalRecord { code: Avma(0x100)..Avma(0x140), ..RemovalRecord::default() },
+        }
+    }
+
+    /// The same function, whose second block is a call that leads to the copy at 0x130. The edge from the first call is the only one to the
+    /// block if `only`.
+    fn called_body(only: bool) -> WovenBody {
+        let mut body = body();
+        body.probes.retain(|probe| probe.spot.at < Avma(0x20));
+        let spot = |kind, from| Spot { kind, at: Avma(0x20), from };
+        let edge = only.then_some(spot(PointKind::Edge, Some((Avma(0x10), CALL))));
+        let spots = edge.into_iter().chain([spot(PointKind::Block, None), spot(PointKind::CallBefore, None)]);
+        body.probes.extend((0x130..).step_by(5).zip(spots).map(|(copy, spot)| Probe {
+            spot,
+            original: Avma(0x999),
+            copy: Avma(copy),
+            bytes: [0; 5],
+            holds: Instruction::Called,
+        }));
+        body.probes.sort_unstable_by_key(|probe| probe.spot);
+        body.blocks =
+            vec![Way { copy: Avma(0x105), original: Avma(0x10) }, Way { copy: Avma(0x120), original: Avma(0x20) }];
+        body.called = vec![Avma(0x20)..Avma(0x25)];
+        body.removal.code = Avma(0x100)..Avma(0x144);
+        body
+    }
+
+    #[test]
+    fn positions_before_a_call_that_leads_to_the_copy() {
+        let (first, second) = (Place::Block(Avma(0x10)), Place::Block(Avma(0x20)));
+        let arrival = Place::Arrival(Avma(0x20));
+        for (only, places) in [
+            (
+                false,
+                [
+                    (0x11f, first),
+                    (0x120, arrival),
+                    (0x12a, arrival),
+                    (0x130, arrival),
+                    (0x135, second),
+                    (0x13a, second),
+                ],
+            ),
+            (
+                true,
+                [
+                    (0x11f, first),
+                    (0x120, Place::Before),
+                    (0x130, Place::Before),
+                    (0x135, arrival),
+                    (0x13a, second),
+                    (0x13f, second),
+                ],
+            ),
+        ] {
+            let body = called_body(only);
+            for (at, place) in places {
+                assert_eq!(in_body(&body, Avma(at)), place, "at {at:#x}");
+            }
+            assert_eq!(before_call(&body, Avma(0x20)), if only { Place::Before } else { arrival });
         }
     }
 

@@ -15,6 +15,9 @@ use crate::program::modules::{Module, Modules};
 /// Name of the metric that the pairs of profiles have.
 pub const METRIC: &str = "edge_profile";
 
+/// Length in bytes of a springboard.
+const SPRINGBOARD: u64 = 5;
+
 /// The plan to profile one function.
 #[derive(Debug)]
 pub struct Plan {
@@ -41,8 +44,8 @@ impl Plan {
         }
         let cfg = module.image.cfg(f);
         let body = module.image.body(f)?;
-        let runs = Runs::new(&cfg, &probes(&cfg, &body), check).map_err(|why| refusal(why, &cfg, f))?;
-        let events = body.blocks.iter().map(|b| block_events(b.block.range.start, &b.bytes)).collect();
+        let events: Vec<_> = body.blocks.iter().map(|b| block_events(b.block.range.start, &b.bytes)).collect();
+        let runs = Runs::new(&cfg, &probes(&cfg, &body, &events), check).map_err(|why| refusal(why, &cfg, f))?;
         Ok(Plan { function, first: f.start(), cfg, events, runs })
     }
 
@@ -143,14 +146,28 @@ fn metric() -> Arc<MetricInfo> {
 /// The edges and blocks at which the copy of a function has probes.
 ///
 /// Control arrives at the original address of a block behind a call, and of a block to which a jump table leads. If it arrives there in one
-/// way only, that edge has a probe where the springboard leads into the copy.
-fn probes(cfg: &Cfg, body: &FunctionBody) -> Probes {
+/// way only, that edge has a probe where the springboard leads into the copy. A block in which no springboard fits before its call has its
+/// probes at the call, where all arrivals look alike: if there is another edge to it, none has a probe of its own there.
+fn probes(cfg: &Cfg, body: &FunctionBody, events: &[BlockEvents]) -> Probes {
+    let mut into = vec![0_u32; cfg.blocks.len()];
+    for edge in &cfg.edges {
+        if let EdgeTarget::Block(to) = edge.to
+            && let Some(known) = into.get_mut(to)
+        {
+            *known += 1;
+        }
+    }
+    let is_short = |block: usize| match (cfg.blocks.get(block), events.get(block)) {
+        (Some(block), Some(events)) => events.calls > 0 && events.last.0 < block.range.start.0 + SPRINGBOARD,
+        (None, _) | (_, None) => false,
+    };
+    let is_told = |to: usize| into.get(to) == Some(&1) || !is_short(to);
     let along = |edge: &Edge, to: usize| match body.blocks.get(to).map(|block| block.entered) {
         Some(Entered::Along(only)) => body.edges.get(only) == Some(edge),
         Some(Entered::Never | Entered::Otherwise) | None => false,
     };
     let has_probe = |edge: &Edge| match (edge.to, edge.kind) {
-        (EdgeTarget::Block(to), EdgeKind::CallReturn | EdgeKind::JumpTable) => along(edge, to),
+        (EdgeTarget::Block(to), EdgeKind::CallReturn | EdgeKind::JumpTable) => along(edge, to) && is_told(to),
         (EdgeTarget::Block(_), EdgeKind::Taken | EdgeKind::FallThrough) => true,
         (EdgeTarget::Block(_), EdgeKind::TailJump | EdgeKind::Return) => false,
         // Copies have probes at entries and exits, but no counter is placed there: the counts of these edges are derived.

@@ -48,9 +48,7 @@ impl<'a> Moving<'a> {
         function: FunctionRef,
         body: &Arc<FunctionBody>,
     ) -> Result<Self, Refusal> {
-        let name = || modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
-        // The points that stay are in the way of the copy.
-        let stays_here = || Refusal::Overlap { other: name().unwrap_or_default() };
+        let stays_here = || in_the_way(modules, function);
         let mut known: FxHashMap<PointKind, Vec<Found>> = FxHashMap::default();
         let mut points = Vec::new();
         for (place, old) in woven.known(function) {
@@ -81,6 +79,12 @@ impl<'a> Moving<'a> {
         }
         Ok(Moving { function, points })
     }
+}
+
+/// Refusal of a copy of a function whose points stay in the text.
+fn in_the_way(modules: &Modules, function: FunctionRef) -> Refusal {
+    let name = modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
+    Refusal::Overlap { other: name.unwrap_or_default() }
 }
 
 /// The points that move so that the chosen functions can be copied. Copies of functions whose points cannot move are given up.
@@ -150,10 +154,18 @@ impl Woven {
             self.weave_bodies(subject, copies, &mut points, change, mapped)?;
             self.weave_new(subject, module, &points, change, mapped)?;
         }
+        let stuck = moving.iter().filter(|points| points.points.iter().any(|moved| self.is_stuck(moved)));
+        change.not_copied.extend(stuck.map(|points| (points.function, in_the_way(subject.modules, points.function))));
         // A point that stays must not be lost.
         let lost = change.refused.extract_if(|(_, pair), _| *pair == KEPT);
         change.not_copied.extend(lost.map(|((function, _), refusal)| (function, refusal)));
         Ok(())
+    }
+
+    /// Whether the probe of a point that moves cannot take its threads over.
+    fn is_stuck(&self, moved: &Moved<'_>) -> bool {
+        let probe = moved.new_place().and_then(|place| self.woven_at(&place)?.probe);
+        probe.is_some_and(|probe| !probe.can_take_over(&moved.old.woven))
     }
 
     fn forget_point(&mut self, modules: &Modules, moved: &Moved<'_>) -> PointRecord {

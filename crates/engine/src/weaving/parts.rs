@@ -1,6 +1,6 @@
 //! The parts of generated code: which bytes of an arena and of the text belong to which point, for people who read the code.
 
-use ingraft_codegen::{Chain, RemovalRecord, StackView, WovenBody, WovenPoint};
+use ingraft_codegen::{Chain, Held, RemovalRecord, StackView, WovenBody, WovenPoint};
 use ingraft_model::{Avma, AvmaRange, PcMove, PointKind, TextWrite};
 
 use crate::api::CodePart;
@@ -87,14 +87,16 @@ impl GeneratedPoint {
         parts.add(woven.tail..woven.tail_end, CodePart::Relocated);
         parts.add(woven.leave..woven.tail, CodePart::Restore);
         parts.add(woven.tail_end..code.end, CodePart::Room);
-        let point = match woven.kind {
+        // Where a call leads to the probe, a thread that leaves the code goes on in the callee.
+        let called = woven.probe.filter(|probe| probe.holds == Held::Called).map(|probe| probe.spot.at);
+        let point = called.unwrap_or_else(|| match woven.kind {
             PointKind::Entry => woven.function,
             PointKind::CallAfter => woven.at,
             PointKind::CallBefore if woven.stack == StackView::CALLED => woven.at,
             PointKind::CallBefore | PointKind::Exit | PointKind::Block | PointKind::Edge => {
                 woven.resume.unwrap_or(woven.at)
             }
-        };
+        });
         let mut moves: Vec<PcMove> = woven.records().flat_map(|r| r.moves.iter().copied()).collect();
         moves.sort_unstable();
         GeneratedPoint {

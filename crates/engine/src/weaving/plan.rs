@@ -810,7 +810,7 @@ struct Meter {
 
 /// Inputs for the code of a new point.
 struct Prepared<'a> {
-    site: &'a Site,
+    site: Cow<'a, Site>,
     minis: Vec<MiniRequest<'a>>,
     /// Name of the point's function.
     name: Cow<'a, str>,
@@ -825,18 +825,19 @@ impl<'a> Prepared<'a> {
         point: &NewPoint<'a>,
     ) -> Self {
         let function = point.place.function;
+        let probe = point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied());
         Prepared {
-            site: point.site,
+            site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
             minis: point.minis.iter().map(|m| m.request()).collect(),
             name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
             beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
-            probe: point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied()),
+            probe,
         }
     }
 
     fn request(&self, bias: Bias) -> PointRequest<'_> {
         PointRequest {
-            site: self.site,
+            site: &self.site,
             bias,
             name: &self.name,
             minis: &self.minis,
