@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use ingraft_analysis::FunctionKind;
+use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
-use ingraft_model::{Focus, FunctionRef, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Focus, FunctionRef, Instrumentation, ModuleRef, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
@@ -22,6 +23,7 @@ use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
 use crate::program::pattern::{Pattern, SourceLine};
+use crate::weaving::trial::text_of;
 
 /// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -328,10 +330,15 @@ fn profiled(modules: &Modules, request: &EnableRequest, missing: Missing) -> Res
     }
     let functions = resolve_patterns(modules, &request.functions, missing)?;
     refuse_many(functions.len(), request)?;
+    let mut texts: FxHashMap<ModuleRef, TextSpace> = FxHashMap::default();
+    for function in &functions {
+        texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));
+    }
     let wanted = |function: &FunctionRef| {
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
-        let (plan, instrumentation) = match Plan::new(modules, *function, request.check) {
+        let text = texts.get(&function.module)?;
+        let (plan, instrumentation) = match Plan::new((modules, text), *function, request.check) {
             Ok(plan) => {
                 let instrumentation = plan.instrumentation();
                 (Some(Arc::new(plan)), instrumentation)

@@ -3,14 +3,16 @@
 use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Function, FunctionKind, block_events};
+use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Entered, FunctionBody, FunctionRef, Insertion,
-    Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
-    UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Bias, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation,
+    MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma, UnitsType, ValueUnit,
+    Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{Counted, Inexact, NotCounted, Probes, Runs};
 
 use crate::program::modules::{Module, Modules};
+use crate::weaving::trial;
 
 /// Name of the metric that the pairs of profiles have.
 pub const METRIC: &str = "edge_profile";
@@ -35,7 +37,9 @@ pub struct Plan {
 
 impl Plan {
     /// Plans the counters of a function, with `check` also a redundant one. Fails if not all of its counts can be counted or derived.
-    pub fn new(modules: &Modules, function: FunctionRef, check: bool) -> Result<Plan, Refusal> {
+    ///
+    /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it.
+    pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionRef, check: bool) -> Result<Plan, Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
             FunctionKind::Normal => {}
@@ -45,7 +49,13 @@ impl Plan {
         let cfg = module.image.cfg(f);
         let body = module.image.body(f)?;
         let events: Vec<_> = body.blocks.iter().map(|b| block_events(b.block.range.start, &b.bytes)).collect();
-        let runs = Runs::new(&cfg, &probes(&cfg, &body, &events), check).map_err(|why| refusal(why, &cfg, f))?;
+        let copy = trial::copy(modules, function, &body, text)?;
+        let probes = probes(&cfg, &copy, (module.bias, &events));
+        let runs = Runs::new(&cfg, &probes, check).map_err(|why| match (why, copy.why_exposed) {
+            // A block that runs in the text has no counter.
+            (NotCounted::Block(_), Some(exposed)) => exposed,
+            (why, _) => refusal(why, &cfg, f),
+        })?;
         Ok(Plan { function, first: f.start(), cfg, events, runs })
     }
 
@@ -143,12 +153,11 @@ fn metric() -> Arc<MetricInfo> {
     Arc::clone(METRIC_INFO.get_or_init(info))
 }
 
-/// The edges and blocks at which the copy of a function has probes.
+/// The edges and blocks at which the copy of a function has probes. Others are derived if they can be.
 ///
-/// Control arrives at the original address of a block behind a call, and of a block to which a jump table leads. If it arrives there in one
-/// way only, that edge has a probe where the springboard leads into the copy. A block in which no springboard fits before its call has its
-/// probes at the call, where all arrivals look alike: if there is another edge to it, none has a probe of its own there.
-fn probes(cfg: &Cfg, body: &FunctionBody, events: &[BlockEvents]) -> Probes {
+/// A block in which no springboard fits before its call may have its probes at the call, where all arrivals look alike. If there are several
+/// edges to it, those along which control arrives at its original address are derived, because islands may be scarcer than on trial.
+fn probes(cfg: &Cfg, copy: &WovenBody, (bias, events): (Bias, &[BlockEvents])) -> Probes {
     let mut into = vec![0_u32; cfg.blocks.len()];
     for edge in &cfg.edges {
         if let EdgeTarget::Block(to) = edge.to
@@ -161,19 +170,18 @@ fn probes(cfg: &Cfg, body: &FunctionBody, events: &[BlockEvents]) -> Probes {
         (Some(block), Some(events)) => events.calls > 0 && events.last.0 < block.range.start.0 + SPRINGBOARD,
         (None, _) | (_, None) => false,
     };
-    let is_told = |to: usize| into.get(to) == Some(&1) || !is_short(to);
-    let along = |edge: &Edge, to: usize| match body.blocks.get(to).map(|block| block.entered) {
-        Some(Entered::Along(only)) => body.edges.get(only) == Some(edge),
-        Some(Entered::Never | Entered::Otherwise) | None => false,
+    let start = |block: usize| Some(cfg.blocks.get(block)?.range.start.to_avma(bias));
+    let has_probe = |edge: &Edge| {
+        let EdgeTarget::Block(to) = edge.to else { return false };
+        let is_told = match edge.kind {
+            EdgeKind::CallReturn | EdgeKind::JumpTable => into.get(to) == Some(&1) || !is_short(to),
+            EdgeKind::Taken | EdgeKind::FallThrough | EdgeKind::TailJump | EdgeKind::Return => true,
+        };
+        let (Some(from), Some(at)) = (start(edge.from), start(to)) else { return false };
+        is_told && copy.probe(&Spot { kind: PointKind::Edge, at, from: Some((from, edge.kind)) }).is_ok()
     };
-    let has_probe = |edge: &Edge| match (edge.to, edge.kind) {
-        (EdgeTarget::Block(to), EdgeKind::CallReturn | EdgeKind::JumpTable) => along(edge, to) && is_told(to),
-        (EdgeTarget::Block(_), EdgeKind::Taken | EdgeKind::FallThrough) => true,
-        (EdgeTarget::Block(_), EdgeKind::TailJump | EdgeKind::Return) => false,
-        // Copies have probes at entries and exits, but no counter is placed there: the counts of these edges are derived.
-        (EdgeTarget::Outside(_) | EdgeTarget::Dynamic, _) => false,
-    };
-    Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: vec![true; cfg.blocks.len()] }
+    let has_block = |block| start(block).is_some_and(|at| copy.probe(&Spot::new(PointKind::Block, at)).is_ok());
+    Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: (0..cfg.blocks.len()).map(has_block).collect() }
 }
 
 fn refusal(why: NotCounted, cfg: &Cfg, function: &Function) -> Refusal {

@@ -8,8 +8,8 @@ use ingraft_codegen::{
     weave_body, weave_points_on,
 };
 use ingraft_model::{
-    Avma, CpuClock, DataArea, FunctionBody, FunctionRef, Offset, PointKind, Refusal, Scale, Site, Snippet, Svma,
-    ThreadIdentity, VariableId, WallClock,
+    Avma, CpuClock, DataArea, FunctionBody, FunctionRef, ModuleRef, Offset, PointKind, Refusal, Scale, Site, Snippet,
+    Svma, ThreadIdentity, VariableId, WallClock,
 };
 
 use rustc_hash::FxHashMap;
@@ -86,7 +86,8 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     {
         host(modules, function, kind, &body, &mut found);
         let lacking = || found.iter().filter(|found| found.site.is_err()).filter_map(|found| found.hosted.as_ref());
-        if let Some(copy) = lacking().next().and_then(|_| copy(modules, function, &body)) {
+        let copied = lacking().next().map(|_| copy(modules, function, &body, &text_of(modules, function.module)));
+        if let Some(Ok(copy)) = copied {
             let at = |hosted: &Hosted| hosted.spot.at.to_svma(module.bias);
             tried.extend(lacking().map(|hosted| (at(hosted), copy.probe(&hosted.spot).map(|_| Springboard::Copy))));
         }
@@ -135,16 +136,30 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     Ok(tried)
 }
 
-/// Copies a function on trial. Returns `None` if it cannot be copied.
-fn copy(modules: &Modules, function: FunctionRef, body: &FunctionBody) -> Option<WovenBody> {
-    let (file, module, _) = modules.resolve(function)?;
+/// The text of a module with nothing woven into it.
+pub fn text_of(modules: &Modules, module: ModuleRef) -> TextSpace {
+    let mut space = TextSpace::new();
+    if let Some((_, module)) = modules.module(module) {
+        space.add_padding(module.bias, module.image.padding());
+    }
+    space
+}
+
+/// Copies a function on trial, as if nothing else were woven into the text of its module.
+pub fn copy(
+    modules: &Modules,
+    function: FunctionRef,
+    body: &FunctionBody,
+    text: &TextSpace,
+) -> Result<WovenBody, Refusal> {
+    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
+    let name = f.display_name();
     let start = file.text().end.0.next_multiple_of(4096);
     let bytes: usize = body.blocks.iter().map(|block| block.bytes.len()).sum();
     let mut arena = Arena::new(Avma(start)..Avma(start + 16 * bytes as u64 + (1 << 20)));
-    let mut space = TextSpace::new();
-    space.add_padding(module.bias, module.image.padding());
-    let request = BodyRequest { body, bias: module.bias, name: "another point" };
-    Some(weave_body(&environment(), &mut arena, &mut space, &request).ok()?.ok()?.body)
+    let request = BodyRequest { body, bias: module.bias, name: &name };
+    let woven = weave_body(&environment(), &mut arena, &mut text.clone(), &request);
+    woven.map_err(|_| Refusal::NoRoomNearby)?.map(|woven| woven.body)
 }
 
 /// Method by which control gets to the code of a point.
