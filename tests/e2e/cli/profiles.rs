@@ -260,6 +260,121 @@ fn profiles_of_functions_that_jumps_leave() {
     assert!(target.end().success());
 }
 
+/// Counts of the blocks of a function, in order.
+fn counts(outcome: &Outcome, function: &str) -> Vec<u64> {
+    let all = outcome.all("block");
+    let its = all.iter().filter(|record| record["function"] == function);
+    let mut counts: Vec<_> =
+        its.map(|record| (offset(record, "block"), record["count"].as_u64().expect("a count"))).collect();
+    counts.sort_unstable();
+    counts.into_iter().map(|(_, count)| count).collect()
+}
+
+/// Numbers of calls that `looped` makes of its callees in one call.
+fn calls_of_loop(times: u64) -> (u64, u64) {
+    let (mut firsts, mut seconds) = (1, 1);
+    for left in (1..times).rev() {
+        firsts += u64::from(left % 2 == 0);
+        seconds += 1;
+    }
+    (firsts, seconds)
+}
+
+#[test]
+fn a_call_right_where_another_one_returns_is_counted() {
+    let mut target = Mutatee::start("adjacent", &[]);
+    let before = Text::of(target.pid());
+    let functions = ["direct", "spaced", "passing", "looped", "again", "memory", "by_register"];
+    let session = tool().measure("profile", target.pid(), &[&["blocks", "--check"], &functions[..]].concat());
+    assert_eq!(target.ask("go 1000").number("wrong"), 0);
+    let thrown = target.ask("throw 300");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome);
+    assert_eq!(thrown.number("caught"), 200);
+    let (first, second) = (thrown.tally("first"), thrown.tally("second"));
+    assert_eq!(counts(&outcome, "direct"), [1000 + first, 1000 + second, 1000 + second - 100]);
+    for function in ["spaced", "passing"] {
+        assert_eq!(counts(&outcome, function), [1000; 3], "{function}");
+    }
+    let (firsts, seconds) = (0..1000).map(|i| calls_of_loop(i % 7 + 1)).fold((0, 0), |(f, s), (a, b)| (f + a, s + b));
+    let looped = counts(&outcome, "looped");
+    assert_eq!((looped[0], looped[1], looped[2]), (1000, firsts, seconds), "{looped:?}");
+    // `again` calls itself once for each unit of its argument.
+    let again: u64 = (0..1000).map(|i| i % 5).sum();
+    assert_eq!(counts(&outcome, "again"), [800 + again, again, again, again, 800 + again]);
+    let refused: Vec<&str> = outcome.all("refused").iter().filter_map(|record| record["function"].as_str()).collect();
+    assert_eq!(refused, ["memory", "by_register"], "calls without room for a displacement");
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn a_profile_of_adjacent_calls_equals_callgrinds_counts() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("adjacent").expect("g++");
+    let arguments = [path.to_str().expect("a path"), "3000"];
+    let _ = assert_blocks_equal_callgrinds("adjacent", &text_of(&path), &arguments);
+}
+
+#[test]
+fn threads_sleep_in_adjacent_calls_while_profiles_begin_and_end() {
+    let mut target = Mutatee::start("adjacent", &[]);
+    let before = Text::of(target.pid());
+    let profile = |target: &Mutatee| tool().measure("profile", target.pid(), &["blocks", "waits", "--check"]);
+    let end = |session: ingraft_testing::Session| {
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_exact(&outcome);
+        counts(&outcome, "waits")
+    };
+    for _ in 0..scaled(2, 20) {
+        // In the first callee when the profile begins, in the second one when it ends.
+        target.ask("sleep");
+        let session = profile(&target);
+        target.ask("next");
+        assert_eq!(end(session), [0, 1, 0]);
+        target::assert_clean(target.pid(), &before);
+        // In the second callee when the profile begins.
+        let session = profile(&target);
+        assert_eq!(target.ask("wake").number("wrong"), 0);
+        assert_eq!(end(session), [0, 0, 1]);
+        // In the first callee when the profile ends.
+        let session = profile(&target);
+        target.ask("sleep");
+        assert_eq!(end(session), [1, 0, 0]);
+        target.ask("next");
+        assert_eq!(target.ask("wake").number("wrong"), 0);
+    }
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+#[test]
+fn blocks_and_edges_at_adjacent_calls_are_counted() {
+    let mut target = Mutatee::start("adjacent", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["first", "direct#*->*", "passing#*", "looped#*"]);
+    assert_eq!(target.ask("go 500").number("wrong"), 0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let (firsts, seconds) = (0..500).map(|i| calls_of_loop(i % 7 + 1)).fold((0, 0), |(f, s), (a, b)| (f + a, s + b));
+    let edges = outcome.all("edge");
+    let edges: Vec<_> = edges.iter().filter(|edge| edge["function"] == "direct").map(|edge| &edge["count"]).collect();
+    assert_eq!(edges, [500, 500]);
+    let of = |function: &str| -> Vec<u64> {
+        let all = outcome.all("count");
+        let its = all.iter().filter(|record| record["function"] == function);
+        let mut its: Vec<_> = its.map(|record| (offset(record, "block"), record["calls"].as_u64())).collect();
+        its.sort_unstable();
+        its.into_iter().filter_map(|(_, count)| count).collect()
+    };
+    assert_eq!(of("passing"), [500; 3]);
+    assert_eq!(of("looped")[..3], [500, firsts, seconds]);
+    assert_eq!(outcome.calls("first"), 500 * 5 + firsts + (0..500).map(|i| i % 5).sum::<u64>());
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
 #[test]
 fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
     let target = Mutatee::start("blocks", &[]);
