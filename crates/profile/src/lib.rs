@@ -13,6 +13,7 @@
 //! 6. [`Runs`] cuts a control-flow graph at its calls, so that the profile of a process that was running before, and that runs on, needs few
 //!    corrections.
 //! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
+//! 8. [`Coverage`] tells which blocks and edges have run, from probes that tell it of some of them.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -21,6 +22,7 @@
 mod adjacency;
 mod barred;
 mod correction;
+mod coverage;
 mod estimate;
 mod events;
 mod flow;
@@ -40,6 +42,7 @@ mod weights;
 
 pub use barred::{Barred, Counter, Refused};
 pub use correction::Corrections;
+pub use coverage::{Coverage, Inside, coverage_probes};
 pub use estimate::LOOP_MULTIPLIER;
 pub use events::{EventPlan, Events, Uncountable};
 pub use graph::{Edge, EdgeKind, Graph};

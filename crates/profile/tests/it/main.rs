@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod coverage;
 mod events;
 mod execution;
 mod figures;

@@ -9,7 +9,7 @@ fn start(n: usize) -> Svma {
     Svma(0x1000 + 16 * n as u64)
 }
 
-fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
+pub(crate) fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
     edges.sort_unstable();
     edges.dedup();
     let returns = edges.iter().filter(|edge| edge.kind == Kind::CallReturn);
@@ -33,7 +33,7 @@ fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
     }
 }
 
-fn edge(from: usize, to: usize, kind: Kind) -> Edge {
+pub(crate) fn edge(from: usize, to: usize, kind: Kind) -> Edge {
     Edge { from, to: EdgeTarget::Block(to), kind }
 }
 
@@ -44,16 +44,16 @@ fn all(cfg: &Cfg) -> Probes {
 
 /// Counts of a walk: of edges, of arrivals at blocks, and of calls that end blocks.
 #[derive(Clone, Debug)]
-struct Truth {
-    edges: Vec<u64>,
-    blocks: Vec<u64>,
+pub(crate) struct Truth {
+    pub(crate) edges: Vec<u64>,
+    pub(crate) blocks: Vec<u64>,
     ends: Vec<u64>,
     calls: u64,
-    partial: Partial,
+    pub(crate) partial: Partial,
 }
 
 /// Walks along the edges as the choices say. Counting begins before step `from` and ends before step `until`.
-fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> Truth {
+pub(crate) fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> Truth {
     let mut truth = Truth {
         edges: vec![0; cfg.edges.len()],
         blocks: vec![0; cfg.blocks.len()],
@@ -133,7 +133,7 @@ fn counters(runs: &Runs, truth: &Truth) -> Vec<u64> {
 }
 
 /// Blocks that end in a call, in a branch, or in a way out.
-fn random_cfg() -> impl Strategy<Value = Cfg> {
+pub(crate) fn random_cfg() -> impl Strategy<Value = Cfg> {
     (1usize..9).prop_flat_map(|blocks| {
         let out = (0u8..4, 0..blocks, 0..blocks);
         let outs = prop::collection::vec(out, blocks);
