@@ -420,6 +420,8 @@ pub(crate) enum ProfileKind {
     Blocks,
     // Numbers of instructions, calls, branches and accesses to memory.
     Events,
+    // Blocks and branches that have run.
+    Coverage,
 }
 
 /// `ingraft profile`.
@@ -432,12 +434,16 @@ pub(crate) enum ProfileKind {
   ingraft profile edges -p 4711 parse --for 10s --format json
   ingraft profile events --until-exit 'libbz2:*' -- bzip2 -k file
   ingraft profile edges -n postgres --all --for 1m -o profile    (for `ingraft report profile --as bolt`)
+  ingraft profile coverage -p 4711 'shop:*' -o shop.coverage     (for `ingraft report shop.coverage --as lcov`)
 
-KIND is edges, blocks or events. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
+KIND is edges, blocks, events or coverage. A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
 derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
 Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
-counts of several processes of one program are added up there."
+counts of several processes of one program are added up there.
+
+A coverage tells which blocks and branches have run since the start. A probe is removed when it has told that, so that
+the program soon runs as without. `unknown` is what cannot be told."
 )]
 pub(crate) struct ProfileArgs {
     /// Kind of the counts
@@ -447,6 +453,10 @@ pub(crate) struct ProfileArgs {
     /// Count one more edge of each function, and compare its count with the one derived from the others
     #[arg(long)]
     pub(crate) check: bool,
+
+    /// Coverage: tell also what needs a copy of its function: branches that the blocks do not show, and blocks without room
+    #[arg(long)]
+    pub(crate) branches: bool,
 
     #[command(flatten)]
     pub(crate) measure: Measure,

@@ -43,6 +43,7 @@ pub(crate) enum Object {
     Count(Count),
     Edge(Edge),
     Events(Events),
+    Coverage(Coverage),
     FunctionChange(FunctionChange),
     BlockChange(BlockChange),
     Latency(Latency),
@@ -479,6 +480,9 @@ pub(crate) struct Edge {
     pub(crate) count: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) threads: Option<Vec<ThreadEdge>>,
+    /// Whether control has passed the edge: `yes`, `no` or `unknown`; left out unless in a coverage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ran: Option<&'static str>,
     /// Reason why the counts of the function are not exact; left out if they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inexact: Option<String>,
@@ -499,6 +503,25 @@ pub(crate) struct Events {
     /// Number of events in the function and in the functions that it calls; null, because profiles do not count them.
     pub(crate) inclusive: Option<u64>,
     /// Reason why the counts of the function are not exact; left out if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inexact: Option<String>,
+}
+
+/// Numbers of the blocks and branches of a function that have run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Coverage {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
+    /// Number of blocks.
+    pub(crate) blocks: u64,
+    pub(crate) blocks_ran: u64,
+    /// Number of blocks of which it is not known.
+    pub(crate) blocks_unknown: u64,
+    /// Number of edges that leave blocks with several of them.
+    pub(crate) branches: u64,
+    pub(crate) branches_ran: u64,
+    pub(crate) branches_unknown: u64,
+    /// Reason why something is not known; left out if everything is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inexact: Option<String>,
 }

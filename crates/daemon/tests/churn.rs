@@ -82,8 +82,7 @@ impl Churn {
             flavors: Vec::new(),
             max_pairs: None,
             await_modules: false,
-            profile: false,
-            check: false,
+            profile: None,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }

@@ -198,10 +198,25 @@ pub struct EnableRequest {
     pub max_pairs: Option<usize>,
     /// Whether the engine waits for modules that the request names and that are not loaded. For a program that it starts, it always does.
     pub await_modules: bool,
-    /// Whether `functions` are profiled: all of their blocks and edges are counted. Then `pairs` is empty and `function_metric` is not used.
-    pub profile: bool,
-    /// Whether a profile has a redundant counter in each function, with which its derived counts are compared.
-    pub check: bool,
+    /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metric` is not used.
+    pub profile: Option<Profiling>,
+}
+
+/// Kind of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profiling {
+    /// Exact counts of all blocks and edges.
+    Counts {
+        /// Whether each function has a redundant counter, with which its derived counts are compared.
+        check: bool,
+    },
+    /// The blocks and edges that have run. A probe is removed when it has told that.
+    Coverage {
+        /// Whether edges have probes too, as far as the blocks do not determine them.
+        branches: bool,
+        /// Whether no function is copied, so that blocks without room in the text have no probe.
+        in_place: bool,
+    },
 }
 
 /// Request to start a program and to measure it from its first instruction on.

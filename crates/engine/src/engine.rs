@@ -480,6 +480,7 @@ impl Engine {
             if is_over || !lives {
                 return false;
             }
+            session.retire_covered();
             if round.is_multiple_of(COSTS_EVERY) {
                 session.hold_limits();
             }

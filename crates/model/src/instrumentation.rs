@@ -41,6 +41,28 @@ pub struct Instrumentation {
     pub object: Option<u64>,
     /// Names of the values of a vector over indices; `None` for other shapes.
     pub index_names: Option<IndexNames>,
+    /// Whether each insertion is woven, or refused, by itself; each increments a variable of its own. Otherwise all insertions in one function
+    /// are woven together, or none is.
+    pub apart: bool,
+    /// Whether an insertion without room in the text is refused. Otherwise its function is copied.
+    pub in_place: bool,
+}
+
+impl Instrumentation {
+    /// The same without variables and code.
+    pub fn without_code(&self) -> Self {
+        Instrumentation {
+            metric: Arc::clone(&self.metric),
+            variables: [].into(),
+            insertions: Vec::new(),
+            event: self.event.clone(),
+            thread: self.thread,
+            object: self.object,
+            index_names: self.index_names.clone(),
+            apart: self.apart,
+            in_place: self.in_place,
+        }
+    }
 }
 
 /// A variable of the instrumentation, with one value for each thread.

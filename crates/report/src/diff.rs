@@ -57,8 +57,12 @@ struct Pair<'a> {
 }
 
 /// The functions whose counts differ between two profiles, the largest difference of executed instructions first. Functions are the same if
-/// the build-ids of their modules and their addresses are. Fails if a module has another build-id in the other profile.
+/// the build-ids of their modules and their addresses are. Fails if a module has another build-id in the other profile,
+/// or if one of the profiles is a coverage.
 pub fn diff(old: &SavedProfile, new: &SavedProfile) -> Result<Vec<FunctionChange>, MergeError> {
+    if old.kind != new.kind {
+        return Err(MergeError::OtherKind);
+    }
     let modules = matched(&old.modules, &new.modules)?;
     // Modules of the old profile that the new one does not have come after the new modules.
     let module =

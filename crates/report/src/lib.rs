@@ -14,11 +14,11 @@ mod saved;
 
 pub use code::{Frame, ModuleCode, Step, Symbol};
 pub use diff::{BlockChange, Change, FunctionChange, diff};
-pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample};
+pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile,
+    BlockCount, CallCount, Callee, Covered, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused, SavedProfile,
 };

@@ -3,7 +3,7 @@
 use ingraft_model::Svma;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::saved::{BlockCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, Refused, SavedProfile};
+use crate::saved::{BlockCount, Callee, EdgeCount, FunctionProfile, ModuleInfo, ProfileKind, Refused, SavedProfile};
 
 /// Reason why profiles are not summed or compared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,6 +14,9 @@ pub enum MergeError {
         /// Path of the module.
         path: String,
     },
+    /// One profile has counts, the other one is a coverage.
+    #[error("one of the profiles has counts, and the other one is a coverage")]
+    OtherKind,
     /// A function has other blocks or edges in the other profile: another version of the program has written that profile.
     #[error("the profiles divide the function {function} differently into blocks")]
     OtherBlocks {
@@ -56,6 +59,10 @@ impl SavedProfile {
     /// Adds the counts of another profile. Modules are the same if their build-ids are, functions if their modules and addresses are.
     /// Facts about the process stay those of this profile. Fails, and leaves an incomplete sum, if the profiles do not fit.
     pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
+        if self.kind != other.kind {
+            return Err(MergeError::OtherKind);
+        }
+        let kind = self.kind;
         let mut modules = Vec::new();
         for (module, found) in other.modules.iter().zip(matched(&other.modules, &self.modules)?) {
             modules.push(found.unwrap_or_else(|| {
@@ -77,7 +84,7 @@ impl SavedProfile {
             }
             let same = known.get(&(function.module, function.start));
             match same.and_then(|number| self.functions.get_mut(*number)) {
-                Some(same) => same.add(&function)?,
+                Some(same) => same.add(&function, kind)?,
                 None => self.functions.push(function),
             }
         }
@@ -99,22 +106,61 @@ impl SavedProfile {
 
 impl FunctionProfile {
     /// Adds the counts of the same function in another profile.
-    fn add(&mut self, other: &FunctionProfile) -> Result<(), MergeError> {
+    fn add(&mut self, other: &FunctionProfile, kind: ProfileKind) -> Result<(), MergeError> {
         let shape = |block: &BlockCount| BlockCount { count: 0, ..*block };
         let blocks = self.blocks.iter().map(shape).eq(other.blocks.iter().map(shape));
         let shape = |edge: &EdgeCount| EdgeCount { count: None, ..*edge };
         if !blocks || !self.edges.iter().map(shape).eq(other.edges.iter().map(shape)) {
             return Err(MergeError::OtherBlocks { function: self.name.clone() });
         }
+        let unknown: Vec<usize> = match kind {
+            ProfileKind::Counts => Vec::new(),
+            ProfileKind::Coverage => self.neither_knows(other),
+        };
         let too_large = || MergeError::TooLarge { function: other.name.clone() };
-        let sum = |a: u64, b: u64| a.checked_add(b).ok_or_else(too_large);
+        let sum = |a: u64, b: u64| match kind {
+            ProfileKind::Counts => a.checked_add(b).ok_or_else(too_large),
+            ProfileKind::Coverage => Ok(a.max(b)),
+        };
         self.calls = sum(self.calls, other.calls)?;
         for (block, other) in self.blocks.iter_mut().zip(&other.blocks) {
             block.count = sum(block.count, other.count)?;
         }
         for (edge, other) in self.edges.iter_mut().zip(&other.edges) {
-            edge.count = edge.count.zip(other.count).map(|(a, b)| sum(a, b)).transpose()?;
+            edge.count = match (kind, edge.count, other.count) {
+                // What has run in one of two executions has run, whatever is known of the other one.
+                (ProfileKind::Coverage, Some(1..), _) | (ProfileKind::Coverage, _, Some(1..)) => Some(1),
+                (ProfileKind::Counts | ProfileKind::Coverage, a, b) => a.zip(b).map(|(a, b)| sum(a, b)).transpose()?,
+            };
         }
+        self.unknown = unknown;
+        self.add_calls(other, &sum)?;
+        if let Some(other) = &other.inexact {
+            match &mut self.inexact {
+                Some(own) if own != other => *own = format!("{own}; {other}"),
+                Some(_) => {}
+                None => self.inexact = Some(other.clone()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The blocks of which it is not known whether they have run in one of two executions, and that have run in none as far as is known.
+    fn neither_knows(&self, other: &FunctionProfile) -> Vec<usize> {
+        let ran = |block: &usize| self.ran(*block) == Some(true) || other.ran(*block) == Some(true);
+        let mut unknown: Vec<usize> = self.unknown.iter().chain(&other.unknown).copied().collect();
+        unknown.retain(|block| !ran(block));
+        unknown.sort_unstable();
+        unknown.dedup();
+        unknown
+    }
+
+    /// Adds the calls that the same function made in another profile.
+    fn add_calls(
+        &mut self,
+        other: &FunctionProfile,
+        sum: &dyn Fn(u64, u64) -> Result<u64, MergeError>,
+    ) -> Result<(), MergeError> {
         let mut more = Vec::new();
         for call in &other.call_sites {
             let first = self.call_sites.partition_point(|own| own.block < call.block);
@@ -126,13 +172,6 @@ impl FunctionProfile {
         }
         self.call_sites.append(&mut more);
         self.call_sites.sort_by_key(|call| call.block);
-        if let Some(other) = &other.inexact {
-            match &mut self.inexact {
-                Some(own) if own != other => *own = format!("{own}; {other}"),
-                Some(_) => {}
-                None => self.inexact = Some(other.clone()),
-            }
-        }
         Ok(())
     }
 }

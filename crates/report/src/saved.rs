@@ -2,9 +2,21 @@
 
 use ingraft_model::{EdgeKind, Svma};
 
+/// Meaning of the counts of a profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProfileKind {
+    /// Exact numbers of executions.
+    #[default]
+    Counts,
+    /// 1 for what has run, else 0.
+    Coverage,
+}
+
 /// Counts of the blocks and edges of functions of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedProfile {
+    /// Meaning of the counts.
+    pub kind: ProfileKind,
     /// Name of the machine.
     pub host: String,
     /// Number of the process.
@@ -55,12 +67,77 @@ pub struct FunctionProfile {
     pub calls: u64,
     /// The basic blocks, sorted by address.
     pub blocks: Vec<BlockCount>,
+    /// Sorted indexes of the blocks of which it is not known whether they have run. Their counts are 0. Empty in a profile of counts.
+    pub unknown: Vec<usize>,
     /// The edges, sorted by the block that they leave.
     pub edges: Vec<EdgeCount>,
     /// The calls that the function makes, sorted by the block that they end.
     pub call_sites: Vec<CallCount>,
     /// Reason why the counts are not exact, with the bound; `None` if they are exact.
     pub inexact: Option<String>,
+}
+
+impl FunctionProfile {
+    /// Whether a block has run; `None` if it is not known.
+    pub fn ran(&self, block: usize) -> Option<bool> {
+        let known = self.unknown.binary_search(&block).is_err();
+        self.blocks.get(block).filter(|_| known).map(|block| block.count > 0)
+    }
+}
+
+/// Numbers of the blocks and branches of a coverage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Covered {
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Number of blocks that have run.
+    pub blocks_ran: u64,
+    /// Number of blocks of which it is not known.
+    pub blocks_unknown: u64,
+    /// Number of edges that leave blocks with several of them.
+    pub branches: u64,
+    /// Number of such edges that control has passed.
+    pub branches_ran: u64,
+    /// Number of such edges of which it is not known.
+    pub branches_unknown: u64,
+}
+
+impl std::ops::Add for Covered {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Covered {
+            blocks: self.blocks + other.blocks,
+            blocks_ran: self.blocks_ran + other.blocks_ran,
+            blocks_unknown: self.blocks_unknown + other.blocks_unknown,
+            branches: self.branches + other.branches,
+            branches_ran: self.branches_ran + other.branches_ran,
+            branches_unknown: self.branches_unknown + other.branches_unknown,
+        }
+    }
+}
+
+impl FunctionProfile {
+    /// Numbers of the function's blocks and branches that have run.
+    pub fn covered(&self) -> Covered {
+        let (blocks, branches) = (|| (0..self.blocks.len()).map(|block| self.ran(block)), || self.branches());
+        let number =
+            |all: &mut dyn Iterator<Item = Option<bool>>, of: Option<bool>| all.filter(|ran| *ran == of).count();
+        Covered {
+            blocks: self.blocks.len() as u64,
+            blocks_ran: number(&mut blocks(), Some(true)) as u64,
+            blocks_unknown: number(&mut blocks(), None) as u64,
+            branches: branches().count() as u64,
+            branches_ran: number(&mut branches(), Some(true)) as u64,
+            branches_unknown: number(&mut branches(), None) as u64,
+        }
+    }
+
+    /// For each edge that leaves a block with several of them, whether control has passed it.
+    fn branches(&self) -> impl Iterator<Item = Option<bool>> {
+        let several = self.edges.chunk_by(|a, b| a.from == b.from).filter(|edges| edges.len() > 1);
+        several.flatten().map(|edge| edge.count.map(|count| count > 0))
+    }
 }
 
 /// A basic block.

@@ -2,8 +2,8 @@
 
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, MergeError, ModuleInfo, Program, SavedProfile,
-    diff,
+    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, MergeError, ModuleInfo, ProfileKind, Program,
+    SavedProfile, diff,
 };
 
 fn block(start: u64, count: u64) -> BlockCount {
@@ -24,6 +24,7 @@ fn function(name: &str, start: u64, calls: u64, blocks: Vec<BlockCount>) -> Func
         blocks,
         edges: Vec::new(),
         call_sites: Vec::new(),
+        unknown: Vec::new(),
         inexact: None,
     }
 }
@@ -135,4 +136,41 @@ fn profiles_that_do_not_fit_are_refused() {
     let mut sum = profile();
     sum.add(&library).expect("a sum");
     assert_eq!((sum.modules.len(), sum.functions.len(), sum.functions[5].module), (2, 6, 1));
+}
+
+/// A coverage of three blocks: whether each has run, and the count of the edge past the second one.
+fn coverage(ran: [Option<bool>; 3], past: Option<u64>) -> SavedProfile {
+    let count = |ran: Option<bool>| u64::from(ran == Some(true));
+    let blocks = (0..3).map(|n| block(0x1000 + 16 * n as u64, count(ran[n]))).collect();
+    let mut function = function("covered", 0x1000, count(ran[0]), blocks);
+    function.unknown = (0..3).filter(|n| ran[*n].is_none()).collect();
+    function.edges = vec![
+        EdgeCount { from: 0, to: EdgeEnd::Block(2), kind: EdgeKind::Taken, count: past },
+        EdgeCount { from: 0, to: EdgeEnd::Block(1), kind: EdgeKind::FallThrough, count: ran[1].map(u64::from) },
+    ];
+    SavedProfile { kind: ProfileKind::Coverage, functions: vec![function], ..profile() }
+}
+
+#[test]
+fn coverages_add_up_to_what_has_run_in_one_of_them() {
+    let mut sum = coverage([Some(true), None, Some(false)], None);
+    sum.add(&coverage([Some(true), Some(true), None], Some(0))).expect("a sum");
+    let [function] = &sum.functions[..] else { panic!("{sum:?}") };
+    assert_eq!([0, 1, 2].map(|block| function.ran(block)), [Some(true), Some(true), None]);
+    assert_eq!(function.calls, 1);
+    assert_eq!([&function.edges[0], &function.edges[1]].map(|edge| edge.count), [None, Some(1)]);
+    let covered = function.covered();
+    assert_eq!((covered.blocks, covered.blocks_ran, covered.blocks_unknown), (3, 2, 1));
+    assert_eq!((covered.branches, covered.branches_ran, covered.branches_unknown), (2, 1, 1));
+    assert_eq!(sum.add(&profile()), Err(MergeError::OtherKind));
+    assert_eq!(diff(&profile(), &sum), Err(MergeError::OtherKind));
+}
+
+#[test]
+fn a_coverage_is_read_as_it_was_written_and_no_older_program_reads_it_as_counts() {
+    let saved = coverage([Some(true), None, Some(false)], None);
+    let bytes = saved.to_bytes();
+    assert_eq!(bytes[8], 2, "the version");
+    assert_eq!(profile().to_bytes()[8], 1);
+    assert_eq!(SavedProfile::from_bytes(&bytes), Ok(saved));
 }

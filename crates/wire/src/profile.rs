@@ -2,7 +2,7 @@
 
 use ingraft_model::{BlockEvents, EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Refused, SavedProfile,
+    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused, SavedProfile,
 };
 
 use crate::convert::FieldError;
@@ -40,6 +40,7 @@ pub fn parts(profile: Profile) -> impl Iterator<Item = v1::ProfilePart> + Send {
         late_starts: saved.corrected.0,
         early_ends: saved.corrected.1,
         held_ns,
+        coverage: saved.kind == ProfileKind::Coverage,
     };
     let modules = saved.modules.into_iter().map(module).collect();
     let first = v1::ProfilePart { head: Some(head), modules, ..v1::ProfilePart::default() };
@@ -64,6 +65,7 @@ impl Profile {
             (self.saved.began_ns, self.saved.ended_ns) = (head.began_ns, head.ended_ns);
             self.saved.corrected = (head.late_starts, head.early_ends);
             self.held_ns = head.held_ns;
+            self.saved.kind = if head.coverage { ProfileKind::Coverage } else { ProfileKind::Counts };
         }
         self.saved.modules.extend(part.modules.into_iter().map(|m| ModuleInfo {
             name: m.name,
@@ -142,6 +144,7 @@ fn function(counts: FunctionProfile, details: Details) -> v1::FunctionCounts {
             .collect(),
         call_sites: counts.call_sites.into_iter().map(call).collect(),
         inexact: counts.inexact,
+        unknown: counts.unknown.into_iter().map(index).collect(),
     }
 }
 
@@ -202,11 +205,23 @@ fn counts(function: v1::FunctionCounts) -> Result<(FunctionProfile, Details), Fi
         size: function.size,
         calls: function.calls,
         blocks: function.blocks.iter().map(block).collect(),
+        unknown: unknown(&function.unknown, function.blocks.len())?,
         edges: function.edges.iter().map(edge).collect::<Result<_, FieldError>>()?,
         call_sites: call_sites.collect(),
         inexact: function.inexact,
     };
     Ok((counts, details))
+}
+
+/// Indexes of blocks, which must be sorted and below the number of blocks.
+fn unknown(indexes: &[u32], blocks: usize) -> Result<Vec<usize>, FieldError> {
+    let indexes: Vec<usize> = indexes.iter().map(|index| number(*index)).collect();
+    let valid = indexes.is_sorted() && indexes.last().is_none_or(|last| *last < blocks);
+    if valid {
+        Ok(indexes)
+    } else {
+        Err(FieldError::new("unknown", "has an index that is out of order or of no block"))
+    }
 }
 
 fn kind(kind: i32) -> Result<EdgeKind, FieldError> {
@@ -249,6 +264,7 @@ mod tests {
                 call(Callee::Indirect),
                 call(Callee::System),
             ],
+            unknown: if n == 5 { vec![0, 3] } else { Vec::new() },
             inexact: (n == 3).then(|| "why".to_owned()),
         };
         let events = |n: u64| BlockEvents { last: Svma(16 * n + 12), calls: 1, branches: 2, reads: 3, writes: 4 };
@@ -260,6 +276,7 @@ mod tests {
             details: vec![details; functions.len()],
             held_ns: 6,
             saved: SavedProfile {
+                kind: ProfileKind::Coverage,
                 host: String::new(),
                 pid: 7,
                 program: "/p".to_owned(),

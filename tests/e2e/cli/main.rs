@@ -19,6 +19,7 @@ mod corners;
 mod coroutines;
 mod costs;
 mod counting;
+mod coverage;
 mod cpu_times;
 mod crashes;
 mod data;

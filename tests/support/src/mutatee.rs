@@ -103,6 +103,7 @@ fn recipe(name: &str) -> Recipe {
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "patcher" => ("gcc", C, &["patcher.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),
+        "covered" => ("gcc", C, &["covered.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),

@@ -58,6 +58,7 @@ impl Presentation for Calls {
         let (block, header) = match row.part() {
             Some(PartName::Edge { from, to }) => {
                 return Object::Edge(Edge {
+                    ran: None,
                     id: row.id(),
                     from: from.in_name(),
                     to: Some(to.in_name()),

@@ -1,4 +1,4 @@
-//! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them.
+//! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
 
 use std::cmp::Reverse;
 use std::fs::File;
@@ -6,12 +6,12 @@ use std::io::Write as _;
 use std::path::Path;
 
 use ingraft_model::{BlockEvents, Offset, Svma};
-use ingraft_report::{EdgeEnd, FunctionProfile, SavedProfile};
+use ingraft_report::{Covered, EdgeEnd, FunctionProfile, SavedProfile};
 use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::records;
-use crate::conn::{Request, Target};
+use crate::conn::{Profiling, Request, Target};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{Events, FunctionId, Object, hex};
@@ -24,7 +24,15 @@ const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, measure, functions, target } = args;
+    let ProfileArgs { kind, check, branches, measure, functions, target } = args;
+    let coverage = kind == ProfileKind::Coverage;
+    if branches && !coverage {
+        let hint = "use `ingraft profile coverage --branches`";
+        return Err(Failure::usage("--branches belongs to a coverage", hint).into());
+    }
+    if check && coverage {
+        return Err(Failure::usage("a coverage has no derived counts to check", "leave out --check").into());
+    }
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let request = |target: Target| Request {
         await_modules: measure.wait.is_some() || target.is_started(),
@@ -40,8 +48,11 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         family: measure.follow.contains(&crate::args::Follow::Fork),
         history: false,
         wait: measure.wait.unwrap_or_default(),
-        profile: true,
-        check,
+        profile: Some(if coverage {
+            Profiling::Coverage { branches, in_place: !branches }
+        } else {
+            Profiling::Counts { check }
+        }),
     };
     let plan = Plan::new(&measure, &target, request, out);
     let format = context.common.format;
@@ -70,7 +81,12 @@ impl View for Profiles<'_> {
                 counts.objects(self.kind, out)?;
             }
             if !out.json() {
-                out.text(&self.tables(site, profile, out.width()))?;
+                out.text(&match self.kind {
+                    ProfileKind::Coverage => coverage_table(site, profile, out.width()),
+                    ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => {
+                        self.tables(site, profile, out.width())
+                    }
+                })?;
             }
             self.tell_inexact(profile);
         }
@@ -103,7 +119,13 @@ impl Profiles<'_> {
             0 => String::new(),
             n => format!(", and those of {}", plural(n as u64, "other function", "other functions")),
         };
-        output::warn(&format!("the counts of `{name}`{more} are not exact: {why}"), self.format);
+        let what = match self.kind {
+            ProfileKind::Coverage => format!("the coverage of `{name}`{more} is not complete: {why}"),
+            ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => {
+                format!("the counts of `{name}`{more} are not exact: {why}")
+            }
+        };
+        output::warn(&what, self.format);
     }
 
     fn tables(&self, site: &Site, profile: &Profile, width: Option<usize>) -> String {
@@ -116,7 +138,7 @@ impl Profiles<'_> {
         match self.kind {
             ProfileKind::Edges => text += &edges_table(&all, width),
             ProfileKind::Blocks => text += &blocks_table(&all, whole, width),
-            ProfileKind::Events => {}
+            ProfileKind::Events | ProfileKind::Coverage => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -125,6 +147,62 @@ impl Profiles<'_> {
         }
         text
     }
+}
+
+/// The functions with most blocks that have not run.
+fn coverage_table(site: &Site, profile: &Profile, width: Option<usize>) -> String {
+    let mut all: Vec<(Counts<'_>, Covered)> = Counts::all(site, profile)
+        .map(|counts| {
+            let covered = counts.counts.covered();
+            (counts, covered)
+        })
+        .collect();
+    let whole = all.iter().fold(Covered::default(), |sum, (_, covered)| sum + *covered);
+    all.sort_by_key(|(_, covered)| Reverse(covered.blocks - covered.blocks_ran));
+    let mut table = Table::new()
+        .shrinking("FUNCTION")
+        .left("MODULE")
+        .right("BLOCKS")
+        .right("RAN")
+        .right("SHARE")
+        .right("UNKNOWN")
+        .right("BRANCHES")
+        .right("TAKEN")
+        .right("UNKNOWN")
+        .optional(&["MODULE"]);
+    for (counts, covered) in all.iter().take(ROWS) {
+        let number = |of: u64| Cell::from(number(of));
+        table.row(vec![
+            counts.id.function.clone().into(),
+            Cell::styled(counts.id.module.clone(), DIM),
+            number(covered.blocks),
+            number(covered.blocks_ran),
+            share(covered.blocks_ran, covered.blocks).into(),
+            number(covered.blocks_unknown),
+            number(covered.branches),
+            number(covered.branches_ran),
+            number(covered.branches_unknown),
+        ]);
+    }
+    table.render(width) + &covered_line(whole, all.len() as u64)
+}
+
+/// A line about the coverage of all functions.
+pub(crate) fn covered_line(whole: Covered, functions: u64) -> String {
+    let Covered { blocks, blocks_ran, blocks_unknown, branches, branches_ran, branches_unknown } = whole;
+    let unknown = |of: u64| if of > 0 { format!(", {} unknown", number(of)) } else { String::new() };
+    format!(
+        "{} of {} blocks have run ({}{}), {} of {} branches ({}{}), in {}\n",
+        number(blocks_ran),
+        number(blocks),
+        share(blocks_ran, blocks),
+        unknown(blocks_unknown),
+        number(branches_ran),
+        number(branches),
+        share(branches_ran, branches),
+        unknown(branches_unknown),
+        plural(functions, "function", "functions"),
+    )
 }
 
 /// The functions with the most executed instructions.
@@ -270,6 +348,11 @@ impl<'a> Counts<'a> {
             ProfileKind::Edges => records::edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge)),
             ProfileKind::Blocks => {
                 records::blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))
+            }
+            ProfileKind::Coverage => {
+                out.object(&Object::Coverage(records::coverage(self.counts, &self.id)))?;
+                records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
+                records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
             ProfileKind::Events => {
                 let names = ["instructions", "calls", "branches", "memory-reads", "memory-writes"];

@@ -1,12 +1,13 @@
 //! `ingraft report`: saved profiles as tables, as differences, and in the formats of other tools. No engine is needed.
 
+mod coverage;
 mod modules;
 pub(crate) mod records;
 mod tables;
 
 use std::path::Path;
 
-use ingraft_report::{Program, SavedProfile};
+use ingraft_report::{ProfileKind, Program, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs};
 use crate::exit::{Failure, Kind, Stop};
@@ -28,14 +29,30 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
         (None, Format::Json) => Export::Json,
         (None, Format::Table) => {
             let code = modules::code(&profile, &args.binary, format)?;
-            return out.text(&tables::profile(&Program::new(&profile, code), args.top, out.width()));
+            let program = Program::new(&profile, code);
+            return out.text(&match profile.kind {
+                ProfileKind::Counts => tables::profile(&program, args.top, out.width()),
+                ProfileKind::Coverage => coverage::table(&program, args.top, out.width()),
+            });
         }
     };
     if export == Export::Json {
         return records::profile(&profile, out);
     }
+    if profile.kind == ProfileKind::Coverage && needs_counts(export) {
+        let hint = "use --as lcov, html, drcov or json";
+        return Err(Failure::usage("the format needs counts, and a coverage has none", hint).into());
+    }
     let code = modules::code(&profile, &args.binary, format)?;
     out.bytes(&exported(&Program::new(&profile, code), export))
+}
+
+/// Whether a format needs numbers of executions.
+fn needs_counts(export: Export) -> bool {
+    match export {
+        Export::Html | Export::Lcov | Export::Drcov | Export::Json => false,
+        Export::Callgrind | Export::Bolt | Export::Fdata | Export::LlvmSample => true,
+    }
 }
 
 /// A profile in the format of another tool.

@@ -74,8 +74,7 @@ pub(super) async fn run(
 ) -> Result<(), Stop> {
     let request = |target: Target| Request {
         await_modules: asked.measure.wait.is_some() || target.is_started(),
-        profile: false,
-        check: false,
+        profile: None,
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),

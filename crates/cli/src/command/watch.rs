@@ -21,8 +21,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
     let request = |target: Target| Request {
         await_modules: args.measure.wait.is_some() || target.is_started(),
-        profile: false,
-        check: false,
+        profile: None,
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),

@@ -84,10 +84,25 @@ pub(crate) struct Request {
     pub(crate) wait: Duration,
     /// Whether the engine waits for modules that are named and not loaded.
     pub(crate) await_modules: bool,
-    /// Whether all blocks and edges of `functions` are counted.
-    pub(crate) profile: bool,
-    /// Whether derived counts are compared with a redundant counter in each function.
-    pub(crate) check: bool,
+    /// The profile of `functions`; `None` if they are not profiled.
+    pub(crate) profile: Option<Profiling>,
+}
+
+/// Kind of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profiling {
+    /// All blocks and edges are counted.
+    Counts {
+        /// Whether derived counts are compared with a redundant counter in each function.
+        check: bool,
+    },
+    /// Blocks and edges that have run are told.
+    Coverage {
+        /// Whether edges have probes too.
+        branches: bool,
+        /// Whether no function is copied.
+        in_place: bool,
+    },
 }
 
 /// A request for the snippets that metrics are lowered to.
@@ -268,8 +283,11 @@ impl Request {
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
             await_modules: self.await_modules,
-            profile: self.profile,
-            check: self.check,
+            profile: self.profile.is_some(),
+            check: self.profile == Some(Profiling::Counts { check: true }),
+            coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
+            branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
+            in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

@@ -79,6 +79,7 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
         Item::Function(_) => {}
         Item::Point(p) => last.points.extend(point(p, id)),
         Item::Block(b) => last.blocks.push(Block {
+            ran: None,
             id,
             block: signed_hex(b.offset),
             size: b.size,
@@ -94,7 +95,19 @@ fn add(found: &mut Vec<Inspected>, item: Item, pid: i32, host: &Host) {
             let kind = Some(kind);
             let facts = PairFacts::default();
             let (back, count, threads, inexact) = (Some(false), None, None, None);
-            last.edges.push(Edge { id, from, to, outside: e.outside, kind, back, count, threads, inexact, facts });
+            last.edges.push(Edge {
+                id,
+                from,
+                to,
+                outside: e.outside,
+                kind,
+                back,
+                count,
+                threads,
+                ran: None,
+                inexact,
+                facts,
+            });
         }
         Item::Loop(l) => {
             let texts = |offsets: Vec<i64>| offsets.into_iter().map(signed_hex).collect();

@@ -7,8 +7,8 @@ mod endpoint;
 mod history;
 
 pub(crate) use answers::{
-    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
-    Source, Target, ThreadValue, Value, part_of,
+    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading, RefusedFunction,
+    Request, Source, Target, ThreadValue, Value, part_of,
 };
 pub(crate) use code::Inspected;
 pub(crate) use history::Chapter;

@@ -160,8 +160,7 @@ impl Stage<'_> {
             history: false,
             wait: Duration::ZERO,
             await_modules: false,
-            profile: false,
-            check: false,
+            profile: None,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -66,6 +66,9 @@ pub(crate) struct Block {
     pub(crate) depth: Option<u32>,
     /// Number of arrivals at the block; null if they were not counted.
     pub(crate) count: Option<i64>,
+    /// Whether the block has run: `yes`, `no` or `unknown`; left out unless in a coverage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ran: Option<&'static str>,
     /// Reason why the counts of the function are not exact; left out if they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inexact: Option<String>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ingraft_engine::{
     EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
     LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
-    ProcessEntry, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
+    ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
 use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
@@ -100,6 +100,7 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
 
 fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableRequest, FieldError> {
     let measure = required(measure, "measure")?;
+    let profile = profiling(&measure)?;
     let pairs = measure
         .pairs
         .into_iter()
@@ -131,9 +132,25 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         family: measure.family,
         max_pairs: None,
         await_modules: measure.await_modules,
-        profile: measure.profile,
-        check: measure.check,
+        profile,
     })
+}
+
+/// The kind of the profile that a request asks for.
+fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
+    let v1::Measure { profile, check, coverage, branches, in_place, .. } = *measure;
+    match (profile, coverage) {
+        (false, true) => Err(FieldError::new("measure.coverage", "is set without `profile`")),
+        (_, false) if in_place => Err(FieldError::new("measure.in_place", "is set without `coverage`")),
+        (_, false) if branches => Err(FieldError::new("measure.branches", "is set without `coverage`")),
+        (true, true) if check => Err(FieldError::new("measure.check", "is set, and a coverage has no derived counts")),
+        (true, true) if branches && in_place => {
+            Err(FieldError::new("measure.in_place", "is set with `branches`, which need copies of functions"))
+        }
+        (true, true) => Ok(Some(Profiling::Coverage { branches, in_place })),
+        (true, false) => Ok(Some(Profiling::Counts { check })),
+        (false, false) => Ok(None),
+    }
 }
 
 /// Converts the flavors of a program from their names.

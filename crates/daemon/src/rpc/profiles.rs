@@ -20,8 +20,19 @@ impl v1::profiles_server::Profiles for Service {
     async fn start(&self, request: Request<v1::StartProfileRequest>) -> Result<Response<Self::StartStream>, Status> {
         let caller = auth::caller(&request)?;
         let client = auth::client(&request);
-        let v1::StartProfileRequest { target, functions, wait_ns, await_modules, check } = request.into_inner();
-        let measure = v1::Measure { functions, wait_ns, await_modules, check, profile: true, ..v1::Measure::default() };
+        let v1::StartProfileRequest { target, functions, wait_ns, await_modules, check, coverage, branches, in_place } =
+            request.into_inner();
+        let measure = v1::Measure {
+            functions,
+            wait_ns,
+            await_modules,
+            check,
+            profile: true,
+            coverage,
+            branches,
+            in_place,
+            ..v1::Measure::default()
+        };
         let name = audit::target(target.as_ref());
         let order = enable::Order::of(client, &name, Some(&measure));
         let request = v1::EnableRequest { target, measure: Some(measure) };

@@ -240,8 +240,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         family: false,
         max_pairs: None,
         await_modules: false,
-        profile: false,
-        check: false,
+        profile: None,
     }
 }
 

@@ -11,7 +11,7 @@ use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
 use ingraft_model::{Focus, FunctionRef, Instrumentation, ModuleRef, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
-use crate::api::{EnableRequest, MetricFocus};
+use crate::api::{EnableRequest, MetricFocus, Profiling};
 use crate::background::{each, in_background};
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
@@ -265,8 +265,8 @@ fn evaluate_request(
     request: &EnableRequest,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
-    if request.profile {
-        return profiled(modules, request, missing);
+    if let Some(profiling) = request.profile {
+        return profiled(modules, request, profiling, missing);
     }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
@@ -318,14 +318,20 @@ fn evaluate_request(
 }
 
 /// The functions of a profile, each with its counters. A function that cannot be profiled has code that is refused for the reason.
-fn profiled(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Wanted>, Error> {
+fn profiled(
+    modules: &Modules,
+    request: &EnableRequest,
+    profiling: Profiling,
+    missing: Missing,
+) -> Result<Vec<Wanted>, Error> {
     let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
     if let Some(part) = request.functions.iter().find(is_part) {
         let what = format!("`{part}` is a part of a function, and profiles are of whole functions");
         return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
     }
-    if request.keep || request.family {
-        let what = "a profile ends with its command, and has no fork children";
+    let counts = matches!(profiling, Profiling::Counts { .. });
+    if request.keep || request.family && counts {
+        let what = "a profile ends with its command, and only a coverage has fork children";
         return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
     }
     let functions = resolve_patterns(modules, &request.functions, missing)?;
@@ -338,15 +344,15 @@ fn profiled(modules: &Modules, request: &EnableRequest, missing: Missing) -> Res
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         let text = texts.get(&function.module)?;
-        let (plan, instrumentation) = match Plan::new((modules, text), *function, request.check) {
+        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling) {
             Ok(plan) => {
                 let instrumentation = plan.instrumentation();
                 (Some(Arc::new(plan)), instrumentation)
             }
-            Err(why) => (None, plan::refused(*function, why)),
+            Err(why) => (None, plan::refused(*function, profiling, why)),
         };
         Some(Wanted {
-            pair: Arc::new(MetricFocus { metric: plan::METRIC.to_owned(), focus }),
+            pair: Arc::new(MetricFocus { metric: plan::metric_name(profiling).to_owned(), focus }),
             function: Some(*function),
             instrumentation,
             plan,

@@ -1,21 +1,36 @@
-//! The plan to profile one function: the places of its counters, and the code for them.
+//! The plan to profile one function: the places of its counters or probes, and the code for them.
 
 use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, Bias, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation,
-    MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma, UnitsType, ValueUnit,
-    Variable, VariableId, VariableKind,
+    Aggregate, Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion,
+    Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
+    UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, Inexact, NotCounted, Probes, Runs};
+use ingraft_profile::{Counted, Inexact, NotCounted, Probes, Runs, coverage_probes};
 
+use crate::api::Profiling;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
 
-/// Name of the metric that the pairs of profiles have.
-pub const METRIC: &str = "edge_profile";
+/// Name of the metric that the pairs of a profile have.
+pub fn metric_name(profiling: Profiling) -> &'static str {
+    match profiling {
+        Profiling::Counts { .. } => "edge_profile",
+        Profiling::Coverage { .. } => "coverage",
+    }
+}
+
+/// The way to a function's profile.
+#[derive(Debug)]
+pub enum Method {
+    /// Counters, and the derivation of all counts from them.
+    Runs(Box<Runs>),
+    /// Probes that tell what has run.
+    Probes(Vec<Counted>),
+}
 
 /// Length in bytes of a springboard.
 const SPRINGBOARD: u64 = 5;
@@ -31,15 +46,20 @@ pub struct Plan {
     pub cfg: Cfg,
     /// Events of one execution of each block.
     pub events: Vec<BlockEvents>,
-    /// Counters, and the derivation of all counts from them.
-    pub runs: Runs,
+    /// Counters or probes.
+    pub method: Method,
+    profiling: Profiling,
 }
 
 impl Plan {
-    /// Plans the counters of a function, with `check` also a redundant one. Fails if not all of its counts can be counted or derived.
+    /// Plans the counters or probes of a function. Fails if not all of its counts can be counted or derived.
     ///
     /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it.
-    pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionRef, check: bool) -> Result<Plan, Refusal> {
+    pub fn new(
+        (modules, text): (&Modules, &TextSpace),
+        function: FunctionRef,
+        profiling: Profiling,
+    ) -> Result<Plan, Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
             FunctionKind::Normal => {}
@@ -47,23 +67,49 @@ impl Plan {
             FunctionKind::Stub => return Err(Refusal::LinkerStub),
         }
         let cfg = module.image.cfg(f);
-        let body = module.image.body(f)?;
-        let events: Vec<_> = body.blocks.iter().map(|b| block_events(b.block.range.start, &b.bytes)).collect();
-        let copy = trial::copy(modules, function, &body, text)?;
-        let probes = probes(&cfg, &copy, (module.bias, &events));
-        let runs = Runs::new(&cfg, &probes, check).map_err(|why| match (why, copy.why_exposed) {
-            // A block that runs in the text has no counter.
-            (NotCounted::Block(_), Some(exposed)) => exposed,
-            (why, _) => refusal(why, &cfg, f),
-        })?;
-        Ok(Plan { function, first: f.start(), cfg, events, runs })
+        let events = |block: &Block| {
+            let length = usize::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or_default();
+            block_events(block.range.start, module.image.bytes_at(block.range.start, length).unwrap_or_default())
+        };
+        let events: Vec<_> = cfg.blocks.iter().map(events).collect();
+        let method = match profiling {
+            Profiling::Counts { check } => {
+                let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
+                let probes = probes(&cfg, &copy, (module.bias, &events));
+                let runs = Runs::new(&cfg, &probes, check).map_err(|why| match (why, copy.why_exposed) {
+                    // A block that runs in the text has no counter.
+                    (NotCounted::Block(_), Some(exposed)) => exposed,
+                    (why, _) => refusal(why, &cfg, f),
+                })?;
+                Method::Runs(Box::new(runs))
+            }
+            Profiling::Coverage { branches, .. } => Method::Probes(coverage_probes(&cfg, branches)),
+        };
+        Ok(Plan { function, first: f.start(), cfg, events, method, profiling })
+    }
+
+    /// The places of the counters or probes.
+    pub fn places(&self) -> &[Counted] {
+        match &self.method {
+            Method::Runs(runs) => runs.counters(),
+            Method::Probes(probes) => probes,
+        }
+    }
+
+    /// Whether the plan is for a coverage.
+    pub fn is_coverage(&self) -> bool {
+        matches!(self.method, Method::Probes(_))
     }
 
     /// The code that counts: one counter for each place.
     pub fn instrumentation(&self) -> Instrumentation {
-        let counters = self.runs.counters();
-        let insertions = counters.iter().enumerate().filter_map(|(n, counted)| self.insertion(n, *counted));
-        Instrumentation { variables: (0..counters.len()).map(variable).collect(), ..empty(insertions.collect()) }
+        let places = self.places();
+        let insertions = places.iter().enumerate().filter_map(|(n, counted)| self.insertion(n, *counted));
+        Instrumentation {
+            variables: (0..places.len()).map(variable).collect(),
+            apart: self.is_coverage(),
+            ..empty(self.profiling, insertions.collect())
+        }
     }
 
     fn insertion(&self, n: usize, counted: Counted) -> Option<Insertion> {
@@ -94,9 +140,9 @@ impl Plan {
 }
 
 /// Code that is refused in a function for this reason.
-pub fn refused(function: FunctionRef, why: Refusal) -> Instrumentation {
+pub fn refused(function: FunctionRef, profiling: Profiling, why: Refusal) -> Instrumentation {
     let nothing = insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0));
-    Instrumentation { variables: [variable(0)].into(), ..empty(vec![nothing]) }
+    Instrumentation { variables: [variable(0)].into(), ..empty(profiling, vec![nothing]) }
 }
 
 fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
@@ -112,15 +158,17 @@ fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: Va
     }
 }
 
-fn empty(insertions: Vec<Insertion>) -> Instrumentation {
+fn empty(profiling: Profiling, insertions: Vec<Insertion>) -> Instrumentation {
     Instrumentation {
-        metric: metric(),
+        metric: metric(profiling),
         variables: [].into(),
         insertions,
         event: None,
         thread: None,
         object: None,
         index_names: None,
+        apart: false,
+        in_place: matches!(profiling, Profiling::Coverage { in_place: true, .. }),
     }
 }
 
@@ -134,11 +182,13 @@ fn variable(n: usize) -> Variable {
     }
 }
 
-fn metric() -> Arc<MetricInfo> {
-    static METRIC_INFO: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+fn metric(profiling: Profiling) -> Arc<MetricInfo> {
+    static COUNTS: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+    static COVERAGE: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+    let name = metric_name(profiling);
     let info = || {
         Arc::new(MetricInfo {
-            name: METRIC.to_owned(),
+            name: name.to_owned(),
             unit: "passages".to_owned(),
             aggregate: Aggregate::Sum,
             style: Style::EventCounter,
@@ -147,10 +197,14 @@ fn metric() -> Arc<MetricInfo> {
             flavors: Vec::new(),
             developer: true,
             doc: "The first counter of a profile.".to_owned(),
-            text: METRIC.into(),
+            text: name.into(),
         })
     };
-    Arc::clone(METRIC_INFO.get_or_init(info))
+    let known = match profiling {
+        Profiling::Counts { .. } => &COUNTS,
+        Profiling::Coverage { .. } => &COVERAGE,
+    };
+    Arc::clone(known.get_or_init(info))
 }
 
 /// The edges and blocks at which the copy of a function has probes. Others are derived if they can be.

@@ -1,7 +1,7 @@
 //! Profiles of functions from the values of counters and the positions of threads.
 
 use ingraft_model::{Callee as Called, EdgeTarget, Svma};
-use ingraft_profile::{Partial, RunCounts};
+use ingraft_profile::{Coverage, Partial, RunCounts, Runs};
 use ingraft_report::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile};
 use rustc_hash::FxHashMap;
 
@@ -21,41 +21,85 @@ pub struct Counted {
     pub inexact: Option<String>,
 }
 
-/// Derives the profile of a function. `module` is the index of its module in the saved profile.
-pub fn profile(modules: &Modules, plan: &Plan, counted: &Counted, module: usize) -> Option<FunctionProfile> {
-    let (file, f) = plan.resolve(modules)?;
-    let (counts, defect) = match plan.runs.counts(&counted.counters, &counted.partial) {
+/// Derives the counts of a function. `module` is the index of its module in the saved profile.
+pub fn counts(
+    modules: &Modules,
+    (plan, runs): (&Plan, &Runs),
+    counted: &Counted,
+    module: usize,
+) -> Option<FunctionProfile> {
+    let (file, _) = plan.resolve(modules)?;
+    let (counts, defect) = match runs.counts(&counted.counters, &counted.partial) {
         Ok(counts) => (Some(counts), None),
         Err(defect) => (None, Some(format!("no execution has these counts: {defect}"))),
     };
     let count = |of: &dyn Fn(&RunCounts) -> Option<u64>| counts.as_ref().and_then(of).unwrap_or_default();
-    let blocks = plan.cfg.blocks.iter().zip(&plan.events).enumerate().map(|(n, (block, events))| BlockCount {
-        start: block.range.start,
-        size: u32::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or(u32::MAX),
-        instructions: block.instructions,
+    let block = |n: usize| count(&|counts| counts.blocks.get(n).copied());
+    let edge = |n: usize| counts.as_ref().and_then(|counts| counts.edges.get(n).copied().flatten());
+    Some(FunctionProfile {
+        calls: count(&|counts| counts.calls),
+        call_sites: counts.as_ref().map_or_else(Vec::new, |counts| call_sites(file, plan, counts)),
+        inexact: defect.or_else(|| counted.inexact.clone()),
+        ..function(modules, plan, module, (&block, &edge))?
+    })
+}
+
+/// The coverage of a function. `module` is the index of its module in the saved profile.
+pub fn coverage(
+    modules: &Modules,
+    plan: &Plan,
+    coverage: &Coverage,
+    module: usize,
+    inexact: Option<String>,
+) -> Option<FunctionProfile> {
+    let ran = |known: Option<&Option<bool>>| known.copied().flatten().map(u64::from);
+    let block = |n: usize| ran(coverage.blocks.get(n)).unwrap_or_default();
+    let edge = |n: usize| ran(coverage.edges.get(n));
+    let unknown = coverage.blocks.iter().enumerate().filter(|(_, known)| known.is_none());
+    Some(FunctionProfile {
+        calls: plan.cfg.entry.map_or(0, block),
+        unknown: unknown.map(|(n, _)| n).collect(),
+        inexact,
+        ..function(modules, plan, module, (&block, &edge))?
+    })
+}
+
+/// A function with the counts of its blocks and edges, by their indexes.
+fn function(
+    modules: &Modules,
+    plan: &Plan,
+    module: usize,
+    (block, edge): (&dyn Fn(usize) -> u64, &dyn Fn(usize) -> Option<u64>),
+) -> Option<FunctionProfile> {
+    let (_, f) = plan.resolve(modules)?;
+    let blocks = plan.cfg.blocks.iter().zip(&plan.events).enumerate().map(|(n, (of, events))| BlockCount {
+        start: of.range.start,
+        size: u32::try_from(of.range.end.0.saturating_sub(of.range.start.0)).unwrap_or(u32::MAX),
+        instructions: of.instructions,
         last: events.last,
-        count: count(&|counts| counts.blocks.get(n).copied()),
+        count: block(n),
     });
-    let edges = plan.cfg.edges.iter().enumerate().map(|(n, edge)| EdgeCount {
-        from: edge.from,
-        to: match edge.to {
+    let edges = plan.cfg.edges.iter().enumerate().map(|(n, of)| EdgeCount {
+        from: of.from,
+        to: match of.to {
             EdgeTarget::Block(to) => EdgeEnd::Block(to),
             EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
             EdgeTarget::Dynamic => EdgeEnd::Dynamic,
         },
-        kind: edge.kind,
-        count: counts.as_ref().and_then(|counts| counts.edges.get(n).copied().flatten()),
+        kind: of.kind,
+        count: edge(n),
     });
     Some(FunctionProfile {
         module,
         name: f.names().first().map_or_else(|| f.display_name().into_owned(), |name| name.mangled().to_owned()),
         start: f.start(),
         size: f.size(),
-        calls: count(&|counts| counts.calls),
+        calls: 0,
         blocks: blocks.collect(),
+        unknown: Vec::new(),
         edges: edges.collect(),
-        call_sites: counts.as_ref().map_or_else(Vec::new, |counts| call_sites(file, plan, counts)),
-        inexact: defect.or_else(|| counted.inexact.clone()),
+        call_sites: Vec::new(),
+        inexact: None,
     })
 }
 

@@ -323,8 +323,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         family: false,
         max_pairs: None,
         await_modules: false,
-        profile: false,
-        check: false,
+        profile: None,
     };
     // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;

@@ -126,6 +126,7 @@ impl Session {
                 except: &[],
                 parts: Parts::All,
                 exits: Exits::All,
+                in_place: false,
             }
         };
         let mut wanted = Vec::new();

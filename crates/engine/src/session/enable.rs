@@ -83,8 +83,8 @@ impl Session {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
-        if request.profile {
-            self.note_profile(control, id, plans);
+        if let Some(profiling) = request.profile {
+            self.note_profile(control, id, profiling, plans);
         }
         warnings.extend(self.insertion_warnings(control, &keys));
         warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));
@@ -196,7 +196,8 @@ impl Session {
             // An existing pair grows by the functions of modules that were loaded since.
             let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
-            instrumentation.insertions.retain(|i| !known.contains(&i.function));
+            // A probe that was taken out has told all that it can, so it does not come again.
+            instrumentation.insertions.retain(|i| pair.probes.is_empty() && !known.contains(&i.function));
             // even a pair that has all its functions may need a module that was loaded since, because exceptions and longjmp land there
             if !instrumentation.insertions.is_empty() || pair.restores {
                 let counters = if instrumentation.insertions.is_empty() {

@@ -224,8 +224,8 @@ impl Session {
         let inserted = self.insert_wanted(control, wanted, false);
         control.unrun = false;
         let (found, caught_up) = inserted?;
-        if request.profile {
-            self.note_profile(control, id, plans);
+        if let Some(profiling) = request.profile {
+            self.note_profile(control, id, profiling, plans);
         }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.

@@ -7,7 +7,7 @@ use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::{
     AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts, PointKind,
-    Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
+    Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
 };
 use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -50,6 +50,53 @@ pub(super) struct Minis {
     unlanded: Vec<MdlFunction>,
 }
 
+/// Number of the pieces of a pair that are woven or refused by themselves.
+fn pieces_of(instrumentation: &Instrumentation) -> usize {
+    if instrumentation.apart { instrumentation.insertions.len() } else { 1 }
+}
+
+/// The pieces of pairs: the insertions that are woven apart, each with its counter, and all other pairs as they are.
+fn apart(bound: &[Bound]) -> Vec<Bound> {
+    let increment = Arc::new(Snippet::increment(VariableId(0)));
+    let mut pieces = Vec::with_capacity(bound.iter().map(|(_, i, _)| pieces_of(i)).sum());
+    for (key, instrumentation, counters) in bound {
+        if !instrumentation.apart {
+            pieces.push((key.clone(), instrumentation.clone(), counters.clone()));
+            continue;
+        }
+        let variables: Arc<[Variable]> = instrumentation.variables.iter().take(1).cloned().collect();
+        for insertion in &instrumentation.insertions {
+            let own = insertion.snippet.as_increment().and_then(|variable| counters.get(variable.0 as usize).copied());
+            let insertion = Insertion { snippet: Arc::clone(&increment), ..insertion.clone() };
+            let (variables, insertions) = (Arc::clone(&variables), vec![insertion]);
+            let piece = Instrumentation { variables, insertions, ..instrumentation.without_code() };
+            pieces.push((key.clone(), piece, own.into_iter().collect()));
+        }
+    }
+    pieces
+}
+
+/// Joins what was woven for the pieces of a pair, of which `first` is the number of the first one. If they were woven apart, also returns
+/// the snippet of each piece, or the reason why it is not woven.
+fn joined(
+    instrumentation: &Instrumentation,
+    pieces: impl Iterator<Item = Minis>,
+    (first, refused): (usize, &Refused),
+) -> (Minis, Vec<Result<u64, Refusal>>) {
+    let (mut joined, mut probes) = (Minis::default(), Vec::new());
+    let functions = instrumentation.insertions.iter().map(|insertion| Some(insertion.function));
+    for (n, (piece, function)) in pieces.zip(functions.chain(std::iter::repeat(None))).enumerate() {
+        if let (true, Some(function)) = (instrumentation.apart, function) {
+            let why = || refused.get(&(function, first + n)).cloned().unwrap_or(Refusal::NoSuchPoint);
+            probes.push(piece.points.first().map(|(_, id)| *id).ok_or_else(why));
+        }
+        joined.points.extend(piece.points);
+        joined.unwind_targets.extend(piece.unwind_targets);
+        joined.unlanded.extend(piece.unlanded);
+    }
+    (joined, probes)
+}
+
 /// A snippet with its sort key among all snippets of a request.
 struct Placed<'a> {
     /// Function and kind of its points; then the pair, so that the pair that begins first ends last; then the position in its pair.
@@ -83,7 +130,9 @@ impl Session {
         let (bound, forming) = self.bind(control, fresh)?;
         self.shared_mut().used_counters = control.counters.used();
         let tables = || bound.iter().zip(&forming).filter_map(|((.., c), f)| Some((*c.first()?, &f.as_ref()?.keys)));
-        let result = self.weave_and_apply(control, &bound, &tables().collect::<Vec<_>>(), whole);
+        let pieces = bound.iter().any(|(_, i, _)| i.apart).then(|| apart(&bound));
+        let pieces = pieces.as_deref().unwrap_or(&bound);
+        let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole);
         let (refused, minis, caught_up) = match result {
             Ok(done) => done,
             Err(e) => {
@@ -105,10 +154,14 @@ impl Session {
         }
         drop(shared);
         control.pairs.reserve(bound.len());
-        let all = bound.into_iter().zip(minis).zip(forming);
-        for (number, (((key, instrumentation, counters), minis), forming)) in all.enumerate() {
-            let unwoven = refused_of(control, &instrumentation, &refused, number);
-            let unmeasured = is_unmeasured(&instrumentation, number, &refused);
+        let (mut pieces, mut number) = (minis.into_iter(), 0);
+        for ((key, instrumentation, counters), forming) in bound.into_iter().zip(forming) {
+            let first = number;
+            number += pieces_of(&instrumentation);
+            let (minis, probes) = joined(&instrumentation, pieces.by_ref().take(number - first), (first, &refused));
+            let is_refused = probes.iter().all(Result::is_err);
+            let unwoven = if is_refused { refused_of(control, &instrumentation, &refused, first) } else { Vec::new() };
+            let unmeasured = is_refused && is_unmeasured(&instrumentation, first, &refused);
             if let Some(forming) = forming {
                 let pairs = control.gather(forming, &counters, minis.points, unwoven, unmeasured);
                 control.pairs.extend(pairs);
@@ -125,6 +178,7 @@ impl Session {
                 variables,
                 counters,
                 minis,
+                probes,
                 unwind_targets,
                 unlanded,
                 restores,
@@ -348,6 +402,7 @@ impl Session {
                 except: &[],
                 parts: Parts::All,
                 exits: Exits::All,
+                in_place: false,
             };
             match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                 Some(known) => known.minis.insert(0, mini),
@@ -665,7 +720,8 @@ fn wanted_points<'w>(
             control.next_mini += 1;
             let (snippet, except) = (&insertion.snippet, &insertion.except);
             let (role, parts) = (Some(insertion.role), insertion.parts.clone());
-            let mini = NewMini { id, pair, role, snippet, counters, except, parts, exits: Exits::All };
+            let (exits, in_place) = (Exits::All, instrumentation.in_place);
+            let mini = NewMini { id, pair, role, snippet, counters, except, parts, exits, in_place };
             placed.push(Placed::new(insertion, n as i64, mini));
             own.push((insertion.function, id));
         }
@@ -695,6 +751,7 @@ fn wanted_points<'w>(
                 except: &[],
                 parts: Parts::All,
                 exits: Exits::All,
+                in_place: false,
             };
             w.minis.insert(0, first);
         }
@@ -749,6 +806,7 @@ fn add_tail_calls<'w>(
             except: &[],
             parts: Parts::All,
             exits: Exits::All,
+            in_place: false,
         };
         if all.first().is_none_or(|first| first.id != PRUNE) {
             all.insert(0, mini(PRUNE, prune));
@@ -771,6 +829,7 @@ fn add_tail_calls<'w>(
             except: &[],
             parts: Parts::All,
             exits,
+            in_place: false,
         });
     }
 }

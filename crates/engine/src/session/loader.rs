@@ -64,6 +64,7 @@ impl Session {
             except: &[],
             parts: Parts::All,
             exits: Exits::All,
+            in_place: false,
         };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[]) {

@@ -16,6 +16,7 @@ mod clocks;
 mod context;
 mod control;
 mod cost;
+mod coverage;
 mod disturbances;
 mod driver;
 mod enable;

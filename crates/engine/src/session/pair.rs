@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef as MdlFunction, IndexNames, MetricInfo, PointKind, Tid, Variable};
+use ingraft_model::{FunctionRef as MdlFunction, IndexNames, MetricInfo, PointKind, Refusal, Tid, Variable};
 use rustc_hash::FxBuildHasher;
 
 use crate::api::{FunctionRef, MetricFocus, PairInfo, RefusedFunction};
@@ -40,6 +40,8 @@ pub(super) struct Pair {
     pub(super) counters: Vec<u32>,
     /// Ids of the snippets, each with the function at whose points the snippet is woven.
     pub(super) minis: Vec<(MdlFunction, u64)>,
+    /// If the insertions were woven apart: for each one, the id of its snippet, or the reason why it is not woven. Otherwise empty.
+    pub(super) probes: Vec<Result<u64, Refusal>>,
     /// Snippets at unwind targets and at entries to which other functions jump. Other pairs may share them.
     pub(super) unwind_targets: Vec<UnwindTarget>,
     /// Functions at whose unwind targets nothing could be woven.

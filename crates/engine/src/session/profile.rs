@@ -5,22 +5,23 @@ use std::time::Duration;
 
 use ingraft_model::{Avma, FunctionRef as MdlFunction, ModuleRef, PatchPlan};
 use ingraft_process::Options as ApplyOptions;
-use ingraft_profile::{Partial, Position};
-use ingraft_report::{ModuleInfo, Refused, SavedProfile};
+use ingraft_profile::{Inside, Partial, Position};
+use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{MeasurementId, ProfileReading, ProfiledFunction, RefusedFunction};
+use crate::api::{MeasurementId, ProfileReading, ProfiledFunction, Profiling, RefusedFunction};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
 use crate::profile::places::{CodeMap, Observer, Place, Seen, Watch};
-use crate::profile::plan::Plan;
+use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
 use crate::readings::values::Shards;
 use crate::weaving::plan::Woven;
 
 use super::clocks::now_ns;
 use super::control::Control;
+use super::coverage::{Rounds, covered};
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::measurement::Measurement;
@@ -35,21 +36,23 @@ const TRIES: u32 = 20;
 /// The profiled functions of a measurement.
 #[derive(Debug, Default)]
 pub(super) struct Profile {
-    functions: Vec<Profiled>,
+    pub(super) functions: Vec<Profiled>,
     began_ns: u64,
     /// Path of the target's program; empty if it cannot be read.
     program: String,
     /// Number of threads that were at unknown positions when counting began.
-    unknown: u64,
+    pub(super) unknown: u64,
+    /// The rounds of a coverage; `None` in a profile of counts.
+    pub(super) rounds: Option<Rounds>,
 }
 
 /// A profiled function.
 #[derive(Debug)]
-struct Profiled {
-    key: PairKey,
-    plan: Arc<Plan>,
+pub(super) struct Profiled {
+    pub(super) key: PairKey,
+    pub(super) plan: Arc<Plan>,
     /// Positions of threads inside of runs when counting began.
-    late: Vec<Position>,
+    pub(super) late: Vec<Position>,
 }
 
 /// Profiled functions, with the pair of each.
@@ -74,12 +77,11 @@ impl Session {
     }
 
     /// Notes the functions of a profile that were inserted, and the threads that were inside of them.
-    pub(super) fn note_profile(&self, control: &mut Control, id: MeasurementId, plans: Plans) {
+    pub(super) fn note_profile(&self, control: &mut Control, id: MeasurementId, profiling: Profiling, plans: Plans) {
         let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
-        let Some(attached) = &control.attached else {
-            control.profiles.entry(id).or_default();
-            return;
-        };
+        let profile = control.profiles.entry(id).or_default();
+        profile.rounds = matches!(profiling, Profiling::Coverage { .. }).then(|| profile.rounds.unwrap_or_default());
+        let Some(attached) = &control.attached else { return };
         let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
         let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();
         let of_plans: Vec<&Plan> = plans.iter().map(|(_, plan)| &**plan).collect();
@@ -133,15 +135,30 @@ impl Session {
         let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
         let numbered: Vec<(usize, &Profiled)> = profile.functions.iter().enumerate().collect();
         let functions = each(&numbered, |(n, f)| {
-            let partial = Partial { late: f.late.clone(), early: early.get(n).cloned().unwrap_or_default() };
             let counters = values.get(*n).cloned().unwrap_or_default();
-            let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
-            let derived = result::profile(&control.modules, &f.plan, &counted, index(f.plan.function.module));
+            let early = early.get(n).map_or(&[][..], Vec::as_slice);
+            let module = index(f.plan.function.module);
+            let derived = match &f.plan.method {
+                Method::Runs(runs) => {
+                    let partial = Partial { late: f.late.clone(), early: early.to_vec() };
+                    let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
+                    result::counts(&control.modules, (&f.plan, runs), &counted, module)
+                }
+                Method::Probes(_) => {
+                    let begin = profile.unknown > 0 || !f.late.is_empty();
+                    let inside = Inside { begin, end: seen.unknown + ended > 0 || !early.is_empty() };
+                    let (coverage, why) = covered(control.pairs.get(&f.key), &f.plan, &counters, inside);
+                    result::coverage(&control.modules, &f.plan, &coverage, module, why)
+                }
+            };
             derived.map(|derived| (derived, Arc::clone(&f.plan)))
         });
         let (functions, plans): (Vec<_>, Vec<_>) = functions.into_iter().flatten().unzip();
-        let late = profile.functions.iter().map(|f| f.late.len() as u64).sum();
+        let is_coverage = profile.rounds.is_some();
+        let late: u64 = profile.functions.iter().map(|f| f.late.len() as u64).sum();
+        let early: u64 = early.values().map(|early| early.len() as u64).sum();
         let saved = SavedProfile {
+            kind: if is_coverage { ProfileKind::Coverage } else { ProfileKind::Counts },
             host: String::new(),
             pid: u32::try_from(self.pid().0).unwrap_or_default(),
             program: profile.program.clone(),
@@ -158,7 +175,7 @@ impl Session {
                     why: refused.reason.to_string(),
                 })
                 .collect(),
-            corrected: (late, early.values().map(|early| early.len() as u64).sum()),
+            corrected: if is_coverage { (0, 0) } else { (late, early) },
         };
         let detail = |plan: &Arc<Plan>| ProfiledFunction {
             name: plan.resolve(&control.modules).map_or_else(String::new, |(_, f)| f.display_name().into_owned()),

@@ -86,6 +86,7 @@ impl Group {
             variables: instrumentation.variables,
             counters: vec![self.first + self.keys.listing().value(place)],
             minis: self.minis.clone(),
+            probes: Vec::new(),
             unwind_targets: Vec::new(),
             unlanded: Vec::new(),
             restores: false,

@@ -59,7 +59,7 @@ impl Copies {
                 continue;
             }
             let found = || sites.iter().flatten();
-            let lacks_room = || found().any(|f| f.site.is_err() && !f.its.is_empty());
+            let lacks_room = || found().any(|f| f.site.is_err() && w.minis_for(f).any(|m| !m.in_place));
             let known = || found().find_map(|found| Some(Arc::clone(&found.hosted.as_ref()?.body)));
             let needed = is_copied(&w.function) || lacks_room();
             if needed && let Some(body) = known().or_else(|| whole(text, modules, w.function).ok()) {
@@ -85,7 +85,10 @@ impl Copies {
     ) -> bool {
         let is_new =
             |function: &FunctionRef| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
-        let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).filter(is_new).collect();
+        let minis = wanted.iter().flat_map(|w| &w.minis);
+        let in_place: FxHashSet<usize> = minis.filter(|mini| mini.in_place).map(|mini| mini.pair).collect();
+        let may_move = refused.keys().filter(|(_, pair)| !in_place.contains(pair));
+        let functions: FxHashSet<FunctionRef> = may_move.map(|(function, _)| *function).filter(is_new).collect();
         let before = self.chosen.len();
         for function in functions {
             match whole(text, modules, function) {

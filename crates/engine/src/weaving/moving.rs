@@ -122,6 +122,7 @@ impl Point {
             except: &[],
             parts: Parts::All,
             exits: Exits::All,
+            in_place: false,
         })
         .collect()
     }

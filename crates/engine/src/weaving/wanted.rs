@@ -65,6 +65,8 @@ pub struct NewMini<'a> {
     pub parts: Parts,
     /// The exits that the snippet is for.
     pub exits: Exits,
+    /// Whether the snippet is refused at points without room in the text. Otherwise their function is copied.
+    pub in_place: bool,
 }
 
 /// A point that is to be woven.

@@ -82,7 +82,8 @@ impl<'a> Evaluator<'a> {
     fn known(&self, metric: &str, focus: &Focus, function: FunctionRef) -> Option<Instrumentation> {
         let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|known| known.is_like(metric, focus))?;
-        let Instrumentation { metric, variables, event, thread, object, index_names, .. } = &known.instrumentation;
+        let Instrumentation { metric, variables, event, thread, object, index_names, apart, in_place, .. } =
+            &known.instrumentation;
         let insertions = known.instrumentation.insertions.iter().cloned();
         Some(Instrumentation {
             metric: Arc::clone(metric),
@@ -92,6 +93,8 @@ impl<'a> Evaluator<'a> {
             thread: *thread,
             object: *object,
             index_names: index_names.clone(),
+            apart: *apart,
+            in_place: *in_place,
         })
     }
 }

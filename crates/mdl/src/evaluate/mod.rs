@@ -73,6 +73,8 @@ fn evaluate_and_tell(
         thread,
         object: evaluation.object,
         index_names: evaluation.index_names,
+        apart: false,
+        in_place: false,
     };
     Ok((Evaluated { instrumentation, warnings }, beyond))
 }

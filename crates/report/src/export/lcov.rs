@@ -1,17 +1,19 @@
 //! The coverage format of lcov (the "tracefile" of geninfo(1)), which genhtml and many services read.
 //!
 //! The count of a line is the largest count of its instructions, summed over the places to which the line was compiled: functions that it
-//! was inlined into, and copies of a template.
+//! was inlined into, and copies of a template. In a coverage, the count is 1 or 0. A line of which it is not known whether it has run is left
+//! out, and a branch of which it is not known has the count `-`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::one_line;
 use crate::code::Frame;
 use crate::program::{Program, Routine};
+use crate::saved::ProfileKind;
 
 /// Counts of the lines, branches and functions of the source files of all profiled functions. Code without a source line is left out.
 pub fn lcov(program: &Program<'_>) -> String {
@@ -22,6 +24,13 @@ pub fn lcov(program: &Program<'_>) -> String {
     text
 }
 
+/// Number of the source lines that have run, and of all of which it is known.
+pub fn ran_lines(program: &Program<'_>) -> (u64, u64) {
+    let counts = line_counts(program);
+    let all = || counts.values().flat_map(BTreeMap::values);
+    (all().filter(|count| **count > 0).count() as u64, all().count() as u64)
+}
+
 /// Counts of the lines of the source files of all profiled functions, by path and number.
 pub(super) fn line_counts(program: &Program<'_>) -> BTreeMap<Rc<str>, BTreeMap<u32, u64>> {
     sources(program).into_iter().map(|(path, source)| (path, source.lines)).collect()
@@ -29,8 +38,16 @@ pub(super) fn line_counts(program: &Program<'_>) -> BTreeMap<Rc<str>, BTreeMap<u
 
 fn sources(program: &Program<'_>) -> BTreeMap<Rc<str>, Source> {
     let mut files = BTreeMap::new();
+    let kind = program.profile().kind;
     for routine in program.functions() {
-        function(&routine, &mut files);
+        function(&routine, kind, &mut files);
+    }
+    for source in files.values_mut() {
+        let Source { lines, doubtful, .. } = source;
+        lines.retain(|line, count| *count > 0 || !doubtful.contains(line));
+        if kind == ProfileKind::Coverage {
+            lines.values_mut().for_each(|count| *count = (*count).min(1));
+        }
     }
     files
 }
@@ -40,9 +57,12 @@ fn sources(program: &Program<'_>) -> BTreeMap<Rc<str>, Source> {
 struct Source {
     /// Counts of the calls of functions by line and name.
     functions: BTreeMap<(u32, String), u64>,
-    /// Counts of the branches at the end of each block, by the line of the last instruction. `None`: the block was not executed.
+    /// Counts of the branches at the end of each block, by the line of the last instruction. `None`: the block was not executed,
+    /// or it is not known whether the branch was taken.
     branches: BTreeMap<u32, Vec<Vec<Option<u64>>>>,
     lines: BTreeMap<u32, u64>,
+    /// Lines with code of which it is not known whether it has run.
+    doubtful: BTreeSet<u32>,
 }
 
 impl Source {
@@ -88,10 +108,11 @@ type Line = (usize, u32);
 type Instance = (Vec<Line>, Line);
 
 /// Adds the counts of a function.
-fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
+fn function(routine: &Routine<'_>, kind: ProfileKind, files: &mut BTreeMap<Rc<str>, Source>) {
     let mut paths: FxHashMap<usize, Rc<str>> = FxHashMap::default();
     let mut lines: FxHashMap<Instance, u64> = FxHashMap::default();
     let mut around: FxHashMap<Line, u64> = FxHashMap::default();
+    let mut doubtful: FxHashSet<Line> = FxHashSet::default();
     for (number, block) in routine.function.blocks.iter().enumerate() {
         for step in routine.steps(block) {
             let frames = routine.frames(step.at);
@@ -102,6 +123,10 @@ fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
             });
             let Some(own) = positions.next() else { continue };
             let outer: Vec<Line> = positions.collect();
+            if routine.function.ran(number).is_none() {
+                doubtful.extend(outer.into_iter().chain([own]));
+                continue;
+            }
             for position in &outer {
                 let least = around.entry(*position).or_default();
                 *least = if *least == 0 { block.count } else { (*least).min(block.count.max(1)) };
@@ -109,7 +134,7 @@ fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
             let most = lines.entry((outer, own)).or_default();
             *most = (*most).max(block.count);
         }
-        branches(routine, number, files);
+        branches(routine, number, kind, files);
     }
     let mut sums: FxHashMap<Line, u64> = FxHashMap::default();
     for ((_, position), count) in lines {
@@ -125,6 +150,19 @@ fn function(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
         let sum = files.entry(Rc::clone(path)).or_default().lines.entry(line).or_default();
         *sum = sum.saturating_add(count);
     }
+    for (file, line) in doubtful {
+        let Some(path) = paths.get(&file) else { continue };
+        files.entry(Rc::clone(path)).or_default().doubtful.insert(line);
+    }
+    calls(routine, files);
+}
+
+/// Adds the calls of a function, unless it is not known whether it was called.
+fn calls(routine: &Routine<'_>, files: &mut BTreeMap<Rc<str>, Source>) {
+    let entry = routine.function.blocks.iter().position(|block| block.start == routine.function.start);
+    if entry.is_some_and(|entry| routine.function.ran(entry).is_none()) {
+        return;
+    }
     let frames = routine.frames(routine.function.start);
     if let Some(outermost) = frames.last().filter(|frame| known(frame)) {
         let line = if outermost.declared > 0 { outermost.declared } else { outermost.line };
@@ -138,13 +176,15 @@ fn known(frame: &Frame) -> bool {
     frame.line > 0 && !frame.file.is_empty()
 }
 
-/// Adds the branches at the end of a block, if it has several and all their counts are known.
-fn branches(routine: &Routine<'_>, block: usize, files: &mut BTreeMap<Rc<str>, Source>) {
-    let edges: Option<Vec<u64>> = routine.edges_from(block).map(|edge| edge.count).collect();
-    let Some((edges, block)) = edges.filter(|edges| edges.len() > 1).zip(routine.function.blocks.get(block)) else {
+/// Adds the branches at the end of a block, if it has several. In a profile of counts, all of their counts must be known.
+fn branches(routine: &Routine<'_>, block: usize, kind: ProfileKind, files: &mut BTreeMap<Rc<str>, Source>) {
+    let edges: Vec<Option<u64>> = routine.edges_from(block).map(|edge| edge.count).collect();
+    let all_known = edges.iter().all(Option::is_some);
+    let Some(block) = routine.function.blocks.get(block).filter(|_| edges.len() > 1) else { return };
+    if kind == ProfileKind::Counts && !all_known {
         return;
-    };
+    }
     let Some(frame) = routine.frames(block.last).into_iter().find(known) else { return };
-    let counts = edges.into_iter().map(|count| (block.count > 0).then_some(count)).collect();
+    let counts = edges.into_iter().map(|count| count.filter(|_| block.count > 0)).collect();
     files.entry(frame.file).or_default().branches.entry(frame.line).or_default().push(counts);
 }

@@ -14,7 +14,7 @@ pub use callgrind::callgrind;
 pub use drcov::drcov;
 pub use fdata::fdata;
 pub use html::html;
-pub use lcov::lcov;
+pub use lcov::{lcov, ran_lines};
 pub use sample::llvm_sample;
 
 /// A name without control characters, which would end a line of a format of lines.

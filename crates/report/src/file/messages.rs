@@ -4,7 +4,7 @@ use ingraft_model::{EdgeKind, Svma};
 use prost::{Message, Oneof};
 
 use super::FileError;
-use crate::saved::{self, EdgeEnd, SavedProfile};
+use crate::saved::{self, EdgeEnd, ProfileKind, SavedProfile};
 
 /// A profile.
 #[derive(Clone, PartialEq, Message)]
@@ -31,6 +31,9 @@ pub(super) struct Profile {
     /// Calls in progress when counting ended.
     #[prost(uint64, tag = "10")]
     corrected_end: u64,
+    /// Whether the counts are those of a coverage.
+    #[prost(bool, tag = "11")]
+    coverage: bool,
 }
 
 /// A mapped file.
@@ -89,6 +92,9 @@ struct Function {
     edge_count: Vec<u64>,
     #[prost(message, repeated, tag = "16")]
     calls_made: Vec<CallMade>,
+    /// Sorted indexes of blocks of which it is not known whether they have run.
+    #[prost(uint64, repeated, tag = "17")]
+    unknown: Vec<u64>,
 }
 
 /// Factor of the kind of the destination in the shape of an edge.
@@ -201,6 +207,7 @@ impl From<&SavedProfile> for Profile {
             refused: profile.refused.iter().map(Refused::from).collect(),
             corrected_begin: profile.corrected.0,
             corrected_end: profile.corrected.1,
+            coverage: profile.kind == ProfileKind::Coverage,
         }
     }
 }
@@ -222,6 +229,7 @@ impl TryFrom<Profile> for SavedProfile {
             refused: refused.collect::<Result<_, _>>()?,
             modules: message.modules.into_iter().map(Module::read).collect(),
             corrected: (message.corrected_begin, message.corrected_end),
+            kind: if message.coverage { ProfileKind::Coverage } else { ProfileKind::Counts },
         })
     }
 }
@@ -278,6 +286,7 @@ impl From<&saved::FunctionProfile> for Function {
             edge_to: function.edges.iter().map(|edge| to(edge).1).collect(),
             edge_count: function.edges.iter().map(|edge| edge.count.unwrap_or(0)).collect(),
             calls_made: function.call_sites.iter().map(CallMade::from).collect(),
+            unknown: function.unknown.iter().map(|block| *block as u64).collect(),
         }
     }
 }
@@ -291,7 +300,13 @@ impl Function {
         if !self.edge_from.is_sorted() || !calls.is_sorted_by_key(|call| call.block) {
             return Err(contradiction("the edges or calls of a function are not sorted"));
         }
+        let unknown = self.unknown.iter().map(|block| index(*block, blocks.len(), "an unknown block does not exist"));
+        let unknown: Vec<usize> = unknown.collect::<Result<_, _>>()?;
+        if !unknown.is_sorted() {
+            return Err(contradiction("the unknown blocks of a function are not sorted"));
+        }
         Ok(saved::FunctionProfile {
+            unknown,
             module: index(self.module, modules, "a function is in no module")?,
             start: Svma(self.start),
             size: self.size,

@@ -9,6 +9,8 @@
 //! | 12 | 4 | CRC-32 (IEEE) of the body |
 //! | 16 | 8 | length of the body in bytes |
 //!
+//! A profile of counts has version 1. A coverage has version 2, because programs that know version 1 only would take it for counts.
+//!
 //! The body is a message of Protocol Buffers (`messages.rs`), so that a later version can add fields that this one skips. Addresses of
 //! blocks are stored as distances, in packed lists, because most of them fit into one byte.
 //!
@@ -18,12 +20,12 @@ mod messages;
 
 use prost::Message;
 
-use crate::SavedProfile;
+use crate::{ProfileKind, SavedProfile};
 
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"INGPROF\0";
-/// Version of the format that this crate writes and reads.
-const VERSION: u32 = 1;
+/// Latest version of the format.
+const VERSION: u32 = 2;
 /// Length of the header in bytes.
 const HEADER: usize = 24;
 
@@ -34,7 +36,7 @@ pub enum FileError {
     #[error("this is no saved profile")]
     NotAProfile,
     /// Another version of the program has written the file.
-    #[error("the file has version {found} of the format, and this program reads version {VERSION}")]
+    #[error("the file has version {found} of the format, and this program reads versions up to {VERSION}")]
     Version {
         /// Version that the file states.
         found: u32,
@@ -67,7 +69,7 @@ impl SavedProfile {
         let body = messages::Profile::from(self).encode_to_vec();
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(version_of(self.kind).to_le_bytes());
         bytes.extend(crc32fast::hash(&body).to_le_bytes());
         bytes.extend((body.len() as u64).to_le_bytes());
         bytes.extend(body);
@@ -79,9 +81,10 @@ impl SavedProfile {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(FileError::NotAProfile)?;
         let (version, rest) = rest.split_first_chunk().ok_or(FileError::NotAProfile)?;
         let found = u32::from_le_bytes(*version);
-        if found != VERSION {
+        if !(1..=VERSION).contains(&found) {
             return Err(FileError::Version { found });
         }
+        let stated_version = found;
         let (checksum, rest) = rest.split_first_chunk().ok_or(FileError::NotAProfile)?;
         let (length, body) = rest.split_first_chunk().ok_or(FileError::NotAProfile)?;
         let (stated, found) = (u64::from_le_bytes(*length), body.len() as u64);
@@ -91,7 +94,19 @@ impl SavedProfile {
         if crc32fast::hash(body) != u32::from_le_bytes(*checksum) {
             return Err(FileError::Checksum);
         }
-        messages::Profile::decode(body)?.try_into()
+        let profile: SavedProfile = messages::Profile::decode(body)?.try_into()?;
+        if version_of(profile.kind) != stated_version {
+            return Err(FileError::Contradiction { what: "the version is not that of the kind of the profile" });
+        }
+        Ok(profile)
+    }
+}
+
+/// Version of the format in which a kind of profiles is written.
+fn version_of(kind: ProfileKind) -> u32 {
+    match kind {
+        ProfileKind::Counts => 1,
+        ProfileKind::Coverage => VERSION,
     }
 }
 

@@ -58,7 +58,9 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
         let (mut edges, mut call_sites): (Vec<_>, Vec<_>) = (edges.collect(), calls.collect());
         edges.sort_by_key(|edge| edge.from);
         call_sites.sort_by_key(|call| call.block);
-        FunctionProfile { module, name, start: Svma(start), size, calls: count, blocks, edges, call_sites, inexact }
+        let unknown = (0..blocks.len()).filter(|block| (count >> (block % 64)) & 1 == 1).collect();
+        let start = Svma(start);
+        FunctionProfile { module, name, start, size, calls: count, blocks, unknown, edges, call_sites, inexact }
     })
 }
 
@@ -70,7 +72,8 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
         (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3)).prop_map(move |(facts, functions, refused)| {
             let (host, pid, program, (began_ns, ended_ns), corrected) = facts;
             let modules = modules.clone();
-            SavedProfile { host, pid, program, began_ns, ended_ns, modules, functions, refused, corrected }
+            let kind = if pid % 2 == 0 { ProfileKind::Counts } else { ProfileKind::Coverage };
+            SavedProfile { kind, host, pid, program, began_ns, ended_ns, modules, functions, refused, corrected }
         })
     })
 }
@@ -121,8 +124,8 @@ fn errors_name_the_reason() {
     let longer = [&bytes[..], &[0]].concat();
     assert_eq!(SavedProfile::from_bytes(&longer), Err(FileError::Length { stated: 0, found: 1 }));
     let mut later = bytes.clone();
-    later[8] = 2;
-    assert_eq!(SavedProfile::from_bytes(&later), Err(FileError::Version { found: 2 }));
+    later[8] = 3;
+    assert_eq!(SavedProfile::from_bytes(&later), Err(FileError::Version { found: 3 }));
 }
 
 #[test]

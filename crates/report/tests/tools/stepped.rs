@@ -167,6 +167,7 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
         edges: edges.collect(),
         call_sites: calls.collect(),
         blocks,
+        unknown: Vec::new(),
         inexact: None,
     }
 }

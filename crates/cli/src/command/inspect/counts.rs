@@ -97,8 +97,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         history: false,
         wait: Duration::ZERO,
         await_modules: false,
-        profile: false,
-        check: false,
+        profile: None,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Saved profiles as records for scripts.
 
 use ingraft_model::{Loops, Svma};
-use ingraft_report::{EdgeEnd, FunctionChange, FunctionProfile, SavedProfile};
+use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
 use crate::exit::Stop;
 use crate::objects::code::Block;
-use crate::objects::{self, Edge, FunctionId, Object, PairFacts};
+use crate::objects::{self, Coverage, Edge, FunctionId, Object, PairFacts};
 use crate::output::{Output, json_line};
 
 /// Writes the blocks and edges of a profile.
@@ -13,8 +13,14 @@ pub(super) fn profile(profile: &SavedProfile, out: &mut Output) -> Result<(), St
     let module = |index: usize| profile.modules.get(index).map(|module| module.name.as_str()).unwrap_or_default();
     for function in &profile.functions {
         let id = id(profile.pid, module(function.module), &function.name, function.start);
-        let records = blocks(function, &id).into_iter().chain(edges(function, &id));
-        let lines: String = records.map(|record| json_line(&record)).collect();
+        let records: Vec<Object> = match profile.kind {
+            ProfileKind::Counts => blocks(function, &id).into_iter().chain(edges(function, &id)).collect(),
+            ProfileKind::Coverage => {
+                let parts = ran_blocks(function, &id).into_iter().chain(ran_edges(function, &id));
+                std::iter::once(Object::Coverage(coverage(function, &id))).chain(parts).collect()
+            }
+        };
+        let lines: String = records.iter().map(json_line).collect();
         out.verbatim(lines.as_bytes())?;
     }
     Ok(())
@@ -83,9 +89,56 @@ pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object>
         header: header(number),
         depth: u32::try_from(loops.around(number).count()).ok(),
         count: i64::try_from(block.count).ok(),
+        ran: None,
         inexact: function.inexact.clone(),
     });
     records.map(Object::Block).collect()
+}
+
+/// The coverage of a function.
+pub(crate) fn coverage(function: &FunctionProfile, id: &FunctionId) -> Coverage {
+    let Covered { blocks, blocks_ran, blocks_unknown, branches, branches_ran, branches_unknown } = function.covered();
+    Coverage {
+        id: id.clone(),
+        blocks,
+        blocks_ran,
+        blocks_unknown,
+        branches,
+        branches_ran,
+        branches_unknown,
+        inexact: function.inexact.clone(),
+    }
+}
+
+/// The word for whether something has run.
+fn word(ran: Option<bool>) -> &'static str {
+    match ran {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    }
+}
+
+/// The blocks of a function of a coverage.
+pub(crate) fn ran_blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+    let mut records = blocks(function, id);
+    for (number, record) in records.iter_mut().enumerate() {
+        if let Object::Block(block) = record {
+            (block.count, block.ran) = (None, Some(word(function.ran(number))));
+        }
+    }
+    records
+}
+
+/// The edges of a function of a coverage.
+pub(crate) fn ran_edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
+    let mut records = edges(function, id);
+    for (record, of) in records.iter_mut().zip(&function.edges) {
+        if let Object::Edge(edge) = record {
+            (edge.count, edge.ran) = (None, Some(word(of.count.map(|count| count > 0))));
+        }
+    }
+    records
 }
 
 /// The edges of a function.
@@ -106,6 +159,7 @@ pub(crate) fn edges(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> 
         back: None,
         count: edge.count.and_then(|count| i64::try_from(count).ok()),
         threads: None,
+        ran: None,
         inexact: function.inexact.clone(),
         facts: PairFacts::default(),
     });

@@ -125,16 +125,16 @@ fn signed(change: Change) -> String {
     sign.to_owned() + &grouped_u64(change.old.abs_diff(change.new))
 }
 
-fn share(part: u64, total: u64) -> f64 {
+pub(super) fn share(part: u64, total: u64) -> f64 {
     part as f64 * 100.0 / total.max(1) as f64
 }
 
 /// A source position with the name of the file, without its directories.
-fn position(file: &str, line: u32) -> String {
+pub(super) fn position(file: &str, line: u32) -> String {
     format!("{}:{line}", file.rsplit('/').next().unwrap_or_default())
 }
 
 /// Names come from other processes, so control characters, which could move the cursor, become `?`.
-fn clean(text: &str) -> String {
+pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

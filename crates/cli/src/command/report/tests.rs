@@ -47,6 +47,7 @@ fn profile(iterations: u64) -> SavedProfile {
             edge(2, EdgeEnd::Dynamic, EdgeKind::Return, 1),
         ],
         call_sites: Vec::new(),
+        unknown: Vec::new(),
         inexact: None,
     };
     let module = ModuleInfo {
