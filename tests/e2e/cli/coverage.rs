@@ -131,9 +131,15 @@ fn several_clients_of_a_daemon_cover_and_count_one_function() {
     let before = Text::of(target.pid());
     let first = coverage_by(&client(), &target, &["choose"]);
     let _ = target.ask("choose 2");
-    let count = client().count(target.pid(), &["choose"]);
-    let second = coverage_by(&client(), &target, &["choose", "--branches"]);
-    let times = client().measure("latency", target.pid(), &["choose"]);
+    let pid = target.pid_text();
+    let more = |command: &[&str]| {
+        let mut session = client().start([command, &["-p", &pid, "--max-overhead", "10000", "choose"]].concat());
+        session.wait_for("changed");
+        session
+    };
+    let count = more(&["count"]);
+    let second = more(&["profile", "coverage", "--branches"]);
+    let times = more(&["latency"]);
     let _ = target.ask("choose 500");
     let _ = target.ask("spin 1000");
     let second = second.interrupt().assert_code(0);
