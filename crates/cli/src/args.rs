@@ -458,6 +458,10 @@ pub(crate) struct ProfileArgs {
     #[arg(long)]
     pub(crate) branches: bool,
 
+    /// Place the counters by the counts of this saved profile of the same program, which makes the profile cheaper
+    #[arg(long, value_name = "FILE")]
+    pub(crate) weights: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) measure: Measure,
 

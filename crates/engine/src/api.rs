@@ -16,7 +16,10 @@ use ingraft_model::{
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
+pub use ingraft_profile::Earlier;
 use ingraft_report::SavedProfile;
+
+pub use crate::profile::earlier::EarlierProfile;
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
@@ -200,6 +203,8 @@ pub struct EnableRequest {
     pub await_modules: bool,
     /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metric` is not used.
     pub profile: Option<Profiling>,
+    /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
+    pub earlier: Option<Arc<EarlierProfile>>,
 }
 
 /// Kind of a profile.

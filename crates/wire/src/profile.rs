@@ -89,6 +89,26 @@ impl Profile {
     }
 }
 
+/// The counts of a saved profile by which new counters are placed. Files without a build-id are left out.
+pub fn earlier(saved: &SavedProfile) -> Vec<v1::EarlierCounts> {
+    let known = saved.modules.iter().enumerate().filter(|(_, module)| !module.build_id.is_empty());
+    known
+        .map(|(index, module)| v1::EarlierCounts {
+            build_id: module.build_id.clone(),
+            functions: saved
+                .functions
+                .iter()
+                .filter(|f| f.module == index)
+                .map(|f| v1::EarlierFunction {
+                    start: f.start.0,
+                    blocks: f.blocks.iter().map(|block| block.count).collect(),
+                    edges: f.edges.iter().map(|edge| edge.count.map_or(0, |count| count.saturating_add(1))).collect(),
+                })
+                .collect(),
+        })
+        .collect()
+}
+
 fn index(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }

@@ -430,3 +430,32 @@ fn a_saved_profile_is_reported() {
     let digits: String = total.split(' ').next().expect("a number").chars().filter(char::is_ascii_digit).collect();
     assert_eq!(digits.parse(), Ok(all), "{annotated}");
 }
+
+/// Counters that are placed by the counts of an earlier profile give the same counts.
+#[test]
+fn counters_are_placed_by_an_earlier_profile() {
+    let directory = open_directory();
+    let path = |name: &str| directory.path().join(name).to_str().expect("a path").to_owned();
+    let (file, again) = (path("profile"), path("again"));
+    let determ = program("determ").expect("gcc").to_str().expect("a path").to_owned();
+    let run = |weights: &[&str], save: &str| {
+        let kind = ["profile", "blocks", "--check", "--until-exit", "determ:*", "-o", save];
+        tool().run([&kind, weights, &["--", &determ, "2000"]].concat()).assert_code(0)
+    };
+    let counts = |outcome: &Outcome| -> BTreeMap<u64, (u64, u64)> {
+        assert_exact(outcome);
+        blocks(outcome)
+    };
+    let first = counts(&run(&[], &file));
+    assert!(first.len() > 30, "{first:?}");
+    assert_eq!(counts(&run(&["--weights", &file], &again)), first);
+
+    // A profile of another program has counts of none of these functions.
+    let mut target = Mutatee::start("blocks", &["3"]);
+    let before = Text::of(target.pid());
+    let command = ["profile", "blocks", "-p", &target.pid_text(), "leaf", "--weights", &file];
+    let _ = tool().run(command).assert_error(2, &["has counts of none of these functions", "--weights"]);
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("go 10").number("wrong"), 0);
+    assert!(target.end().success());
+}

@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use ingraft_model::{BlockEvents, Offset, Svma};
-use ingraft_report::{Covered, EdgeEnd, FunctionProfile, SavedProfile};
+use ingraft_report::{Covered, EdgeEnd, FunctionProfile, ProfileKind as SavedKind, SavedProfile};
 use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
-use crate::command::report::records;
+use crate::command::report::{self, records};
 use crate::conn::{Profiling, Request, Target};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Site, View};
@@ -24,7 +25,7 @@ const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, branches, measure, functions, target } = args;
+    let ProfileArgs { kind, check, branches, weights, measure, functions, target } = args;
     let coverage = kind == ProfileKind::Coverage;
     if branches && !coverage {
         let hint = "use `ingraft profile coverage --branches`";
@@ -33,6 +34,10 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     if check && coverage {
         return Err(Failure::usage("a coverage has no derived counts to check", "leave out --check").into());
     }
+    if weights.is_some() && coverage {
+        return Err(Failure::usage("a coverage has no counters to place", "leave out --weights").into());
+    }
+    let earlier = weights.as_deref().map(|path| weights_of(path)).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let request = |target: Target| Request {
         await_modules: measure.wait.is_some() || target.is_started(),
@@ -53,6 +58,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         } else {
             Profiling::Counts { check }
         }),
+        earlier: earlier.clone(),
     };
     let plan = Plan::new(&measure, &target, request, out);
     let format = context.common.format;
@@ -60,6 +66,18 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     let save =
         context.common.output.as_deref().map(|path| Ok::<_, Failure>((path, output::create(path)?))).transpose()?;
     measure::run(plan, context, &mut Profiles { kind, format, save }, out).await
+}
+
+/// Reads the profile by whose counts counters are placed.
+fn weights_of(path: &Path) -> Result<SavedProfile, Failure> {
+    let saved = report::read(path)?;
+    match saved.kind {
+        SavedKind::Counts => Ok(saved),
+        SavedKind::Coverage => {
+            let what = format!("{} is a coverage, and has no counts", path.display());
+            Err(Failure::usage(what, "use a profile of edges, blocks or events"))
+        }
+    }
 }
 
 struct Profiles<'a> {

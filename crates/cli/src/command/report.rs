@@ -111,7 +111,8 @@ fn sum(args: &ReportArgs) -> Result<SavedProfile, Failure> {
     Ok(sum.unwrap_or_default())
 }
 
-fn read(path: &Path) -> Result<SavedProfile, Failure> {
+/// Reads a saved profile.
+pub(crate) fn read(path: &Path) -> Result<SavedProfile, Failure> {
     let name = path.display();
     let bytes =
         std::fs::read(path).map_err(|e| Failure::usage(format!("cannot read {name}: {e}"), "check the path"))?;

@@ -75,6 +75,7 @@ pub(super) async fn run(
     let request = |target: Target| Request {
         await_modules: asked.measure.wait.is_some() || target.is_started(),
         profile: None,
+        earlier: None,
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),

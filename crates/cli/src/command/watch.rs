@@ -22,6 +22,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     let request = |target: Target| Request {
         await_modules: args.measure.wait.is_some() || target.is_started(),
         profile: None,
+        earlier: None,
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),

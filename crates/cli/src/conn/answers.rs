@@ -2,10 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{Aggregate, Flavor, Focus, PartName};
-use ingraft_wire::profile::Profile;
+use ingraft_report::SavedProfile;
+use ingraft_wire::profile::{self, Profile};
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -86,6 +88,8 @@ pub(crate) struct Request {
     pub(crate) await_modules: bool,
     /// The profile of `functions`; `None` if they are not profiled.
     pub(crate) profile: Option<Profiling>,
+    /// A saved profile, by whose counts counters are placed.
+    pub(crate) earlier: Option<Arc<SavedProfile>>,
 }
 
 /// Kind of a profile.
@@ -284,6 +288,7 @@ impl Request {
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
             await_modules: self.await_modules,
             profile: self.profile.is_some(),
+            earlier: self.earlier.as_deref().map(profile::earlier).unwrap_or_default(),
             check: self.profile == Some(Profiling::Counts { check: true }),
             coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
             branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),

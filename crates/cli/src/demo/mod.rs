@@ -161,6 +161,7 @@ impl Stage<'_> {
             wait: Duration::ZERO,
             await_modules: false,
             profile: None,
+            earlier: None,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -5,11 +5,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use ingraft_engine::{
-    EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
-    LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
-    ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
+    Earlier, EarlierProfile, EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted,
+    LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo,
+    PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
-use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Tid};
+use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
@@ -101,6 +101,7 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
 fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableRequest, FieldError> {
     let measure = required(measure, "measure")?;
     let profile = profiling(&measure)?;
+    let earlier = earlier(measure.earlier, profile)?;
     let pairs = measure
         .pairs
         .into_iter()
@@ -133,7 +134,33 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_pairs: None,
         await_modules: measure.await_modules,
         profile,
+        earlier,
     })
+}
+
+/// The counts by which the counters of a profile are placed.
+fn earlier(
+    files: Vec<v1::EarlierCounts>,
+    profile: Option<Profiling>,
+) -> Result<Option<Arc<EarlierProfile>>, FieldError> {
+    if files.is_empty() {
+        return Ok(None);
+    }
+    match profile {
+        Some(Profiling::Counts { .. }) => {}
+        Some(Profiling::Coverage { .. }) => {
+            return Err(FieldError::new("measure.earlier", "is not empty, and a coverage places no counters"));
+        }
+        None => return Err(FieldError::new("measure.earlier", "is not empty, and `profile` is not set")),
+    }
+    let mut earlier = EarlierProfile::default();
+    for file in files {
+        for v1::EarlierFunction { start, blocks, edges } in file.functions {
+            let edges = edges.into_iter().map(|edge| edge.checked_sub(1)).collect();
+            earlier.add(&file.build_id, Svma(start), Earlier { blocks, edges });
+        }
+    }
+    Ok(Some(Arc::new(earlier)))
 }
 
 /// The kind of the profile that a request asks for.

@@ -20,8 +20,17 @@ impl v1::profiles_server::Profiles for Service {
     async fn start(&self, request: Request<v1::StartProfileRequest>) -> Result<Response<Self::StartStream>, Status> {
         let caller = auth::caller(&request)?;
         let client = auth::client(&request);
-        let v1::StartProfileRequest { target, functions, wait_ns, await_modules, check, coverage, branches, in_place } =
-            request.into_inner();
+        let v1::StartProfileRequest {
+            target,
+            functions,
+            wait_ns,
+            await_modules,
+            check,
+            coverage,
+            branches,
+            in_place,
+            earlier,
+        } = request.into_inner();
         let measure = v1::Measure {
             functions,
             wait_ns,
@@ -31,6 +40,7 @@ impl v1::profiles_server::Profiles for Service {
             coverage,
             branches,
             in_place,
+            earlier,
             ..v1::Measure::default()
         };
         let name = audit::target(target.as_ref());

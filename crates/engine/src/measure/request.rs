@@ -336,6 +336,13 @@ fn profiled(
     }
     let functions = resolve_patterns(modules, &request.functions, missing)?;
     refuse_many(functions.len(), request)?;
+    let earlier = request.earlier.as_deref();
+    if let Some(earlier) = earlier.filter(|_| missing == Missing::Fails)
+        && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
+    {
+        let what = "the earlier profile has counts of none of these functions";
+        return Err(Error::new(ErrorKind::Usage, "no_earlier_counts", what, EARLIER));
+    }
     let mut texts: FxHashMap<ModuleRef, TextSpace> = FxHashMap::default();
     for function in &functions {
         texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));
@@ -344,7 +351,7 @@ fn profiled(
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         let text = texts.get(&function.module)?;
-        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling) {
+        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling, earlier) {
             Ok(plan) => {
                 let instrumentation = plan.instrumentation();
                 (Some(Arc::new(plan)), instrumentation)
@@ -362,6 +369,9 @@ fn profiled(
     };
     Ok(in_background(|| functions.par_iter().filter_map(wanted).collect()))
 }
+
+/// Hint at the use of earlier profiles.
+const EARLIER: &str = "use a profile of the same build of the program, or leave out --weights";
 
 /// Fails if a request has more pairs than are allowed.
 fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {

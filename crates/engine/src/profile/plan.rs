@@ -9,9 +9,10 @@ use ingraft_model::{
     Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
     UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, Inexact, NotCounted, Probes, Runs, coverage_probes};
+use ingraft_profile::{Counted, Earlier, Inexact, NotCounted, Probes, Runs, coverage_probes};
 
 use crate::api::Profiling;
+use crate::profile::earlier::EarlierProfile;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
 
@@ -59,6 +60,7 @@ impl Plan {
         (modules, text): (&Modules, &TextSpace),
         function: FunctionRef,
         profiling: Profiling,
+        earlier: Option<&EarlierProfile>,
     ) -> Result<Plan, Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
@@ -76,7 +78,11 @@ impl Plan {
             Profiling::Counts { check } => {
                 let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
                 let probes = probes(&cfg, &copy, (module.bias, &events));
-                let runs = Runs::new(&cfg, &probes, check).map_err(|why| match (why, copy.why_exposed) {
+                let runs = match earlier.and_then(|earlier| earlier_counts(modules, function, earlier)) {
+                    Some(earlier) => Runs::by_counts(&cfg, &probes, check, earlier),
+                    None => Runs::new(&cfg, &probes, check),
+                };
+                let runs = runs.map_err(|why| match (why, copy.why_exposed) {
                     // A block that runs in the text has no counter.
                     (NotCounted::Block(_), Some(exposed)) => exposed,
                     (why, _) => refusal(why, &cfg, f),
@@ -137,6 +143,16 @@ impl Plan {
     pub fn resolve<'m>(&self, modules: &'m Modules) -> Option<(&'m Module, &'m Function)> {
         modules.resolve(self.function).map(|(_, module, f)| (module, f))
     }
+}
+
+/// Counts of a function in an earlier profile; `None` if it has none.
+pub fn earlier_counts<'e>(
+    modules: &Modules,
+    function: FunctionRef,
+    earlier: &'e EarlierProfile,
+) -> Option<&'e Earlier> {
+    let (_, module, f) = modules.resolve(function)?;
+    earlier.of(module.image.build_id()?, f.start())
 }
 
 /// Code that is refused in a function for this reason.

@@ -98,6 +98,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         wait: Duration::ZERO,
         await_modules: false,
         profile: None,
+        earlier: None,
     }
 }
 
