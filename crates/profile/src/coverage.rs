@@ -45,7 +45,7 @@ pub fn coverage_probes(cfg: &Cfg, branches: bool) -> Vec<Counted> {
 }
 
 impl Coverage {
-    /// What probes tell by themselves: for each probe whether control has come there, `None` if the probe could not be inserted.
+    /// The answers of the probes alone: for each probe whether control has come there, `None` if the probe could not be inserted.
     pub fn told(cfg: &Cfg, probes: &[Counted], came: &[Option<bool>]) -> Self {
         let mut told = Coverage { blocks: vec![None; cfg.blocks.len()], edges: vec![None; cfg.edges.len()] };
         for (probe, came) in probes.iter().zip(came) {

@@ -128,7 +128,7 @@ impl FunctionProfile {
         }
         for (edge, other) in self.edges.iter_mut().zip(&other.edges) {
             edge.count = match (kind, edge.count, other.count) {
-                // What has run in one of two executions has run, whatever is known of the other one.
+                // A place that has run in one of two executions has run, whatever is known of the other one.
                 (ProfileKind::Coverage, Some(1..), _) | (ProfileKind::Coverage, _, Some(1..)) => Some(1),
                 (ProfileKind::Counts | ProfileKind::Coverage, a, b) => a.zip(b).map(|(a, b)| sum(a, b)).transpose()?,
             };

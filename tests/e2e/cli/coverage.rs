@@ -70,7 +70,7 @@ fn coverage_tells_the_blocks_that_have_run_since_the_start() {
     let _ = target.ask("choose 1");
     let left = settle(&target, &before, inserted);
     assert!(left > 0, "blocks that have not run keep their probes");
-    // What has run once tells nothing more.
+    // A block that has run once tells nothing more.
     let _ = target.ask("spin 1000");
     let few = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);

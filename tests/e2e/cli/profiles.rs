@@ -380,7 +380,7 @@ fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
     let target = Mutatee::start("blocks", &[]);
     let run = |arguments: &[&str]| tool().run([&["profile", "edges", "-p", &target.pid_text()], arguments].concat());
     let _ = run(&["leaf#0x11"]).assert_error(2, &["a part of a function", "name the function"]);
-    let _ = run(&["leaf", "--follow", "fork"]).assert_error(2, &["has no fork children"]);
+    let _ = run(&["leaf", "--follow", "fork"]).assert_error(2, &["only a coverage has fork children"]);
     let _ = run(&["no_such_function"]).assert_error(3, &["no function matches"]);
     assert!(target.end().success());
 }

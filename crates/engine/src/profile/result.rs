@@ -40,7 +40,7 @@ pub fn counts(
         calls: count(&|counts| counts.calls),
         call_sites: counts.as_ref().map_or_else(Vec::new, |counts| call_sites(file, plan, counts)),
         inexact: defect.or_else(|| counted.inexact.clone()),
-        ..function(modules, plan, module, (&block, &edge))?
+        ..function(modules, plan, module, &block, &edge)?
     })
 }
 
@@ -60,7 +60,7 @@ pub fn coverage(
         calls: plan.cfg.entry.map_or(0, block),
         unknown: unknown.map(|(n, _)| n).collect(),
         inexact,
-        ..function(modules, plan, module, (&block, &edge))?
+        ..function(modules, plan, module, &block, &edge)?
     })
 }
 
@@ -69,7 +69,8 @@ fn function(
     modules: &Modules,
     plan: &Plan,
     module: usize,
-    (block, edge): (&dyn Fn(usize) -> u64, &dyn Fn(usize) -> Option<u64>),
+    block: &dyn Fn(usize) -> u64,
+    edge: &dyn Fn(usize) -> Option<u64>,
 ) -> Option<FunctionProfile> {
     let (_, f) = plan.resolve(modules)?;
     let blocks = plan.cfg.blocks.iter().zip(&plan.events).enumerate().map(|(n, (of, events))| BlockCount {

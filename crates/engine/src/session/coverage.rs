@@ -58,7 +58,7 @@ impl Rounds {
     }
 }
 
-/// What the probes of a function tell, if the values of their counters are these: for each probe whether control has come there; `None` if it
+/// The answers of a function's probes, if the values of their counters are these: for each probe whether control has come there; `None` if it
 /// could not be inserted.
 fn came(pair: &Pair, values: &[u64]) -> Vec<Option<bool>> {
     let values = values.iter().copied().chain(std::iter::repeat(0));
@@ -90,7 +90,7 @@ fn settled(plan: &Plan, coverage: &Coverage) -> impl Iterator<Item = usize> {
     plan.places().iter().enumerate().filter(move |(_, place)| ran(place)).map(|(n, _)| n)
 }
 
-/// What is known of a function's blocks and edges, and the reason why something is not known; `None` if everything is.
+/// Coverage of a function's blocks and edges, and the reason why something is not known; `None` if everything is.
 pub(super) fn covered(pair: Option<&Pair>, plan: &Plan, values: &[u64], inside: Inside) -> (Coverage, Option<String>) {
     let came = pair.map_or_else(|| vec![None; plan.places().len()], |pair| came(pair, values));
     let coverage = Coverage::told(&plan.cfg, plan.places(), &came).completed(&plan.cfg, inside);

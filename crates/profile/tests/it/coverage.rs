@@ -47,6 +47,10 @@ proptest! {
         cfg in random_cfg(),
         choices in prop::collection::vec(any::<u8>(), 1..100),
     ) {
+        // A thread that is inside of a run at the reading may have left its block or not.
+        if !walk(&cfg, &choices, (0, choices.len())).partial.early.is_empty() {
+            return Ok(());
+        }
         let (found, truth) = covered(&cfg, &choices, (0, choices.len()), &[], true);
         prop_assert_eq!(&found.blocks, &truth.blocks);
         for (edge, (found, truth)) in cfg.edges.iter().zip(found.edges.iter().zip(&truth.edges)) {
