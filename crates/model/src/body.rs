@@ -18,7 +18,7 @@ pub struct FunctionBody {
     /// arrive there without executing that instruction. `None` if control arrives at the original address of this block in other ways too,
     /// such as by a jump table of the function.
     pub entry: Option<usize>,
-    /// The exits of the function, in the order of [`Site`]s of exits.
+    /// The exits of the function. Exit `i` here is exit `i` of the analysis, which lists the [`Site`] of each.
     pub exits: Vec<BodyExit>,
 }
 

@@ -8,7 +8,7 @@ const NONE: usize = usize::MAX;
 pub struct Dominators {
     /// The immediate dominator of each node; `None` for an entry, a node that only the entries together dominate, and an unreachable node.
     immediate: Vec<Option<usize>>,
-    /// The range of numbers of each node's subtree in the dominator tree, end excluded; empty for an unreachable node.
+    /// The range of preorder numbers of each node's subtree in the dominator tree, end excluded; empty for an unreachable node.
     subtree: Vec<(usize, usize)>,
     /// The nodes that the entries reach, in depth-first order, each with its parent in the depth-first tree.
     order: Vec<(usize, Option<usize>)>,

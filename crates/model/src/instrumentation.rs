@@ -166,6 +166,6 @@ pub struct Insertion {
     /// function are woven all or not at all, because code at an exit undoes what code at the entry has done.
     pub group: u32,
     /// At calls: functions that the request measures through its lists. A call site with one of them as its target does not get this code,
-    /// so that the callee's time counts as its caller's (paradyn.md A.9).
+    /// so that the callee's time counts as its caller's.
     pub except: Arc<[FunctionRef]>,
 }

@@ -1,4 +1,4 @@
-//! Metrics as values: units, and operations that combine values (paradyn.md A.7).
+//! Metrics as values: units, and operations that combine values (docs/mdl.md, "Metrics").
 
 use std::sync::Arc;
 
