@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-/// Longest name that is demangled, in bytes. Longer names are shown as they are: to demangle them takes long and helps nobody.
+/// Longest name that is demangled, in bytes. Longer names are shown as they are, because to demangle them takes long, and the result is too
+/// long to read.
 const DEMANGLE_MAX: usize = 4096;
 
 /// Visibility of a symbol to the linker.

@@ -12,13 +12,13 @@ use crate::text::transfer::Transfer;
 /// The code that control can reach from a start.
 #[derive(Debug)]
 pub(crate) struct Reached {
-    /// Address after the last instruction that control reaches without a hole before it.
+    /// End of the reached instructions that follow the start with nothing but padding between them.
     pub end: u64,
     /// Targets of direct calls, and of jumps beyond the end.
     pub leads_to: Vec<u64>,
     /// Number of instructions that were decoded.
     pub decoded: usize,
-    /// An address that control reaches whose bytes the decoder does not know as an instruction.
+    /// An address that control reaches, and at which the decoder finds no instruction that it knows.
     pub invalid: Option<u64>,
     /// Whether a reached instruction uses the gs base.
     pub uses_gs: bool,

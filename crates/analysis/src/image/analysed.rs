@@ -35,13 +35,13 @@ pub struct Image {
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.
     pub(crate) exits: Memo<Exits>,
-    /// The basic blocks of each function for which somebody has asked.
+    /// The basic blocks of each function, computed at the first request for that function.
     pub(crate) blocks: Memo<Arc<[Block]>>,
-    /// The edges between the basic blocks of each function for which somebody has asked.
+    /// The edges between the basic blocks of each function, computed at the first request for that function.
     pub(crate) edges: Memo<Arc<[EdgeId]>>,
-    /// The loops of each function for which somebody has asked.
+    /// The loops of each function, computed at the first request for that function.
     pub(crate) loops: Memo<Arc<[LoopEdges]>>,
-    /// Whether control comes back from a function, for each about which somebody has asked.
+    /// Whether control comes back from a function, computed at the first request for that function.
     pub(crate) returns: Memo<bool>,
 }
 

@@ -5,25 +5,25 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
 /// Transfer of control at an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transfer {
-    /// On to the next instruction.
+    /// Control continues at the next instruction.
     Next,
-    /// To the address if a condition holds, else to the next instruction.
+    /// Control goes to this address if a condition holds, else to the next instruction.
     Branch(u64),
-    /// To the next instruction, and to the address if the transaction that begins here aborts.
+    /// Control goes to the next instruction, and to this address if the transaction that begins here aborts.
     Transaction(u64),
-    /// To the address.
+    /// Control always goes to this address.
     Jump(u64),
-    /// To the address in a register or in memory.
+    /// Control goes to an address in a register or in memory.
     Indirect,
-    /// To the address, with the next instruction as return address.
+    /// A call of this address. The return address is that of the next instruction.
     Call(u64),
-    /// To the address in a register or in memory, with the next instruction as return address.
+    /// A call of an address in a register or in memory. The return address is that of the next instruction.
     IndirectCall,
-    /// Into the kernel and back to the next instruction.
+    /// Control enters the kernel and comes back to the next instruction.
     System,
-    /// To the address on the stack.
+    /// Control goes to the return address on the stack.
     Return,
-    /// Nowhere: the instruction faults or traps.
+    /// Control goes nowhere: the instruction faults or traps.
     Stop,
 }
 
