@@ -486,7 +486,7 @@ impl ConfigKind {
 }
 
 impl AssignOp {
-    /// The operator as it is written.
+    /// Returns the operator as MDL writes it.
     pub fn symbol(self) -> &'static str {
         match self {
             AssignOp::Set => "=",

@@ -83,7 +83,7 @@ impl<'a> Evaluation<'a> {
         if let Value::List(list) = self.name(span, name) { Some(list) } else { None }
     }
 
-    /// Returns the value that `m[x]` means; `None` if `m` is no vector.
+    /// Returns the value that `m[x]` means. `None` if `m` is no vector, `Some(None)` if the index has an error, which is reported.
     pub(super) fn slot(&mut self, name: &str, index: &'a Expr) -> Option<Option<Slot>> {
         let vector = self.variable_named(name)?;
         match self.shape_of(vector) {
@@ -101,7 +101,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the number that an index means to the vector of the metric at hand.
+    /// Returns the number that an index means in the vector of the metric that is evaluated.
     fn number(&mut self, index: &'a Expr) -> Option<(Ranges, Out)> {
         let Indexed { ranges, by } = self.indexed?;
         let number = match by {

@@ -75,7 +75,7 @@ impl Parser<'_, '_> {
         self.semicolon()
     }
 
-    /// `resourceList ( procedure, "name" { … }, true, unix );`
+    /// Reads the older form of a list: `resourceList ( procedure, "name" { … }, true, unix );`.
     fn old_list(&mut self) -> Read<DefinitionKind> {
         self.need_mark("(")?;
         let element = self.choice("the type of the items", &Element::ALL)?;
@@ -92,7 +92,7 @@ impl Parser<'_, '_> {
         Ok(DefinitionKind::List(List { name, element, items, flavors, library }))
     }
 
-    /// `{ "a", "b" }` or `, ( "a", "b" )`.
+    /// Reads the items of a list: `{ "a", "b" }` or `, ( "a", "b" )`.
     fn list_items(&mut self) -> Read<Vec<Text>> {
         if self.at_mark(",") && matches!(self.ahead(1), Kind::Mark("{")) {
             let message = "a `,` before `{`";
@@ -133,7 +133,7 @@ impl Parser<'_, '_> {
         }
     }
 
-    /// `flavor { unix, mpi }` and `flavor = { … }`; the keyword is next.
+    /// Reads `flavor { unix, mpi }` or `flavor = { … }`. The keyword is the next token.
     pub(super) fn flavor(&mut self) -> Read<Vec<Ident>> {
         self.bump();
         self.eat_mark("=");

@@ -122,7 +122,8 @@ impl Parser<'_, '_> {
         read(self)
     }
 
-    /// `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys`, `over objects`.
+    /// Reads the indices of a vector: `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys` or `over
+    /// objects`.
     fn vector(&mut self) -> Read<Vector> {
         self.need_word("over")?;
         match self.word() {

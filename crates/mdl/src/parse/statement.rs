@@ -6,7 +6,7 @@ use crate::diagnostic::codes;
 use crate::lex::Kind;
 
 impl Parser<'_, '_> {
-    /// `{ meta_stmt … }`.
+    /// Reads a block of statements of the meta language: `{ meta_stmt … }`.
     pub(super) fn meta_block(&mut self) -> Read<Vec<Meta>> {
         self.nested(|p| p.block(Self::meta))
     }
