@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn what_is_written_over_is_what_would_be_compiled() {
         let (env, mut templates) = (environment(), Templates::default());
-        // Variables are bound to counters in any order, at both ends of a shard, and all to the same one.
+        // The counters of the three variables: in several orders, at both ends of a shard, and one counter for all three.
         let last = env.data.counters() - 1;
         for (snippet, fields) in
             [(timer(), true), (Snippet { stmts: vec![Stmt::Add(V[0], Expr::Number(V[1]))] }, false)]

@@ -6,7 +6,8 @@
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
 //! - springboards lead to a base trampoline, and control cannot land inside them;
 //! - code before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
-//! - the tail does the same as the displaced instructions (`equivalence`), and control goes home;
+//! - the tail, which is the copy of the displaced instructions, does the same as these (`equivalence`), and control continues in the text
+//!   where it would without the point;
 //! - no code in an arena has a call instruction or pushes an address of the arena, except the routine that calls functions which a
 //!   snippet names (`calling`) and the routine that asks the vDSO for the time (`time`);
 //! - every byte of new code belongs to a proven instruction, and no jump leads into the middle of an instruction;
@@ -181,7 +182,7 @@ pub fn verify_weave_on(
     memory.all_proven(&mut proven)
 }
 
-/// Number of points in a part.
+/// Number of points that one part of the proof covers. Parts run in parallel.
 const POINTS_OF_PART: usize = 200;
 
 /// Results for the points of a plan.

@@ -1,5 +1,5 @@
-//! Accepted form of the routine that asks the vDSO for the time. The called function belongs to the kernel; its effect on registers was
-//! determined before.
+//! Accepted form of the routine that asks the vDSO for the time. The routine calls a function of the kernel's vDSO. The analysis has proven
+//! before that this function uses only general purpose registers (`functions/vdso.rs` in `analysis`).
 
 use ingraft_model::Avma;
 
