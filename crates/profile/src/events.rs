@@ -129,7 +129,8 @@ impl EventPlan {
     }
 }
 
-/// The potential of each live vertex: a sum of at most `u32::MAX` numbers of 65 bits.
+/// Returns the potential of each vertex that control can reach: the events along the tree from its root to the vertex. It is a sum of at
+/// most `u32::MAX` numbers of 65 bits, so it fits in 128 bits.
 fn potentials(graph: &Graph, tree: &Tree, events: &Events) -> PerVertex<i128> {
     let rooted = tree.rooted(graph);
     let mut potential = graph.per_vertex::<i128>();
