@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
-/// The class of a failure; its number is the exit code (interface.md).
+/// The class of a failure. Its number is the exit status, as `ingraft --help` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The command failed while it ran.

@@ -1,5 +1,5 @@
-//! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on the keys, so
-//! keys may be added, but never renamed.
+//! Objects that commands print: each is one line of JSON (docs/json.md) and one row of a table. Scripts rely on the keys, so keys may be
+//! added, but never renamed.
 
 pub(crate) mod changes;
 pub(crate) mod code;
@@ -495,7 +495,7 @@ pub(crate) struct Edge {
 pub(crate) struct Events {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
-    /// `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
+    /// Name of the event: `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
     pub(crate) event: &'static str,
     /// Number of events in the function itself.
     #[serde(rename = "self")]

@@ -74,7 +74,7 @@ impl Presentation for Latencies {
     fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
         let value = row.value();
         let activations = value.map(|v| v.activations).unwrap_or_default();
-        // The number is never left out: without it, nobody can tell whether a time covers only a part of the call.
+        // The number is never left out, because it shows whether a time may cover only a part of the call.
         let left_by_tail_jump = Some(activations.left_by_tail_jump);
         let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
             tid: t.tid,

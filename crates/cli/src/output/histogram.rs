@@ -5,7 +5,7 @@ use ingraft_model::Distribution;
 use super::number::grouped_u64;
 use super::table::Table;
 
-/// The quantiles that people are shown, by name.
+/// The quantiles in tables, by name.
 pub(crate) const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
@@ -19,7 +19,8 @@ const BAR: usize = 40;
 /// Width of the columns before the bars.
 const FIGURES: usize = 40;
 
-/// First values of the bins of a decade, in tenths, from fine to coarse. The numbers are easy to read.
+/// First values of the bins of a decade, in tenths of its first value; the sets of bins go from fine to coarse. The numbers are easy to
+/// read.
 const STEPS: [&[u64]; 4] = [
     &[10, 12, 14, 16, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90],
     &[10, 15, 20, 30, 40, 50, 70],
@@ -27,7 +28,7 @@ const STEPS: [&[u64]; 4] = [
     &[10],
 ];
 
-/// The values from `first` (inclusive) to `end` (exclusive).
+/// A bin of a drawn histogram: the number of values from `first` (inclusive) to `end` (exclusive).
 #[derive(Debug, PartialEq, Eq)]
 struct Bin {
     first: u64,
