@@ -1,4 +1,4 @@
-//! Metrics whose values the engine itself knows, without code in the target (paradyn.md B.2).
+//! Metrics whose values the engine itself knows, without code in the target.
 
 use ingraft_model::{Aggregate, MetricInfo, Style, UnitsType};
 

@@ -12,9 +12,9 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
         .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
 }
 
-/// Functions that a call may call: named by the call, through a stub of the linker, or by the present content of the call's slot. A slot
-/// that the loader has not filled yet is resolved by the name that the loader will look up, which may have several versions. A callee whose
-/// address is computed at the call is not known.
+/// Functions that a call may call: by the address in the call, through a stub of the linker, or by the present content of the call's slot.
+/// A slot that the loader has not filled yet is resolved by the name that the loader will look up, which may have several versions. A
+/// callee whose address is computed at the call is not known.
 pub fn callees(
     target: &Target,
     modules: &Modules,
@@ -41,7 +41,8 @@ pub fn callees(
     name.map_or_else(Vec::new, |name| modules.functions_named_exactly(name))
 }
 
-/// The function that a call names itself: `None` if it names none, `Some(None)` if no function begins there.
+/// The function whose address a call instruction contains. `None` if the call contains no address, or that of a linker stub; `Some(None)`
+/// if no function begins at the address.
 pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
     let Callee::Direct(at) = call.callee else { return None };
     let function = |number| FunctionRef { module: caller.module, function: number };

@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn what_looks_like_it_is_not() {
-        // wrfsbase, fxsave, clwb, another prefix, the end of memory
+        // wrfsbase; `0F AE D8` without F3, with prefix 66, and with F3 before another instruction; the end of memory within the bytes
         for code in [
             &[0xf3, 0x0f, 0xae, 0xd0][..],
             &[0x0f, 0xae, 0xd8],

@@ -249,7 +249,8 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
     Ok(Rest { plan, left })
 }
 
-/// Removes moves from code that served several texts: the right place for a thread in it is not known, so the thread leaves by itself.
+/// Removes the moves of addresses that have several destinations, because the code there belonged to several places in the text one after
+/// the other. Also removes those in ranges to single-step. A thread at such an address leaves the code by itself.
 fn certain(mut plan: PatchPlan) -> PatchPlan {
     let doubtful: Vec<Avma> = plan.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
     let steps = &plan.step_out;

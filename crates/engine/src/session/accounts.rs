@@ -159,7 +159,8 @@ pub(super) struct PairRate {
 pub(super) struct Ledger {
     /// Accounts by the first counter of the value of their pairs.
     accounts: FxHashMap<u32, Account>,
-    /// The meters of all accounts in the order of their counters, computed when first asked for: the watch reads them all the time.
+    /// The meters of all accounts in the order of their counters, computed at the first request. The thread `watch` of the session reads
+    /// them all the time.
     bill: Option<Vec<Item>>,
     /// Cost so far of the pairs whose accounts are closed, in nanoseconds of processor time.
     closed_ns: f64,

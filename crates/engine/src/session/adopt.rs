@@ -77,7 +77,7 @@ impl Session {
     }
 
     /// Removes the code of a dead engine that no measurement needs any more: that of its leased measurements, and of those removed since.
-    /// If it cannot be removed now, the watch tries again.
+    /// If it cannot be removed now, the thread `watch` of the session tries again.
     pub(super) fn release_spare(&self, control: &mut Control) {
         if control.spare_after.is_some_and(|at| Instant::now() < at) || !std::mem::take(&mut control.has_spare) {
             return;

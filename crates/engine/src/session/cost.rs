@@ -1,8 +1,8 @@
 //! Costs of the measurements of a target, and removal of pairs that cost more than allowed.
 //!
-//! The cost of a pair is the worst case of its snippets times the number of their runs, which counters in the shards count. No client has
-//! to read values for that: the watch reads these counters. If a measurement exceeds its limit, the watch takes out its most expensive
-//! pairs until the rest is within the limit. Pairs that only count are reported and stay.
+//! The cost of a pair is the worst case of its snippets times the number of their runs, which counters in the shards count. The thread
+//! `watch` of the session reads these counters, so no client has to read values for that. If a measurement exceeds its limit, the thread
+//! removes the code of its most expensive pairs until the rest is within the limit. Pairs that only count are reported and stay.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ use super::pair::{Pair, PairKey};
 use super::shared::Shared;
 use super::view::View;
 
-/// Number of consecutive looks at which a measurement must be over its limit. A burst that has passed when it is noticed removes no pair.
+/// Number of consecutive readings at which a measurement must be over its limit. So a short burst of hits removes no pair.
 const WINDOWS: u32 = 2;
 /// Nanoseconds of processor time per second that are one percent of a processor.
 const PERCENT: f64 = 1e7;

@@ -14,7 +14,7 @@ use super::driver::Session;
 /// Largest number of different findings that are remembered until the end.
 const FINDINGS_MAX: usize = 64;
 
-/// Findings about changed code that the watch has logged, each with the Unix time in nanoseconds of its first occurrence.
+/// Findings about changed code that the thread `watch` has logged, each with the Unix time in nanoseconds of its first occurrence.
 #[derive(Default)]
 pub(super) struct Findings(Mutex<Vec<(String, u64)>>);
 

@@ -1,4 +1,4 @@
-//! The end of a target: the watch notices it, and listeners are told.
+//! The end of a target: the thread `watch` of the session notices it and calls the listeners.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
 //! A session with one target: its measurements, and all state that they need.
 //!
-//! The thread that holds `control` is the driver: it serves requests of clients one after the other, or is the watch, which runs ten times
-//! a second. Values are read under `shared` alone, so a reader never waits for a stop.
+//! The thread that holds the lock of `control` is the driver. It is a thread that serves a request of a client, or the thread `watch`, which
+//! looks for the end of the target, ended threads, costs and new libraries, about ten times a second. Values are read under the lock of
+//! `shared` alone, so a reader never waits for a stop.
 //!
 //! ```text
 //! (nothing) --enable--> attached --enable/disable--> attached --last disable, detach--> (nothing)

@@ -33,7 +33,7 @@ use super::insert::Bound;
 const LIBC: &str = "libc";
 /// Largest number of functions through which a call is followed.
 const FUNCTIONS_MAX: usize = 64;
-/// Largest number of foreign records that the exits of one function close; each costs other callers a comparison.
+/// Largest number of records of other functions that the exits of one function close. Each record costs other callers a comparison.
 const CLOSERS_MAX: usize = 16;
 
 /// A jump from a function to another one.
@@ -119,7 +119,8 @@ impl TailCalls {
 }
 
 impl Session {
-    /// Determines where the calls of pairs continue. `barred` are functions whose entries could not be woven for this before.
+    /// Determines where the calls of pairs continue. No call is followed into a function of `barred`: an earlier attempt has shown that its
+    /// entry cannot be woven.
     pub(super) fn tail_calls(&self, modules: &Modules, bound: &[Bound], barred: &FxHashSet<MdlFunction>) -> TailCalls {
         let mut found = TailCalls::default();
         let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
@@ -424,7 +425,7 @@ struct Follow<'a> {
     pair: usize,
     /// The code at the exits of functions that open the same records.
     closers: &'a [&'a Closer<'a>],
-    /// Number of foreign records that the exits of each function close.
+    /// Number of records of other functions that the exits of each function close.
     at_exits: &'a mut FxHashMap<MdlFunction, usize>,
     found: &'a mut TailCalls,
 }

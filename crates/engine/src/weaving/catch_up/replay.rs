@@ -1,5 +1,5 @@
 //! Replay of the code at an entry for a call that began before the code was there. States are set as if the code had run; events are not
-//! counted (paradyn.md D.4, amended).
+//! counted (docs/mdl.md, "Calls that began before").
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
         match stmt {
             Stmt::Add(v, e) | Stmt::Set(v, e) => {
                 let kind = variables.get(v.0 as usize).map(|v| v.kind);
-                // the metric's own value is a state only if the end of the call restores it
+                // The value of the metric is a state only if the end of the call restores it.
                 if matches!(kind, Some(VariableKind::Flag | VariableKind::Scratch)) || restored.contains(v) {
                     known(e)?;
                     kept.push(stmt.clone());
