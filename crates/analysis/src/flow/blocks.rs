@@ -58,7 +58,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Every instruction that begins a block, with those behind it up to a transfer or the next block.
+    /// Makes a block of every instruction that begins one and of those after it, up to a transfer of control or the next block.
     fn blocks(&mut self) {
         let marks = &self.graph.marks;
         for first in 0..marks.len() {
@@ -79,7 +79,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Index of the instruction at which another one ends.
+    /// Index of the instruction that begins where another one ends.
     fn index_behind(&self, index: usize) -> Option<usize> {
         let at = self.body.code[index].next_ip();
         let follows = self.body.code.get(index + 1).is_some_and(|i| i.ip() == at);
@@ -136,8 +136,9 @@ impl Builder<'_> {
         }
     }
 
-    /// Takes away the return edges of calls that never return. Compilers put nothing behind such a call that control reaches by it alone, so
-    /// only calls are looked at behind which another edge leads, another way in lies, or filling.
+    /// Removes the return edges of calls that never return. Compilers put no code after such a call that control could reach only by its
+    /// return. So the callee is examined only if another edge or way in leads to the address after the call, or if padding or a trap is
+    /// there.
     fn without_returns(&mut self) {
         let mut others = vec![0u32; self.blocks.len()];
         for edge in &self.edges {

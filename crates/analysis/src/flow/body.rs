@@ -13,11 +13,11 @@ use crate::image::Image;
 pub(crate) struct Body<'a> {
     pub image: &'a Image,
     pub function: &'a Function,
-    /// Sorted by address. Bytes that nothing reaches are decoded too.
+    /// The instructions, sorted by address, including those that control does not reach.
     pub code: Vec<Instruction>,
-    /// Head and parts.
+    /// Address ranges of the head and the parts.
     pub inside: Vec<Range<u64>>,
-    /// For each range of `inside`; empty where no runtime suspends calls.
+    /// For each range of `inside`, the addresses at which the runtime may suspend a call; empty if no runtime does.
     suspensions: Vec<Suspensions>,
 }
 
@@ -62,14 +62,14 @@ impl<'a> Body<'a> {
         self.code.binary_search_by_key(&at, |i| i.ip()).ok()
     }
 
-    /// Limit of the work for one function, in entries of jump tables and bytes of other functions: honest functions have more bytes than distinct
-    /// cases.
+    /// Limit of the work for one function, in entries of jump tables and bytes of other functions: honest functions have more bytes than
+    /// distinct cases.
     pub fn budget(&self) -> usize {
         16 * self.code.len() + 4096
     }
 }
 
-/// Whether an instruction is a branch whose target it states itself.
+/// Whether an instruction is a branch that contains its target.
 pub(crate) fn is_direct_branch(i: &Instruction) -> bool {
     i.op0_kind() == OpKind::NearBranch64
 }

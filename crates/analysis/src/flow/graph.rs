@@ -13,25 +13,25 @@ use crate::text::decode;
 pub(crate) struct Graph {
     /// For each instruction of the body, whether control reaches it from the entry or a landing pad.
     reached: Vec<u8>,
-    /// The same from any way in, with the instructions that begin blocks.
+    /// For each instruction, whether control reaches it from any way in, and whether it begins a block ([`REACHED`], `LEADER`).
     pub marks: Vec<u8>,
-    /// Transfers that are reached from the entry or a landing pad.
+    /// Transfers of control that are reached from the entry or a landing pad.
     pub found: Found,
-    /// Transfers that only other ways in lead to.
+    /// Transfers of control that are reached only from other ways in.
     pub others: Found,
-    /// The ways in from outside at which instructions are reached, without returns and tables.
+    /// The ways in from outside, except returns from calls and entries of jump tables.
     pub doors: Vec<ingraft_model::WayIn>,
     /// Reasons why the ways in and out are not proven.
     pub doubts: Doubts,
 }
 
 impl Graph {
-    /// Follows control from the entry, the landing pads and then every other way in, on behind calls as if all returned.
+    /// Follows control from the entry, the landing pads and then every other way in. Control is assumed to return from every call.
     pub fn new(body: &Body<'_>) -> Graph {
         Self::of(Walk::new(body))
     }
 
-    /// The same without a look at callees, even where it would be of use for jump tables.
+    /// Follows control as [`Graph::new`] does, but never examines callees, not even to resolve jump tables.
     pub fn with_all_returns(body: &Body<'_>) -> Graph {
         Self::of(Walk { trusts_calls: true, ..Walk::new(body) })
     }
@@ -59,7 +59,7 @@ impl Graph {
         graph
     }
 
-    /// The control flow of a function all of whose ways out are known, else the first reason why they are not.
+    /// Returns the control flow of a function if all of its ways out are known. Otherwise the error is the first reason why they are not.
     pub fn complete(body: &Body<'_>) -> Result<Graph, Refusal> {
         let graph = Graph::new(body);
         match &graph.doubts.ways_out {
@@ -79,7 +79,8 @@ impl Graph {
         self.found.exits.binary_search(&index).is_ok()
     }
 
-    /// The jumps to an address, if these are all ways by which control arrives there other than by running on or returning.
+    /// Addresses of the jumps to an address. `None` if control may arrive there in ways other than these jumps, falling through and
+    /// returns.
     pub fn jumps_to(&self, at: u64) -> Option<impl Iterator<Item = u64> + '_> {
         let branches = &self.found.branches;
         let first = branches.partition_point(|b| b.0 < at);
@@ -87,7 +88,8 @@ impl Graph {
         self.found.unstated.binary_search(&at).is_err().then_some(jumps)
     }
 
-    /// The first jump through a register that is taken to leave, if code is left inside of the function that it could lead to.
+    /// Refusal for the first jump through a register that is assumed to leave the function, if the function has code that was not reached,
+    /// to which that jump could lead.
     fn left_behind(&self, body: &Body<'_>) -> Option<Refusal> {
         let through_register = |index: &&usize| {
             let i = &body.code[**index];
@@ -102,19 +104,19 @@ impl Graph {
         (0..body.code.len()).any(|index| left(&index)).then_some(Refusal::UnresolvedJump { offset })
     }
 
-    /// Whether control can arrive at an address other than by running on.
+    /// Whether control can arrive at an address other than by falling through.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
         body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.is_resumed(at)
     }
 }
 
-/// Whether control may arrive at an instruction that is not reached. Where control arrives by a way that is not known, it may leave by one
-/// that is not known either. The table of functions alone makes the first byte of a part such a place.
+/// Whether control may arrive at an instruction that was not reached. If one way in is unknown, a way out may be unknown too. The first
+/// byte of a part does not count, because the table of functions alone lists it as such a place.
 fn is_entered_otherwise(body: &Body<'_>, marks: &[u8]) -> bool {
     let elsewhere =
         |at| body.image.function_containing(Svma(at)).is_some_and(|other| other.start != body.function.start);
     let starts_part = |at| body.inside.iter().any(|range| range.start == at);
-    // Filling only leads on to the instruction behind it.
+    // Padding only leads to the instruction after it.
     let leads_on = |index: usize| {
         let rest = &body.code[index..];
         let filling = rest.iter().take_while(|i| decode::is_nop(i)).count();

@@ -1,4 +1,4 @@
-//! Indirect jumps of one function: their targets, once it is known how control reaches them.
+//! Targets of the indirect jumps of one function. They depend on the ways by which control reaches each jump.
 
 use iced_x86::OpKind;
 
@@ -7,13 +7,14 @@ use crate::flow::walk::{Found, REACHED, Walk};
 use crate::functions::discovered::Door;
 use crate::functions::jump_table::{Predecessors, Resolved, Resolver};
 
-/// Cases of a table may hold more tables, and may lead back to where others are read. So often everything is looked at again.
+/// Largest number of rounds in which all jumps are resolved again. The code at a target may contain more indirect jumps, and may lead to
+/// the code that reads another table.
 const ROUNDS: usize = 8;
 
 /// An indirect jump that is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Jump {
-    /// Index of its instruction.
+    /// Index of the jump instruction.
     pub index: usize,
     /// Destination.
     pub leads: Leads,
@@ -22,17 +23,17 @@ pub(crate) struct Jump {
 /// Destination of an indirect jump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Leads {
-    /// One of these places, through a table. Some may lie in other functions.
+    /// The jump leads to one of these addresses, through a table. Some may lie in other functions.
     To(Vec<u64>),
-    /// Another function.
+    /// The jump leads to another function.
     Out,
-    /// Another function, or one of these places inside: all whose address is taken.
+    /// The jump leads to another function, or to one of these addresses in the function: all that are taken as a value.
     Anywhere(Vec<u64>),
-    /// Not known.
+    /// The destination is not known.
     Unknown,
 }
 
-/// Follows control from the places in `work`, and through indirect jumps until nothing changes.
+/// Follows control from the addresses in `work`, and through indirect jumps, until no more instructions are reached.
 pub(crate) fn settle(walk: &mut Walk<'_>) {
     walk.run();
     for round in 0.. {
@@ -60,8 +61,8 @@ pub(crate) fn settle(walk: &mut Walk<'_>) {
     }
 }
 
-/// Finds the calls that never return: registers that such a call overwrites are not lost on the way to a jump. Returns whether there are new
-/// ones.
+/// Finds the calls that never return. No control comes from such a call, so it does not hide the value of a register at a later jump.
+/// Returns whether the set of these calls has changed.
 fn note_last_calls(walk: &mut Walk<'_>) -> bool {
     if walk.trusts_calls {
         return false;
@@ -75,7 +76,7 @@ fn note_last_calls(walk: &mut Walk<'_>) -> bool {
     new
 }
 
-/// All indirect jumps that are reached so far, with their destinations as far as the ways to them are known.
+/// Resolves all indirect jumps that are reached so far, by the ways to them that are known so far.
 fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
     let (body, image) = (walk.body, walk.body.image);
     let reached = walk.marks.iter().map(|mark| mark & REACHED != 0).collect();
@@ -108,7 +109,7 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
             Resolved::Table(targets) if targets.bounded && (targets.exact || !walk.exact_tables) => {
                 Leads::To(targets.places)
             }
-            // Places too many could hide the bounds and addresses of other tables.
+            // In this phase, targets that may not exist would hide the bounds and addresses of other tables.
             Resolved::Table(_) | Resolved::Pointer if walk.exact_tables => Leads::Unknown,
             Resolved::Table(targets) if !targets.absolute => Leads::Unknown,
             Resolved::Distances(_) => Leads::Unknown,
@@ -120,7 +121,8 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
     walk.jumps.iter().map(|jump| Jump { index: jump.index, leads: leads(jump) }).collect()
 }
 
-/// Sorts the indirect jumps into what has been found, those of the entry and the landing pads first: `first` is their number.
+/// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the
+/// others go to the results of `walk`.
 pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
     let jumps = std::mem::take(&mut walk.jumps);
     for (number, jump) in jumps.into_iter().enumerate() {
@@ -132,7 +134,7 @@ pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
                 if !places.iter().any(inside) {
                     out.exits.push(jump.index);
                 }
-                // A jump that stays or leaves cannot be told from an exit.
+                // If some targets are inside and some outside, the jump is an exit only at some of its executions.
                 if places.iter().any(inside) && !places.iter().all(inside) {
                     walk.doubts.ways_out.get_or_insert(refusal);
                 }
@@ -143,7 +145,7 @@ pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
                 out.exits.push(jump.index);
                 out.dynamic.push(jump.index);
             }
-            // All of these places are ways in.
+            // All of these addresses are ways in.
             Leads::Anywhere(places) => {
                 walk.doubts.ways_out.get_or_insert(refusal);
                 out.dynamic.push(jump.index);

@@ -1,5 +1,5 @@
-//! Registers and flags that are dead at a place: overwritten before they are read on every path. A forward walk with a small
-//! budget; what it does not reach the end of counts as live.
+//! Registers and flags that are dead at an address: on every path they are overwritten before they are read. The search follows control
+//! forwards over a limited number of instructions. A register counts as live if the search does not see it overwritten.
 //!
 //! Beyond the System V convention: results may also come in rcx and r8 (LLVM returns up to four words), r11 may be handed to
 //! code of the same image (Go passes arguments in it), and in Go images every register may hold a result.
@@ -10,13 +10,13 @@ use ingraft_model::Gpr;
 use crate::file::elf::Elf;
 use crate::text::decode::Cursor;
 
-/// Instructions that a walk looks at.
+/// Largest number of instructions that one search examines.
 const BUDGET: usize = 96;
 /// The registers that a callee may overwrite, in the order of preference.
 pub(crate) const SCRATCH_ORDER: [Gpr; 9] = [Gpr(0), Gpr(11), Gpr(10), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9)];
-/// The same as a mask.
+/// The registers of [`SCRATCH_ORDER`], as a mask.
 pub(crate) const CALLER_SAVED: u32 = mask(&[0, 11, 10, 1, 2, 6, 7, 8, 9]);
-/// May hold a result at a return.
+/// Registers that may hold a result at a return.
 const RESULTS: u32 = mask(&[0, 1, 2, 8]);
 /// The arithmetic flags, above the registers, in the bits of iced's `RflagsBits`.
 const FLAGS: u32 = 0x3f << 16;
@@ -32,16 +32,17 @@ const fn mask(registers: &[u8]) -> u32 {
     out
 }
 
-/// Registers and flags that are dead at a place.
+/// Registers and flags that are dead at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dead {
-    /// Mask of the asked-for registers that are dead.
+    /// Mask of the dead registers among those that were asked for.
     pub registers: u32,
     /// Whether all arithmetic flags are dead.
     pub flags: bool,
 }
 
-/// Walks forward from `at`. `inside` says whether a direct jump stays in the function.
+/// Returns which of these registers, and whether the flags, are dead at `at`. `inside` tells whether the target of a direct jump is in the
+/// function.
 pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64) -> bool) -> Dead {
     let mut walk = Walk { image, live: 0, info: InstructionInfoFactory::new() };
     let asked = registers | FLAGS;
@@ -135,7 +136,7 @@ impl Walk<'_> {
         self.call(pending, outside);
     }
 
-    /// At a call or tail jump everything that may carry an argument is live, and the flags are not.
+    /// Handles a call or a tail jump: the registers that may hold an argument are live, and the flags are dead.
     fn call(&mut self, pending: u32, out_of_image: bool) {
         let arguments = if out_of_image { CALLER_SAVED & !R11 } else { CALLER_SAVED };
         self.live |= pending & arguments;
@@ -152,7 +153,7 @@ impl Walk<'_> {
             }
             let bit = 1 << full.number();
             match used.access() {
-                // These leave their destination alone where shadow stacks are off, or if the source is zero.
+                // These instructions do not write their destination if shadow stacks are off, or if the source is zero.
                 OpAccess::Write if may_write(i) => reads |= bit,
                 OpAccess::Write if register.size() >= 4 => kills |= bit,
                 OpAccess::Write | OpAccess::None | OpAccess::NoMemAccess | OpAccess::CondWrite => {}
@@ -160,7 +161,7 @@ impl Walk<'_> {
             }
         }
         reads |= i.rflags_read() << 16 & FLAGS;
-        // A shift by zero and a repetition of zero times leave the flags alone.
+        // A shift by zero and a repetition of zero times do not change the flags.
         let last = i.op_count().checked_sub(1);
         let by_cl = last.is_some_and(|n| i.op_kind(n) == OpKind::Register && i.op_register(n) == Register::CL);
         if !by_cl && !i.has_rep_prefix() && !i.has_repne_prefix() {
@@ -170,7 +171,7 @@ impl Walk<'_> {
     }
 }
 
-/// Whether an instruction that is known to write its destination may leave it alone.
+/// Whether an instruction may leave its destination unchanged although the decoder says that it writes it.
 fn may_write(i: &Instruction) -> bool {
     matches!(i.mnemonic(), Mnemonic::Rdsspd | Mnemonic::Rdsspq | Mnemonic::Bsf | Mnemonic::Bsr)
 }

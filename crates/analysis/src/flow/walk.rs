@@ -1,4 +1,4 @@
-//! The walk along control flow from given places of one function.
+//! Following of control in one function, from given addresses.
 
 use ingraft_model::{Refusal, Svma};
 
@@ -9,20 +9,20 @@ use crate::functions::sweep;
 use crate::text::decode;
 use crate::text::transfer::Transfer;
 
-/// Transfers that a walk has found. Instructions are named by their index in the body.
+/// Transfers of control that were found. Each instruction is given by its index in the body.
 #[derive(Default)]
 pub(crate) struct Found {
     /// Instructions that leave the function: returns, and jumps to other functions.
     pub exits: Vec<usize>,
-    /// Places at which a walk began, or to which a branch or table leads.
+    /// Addresses at which the search began, or to which a branch or a jump table leads.
     pub joins: Vec<u64>,
-    /// Branches to stated places inside: target, and address of the branch.
+    /// Direct branches within the function: target, and address of the branch.
     pub branches: Vec<(u64, u64)>,
-    /// The places at which control arrives by a table, by an exception, or from outside.
+    /// Addresses at which control arrives by a jump table, by an exception, or from outside.
     pub unstated: Vec<u64>,
-    /// The first bytes behind the function or a part of it, where control runs off the end.
+    /// The first address after the function or a part of it, if control runs off the end there.
     pub runs_on: Vec<u64>,
-    /// Indirect jumps through a table, and the targets.
+    /// Indirect jumps through a table, with their targets.
     pub tables: Vec<(usize, Vec<u64>)>,
     /// Indirect jumps that may leave through a pointer.
     pub dynamic: Vec<usize>,
@@ -61,9 +61,9 @@ impl Doubts {
     }
 }
 
-/// Marks of instructions.
+/// Mark of an instruction: control reaches it.
 pub(crate) const REACHED: u8 = 1;
-/// The instruction begins a block.
+/// Mark of an instruction: it begins a block.
 pub(crate) const LEADER: u8 = 2;
 
 pub(crate) struct Walk<'a> {
@@ -74,19 +74,19 @@ pub(crate) struct Walk<'a> {
     pub marks: Vec<u8>,
     pub found: Found,
     pub doubts: Doubts,
-    /// Calls that are known to never return, by index, sorted.
+    /// Indices of the calls that are known to never return, sorted.
     pub last_calls: Vec<usize>,
-    /// Whether all calls count as such that return.
+    /// Whether all calls are assumed to return.
     pub trusts_calls: bool,
     /// Indirect jumps that are reached, in the order in which they were found.
     pub jumps: Vec<Jump>,
     /// Number of instructions that are reached.
     pub reached: usize,
-    /// The same when the indirect jumps were last found to lead nowhere new.
+    /// Value of `reached` when the indirect jumps were last resolved and led to no new instruction.
     pub settled: usize,
-    /// Whether only tables count so far whose end a bound of the index proves.
+    /// Whether jump tables are used only if a bound of the index proves their end.
     pub exact_tables: bool,
-    /// Work on jump tables.
+    /// Results about jump tables that several attempts share.
     pub memory: Memory,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Follows control from the places in `work`, on behind calls as if all returned.
+    /// Follows control from the addresses in `work`. Control is assumed to return from every call.
     pub(super) fn run(&mut self) {
         while let Some(at) = self.work.pop() {
             self.found.joins.push(at);
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Straight on from an address until control goes elsewhere or has been there.
+    /// Follows control from an address, by falling through, until it leaves or comes to an instruction that was reached before.
     fn path(&mut self, mut at: u64) {
         let body = self.body;
         let mut next = body.index_of(at);
@@ -133,7 +133,7 @@ impl<'a> Walk<'a> {
                 *mark |= LEADER;
             }
             if *mark & REACHED != 0 {
-                // Instructions that overlap may lead to one place, which then begins a block.
+                // Overlapping instructions may end at the same address, which then begins a block.
                 *mark |= LEADER;
                 return;
             }
@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
             at = i.next_ip();
             next = body.code.get(index + 1).filter(|i| i.ip() == at).map(|_| index + 1).or_else(|| body.index_of(at));
             if next.is_none() && !body.contains(at) {
-                // The callee of a call at the end does not return, and behind a crash nothing follows.
+                // The callee of a call at the end does not return, and control does not pass an instruction that crashes.
                 let calls = matches!(transfer, Transfer::Call(_) | Transfer::IndirectCall | Transfer::System);
                 self.found.runs_on.extend((!calls && !decode::crashes(i)).then_some(at));
                 return;
@@ -176,7 +176,8 @@ impl<'a> Walk<'a> {
             self.found.branches.push((target, self.body.code[index].ip()));
             return;
         }
-        // Behind a call that never returns, compilers leave jumps to the end of the function: never taken, and no harm as an exit.
+        // After a call that never returns, compilers leave jumps to the end of the function. Such a jump is never taken, so it may count as
+        // an exit.
         let ends = self.body.inside.iter().any(|range| range.end == target);
         if !ends && !self.body.image.is_tail_target(target) && self.may_come_back(target) {
             let refusal = self.unresolved(index);
@@ -185,8 +186,8 @@ impl<'a> Walk<'a> {
         self.found.exits.push(index);
     }
 
-    /// Whether a jump into the middle of another function may lead back into this one, as a jump to a part would. Hand-written functions
-    /// that share their ends do not.
+    /// Whether control may come back from a jump into the middle of another function, because the target is a part of this one. It does not
+    /// come back in functions of assembly that share their ends.
     fn may_come_back(&mut self, target: u64) -> bool {
         let body = self.body;
         let Some(other) = body.image.function_containing(Svma(target)) else { return true };
@@ -200,7 +201,7 @@ impl<'a> Walk<'a> {
     }
 
     fn indirect(&mut self, index: usize) {
-        // Through a slot of the loader, or a pointer variable.
+        // The jump goes through a slot of the loader or a pointer variable, so it leaves the function.
         if self.body.code[index].is_ip_rel_memory_operand() {
             self.found.exits.push(index);
             self.found.dynamic.push(index);

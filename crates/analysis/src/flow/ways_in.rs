@@ -1,4 +1,4 @@
-//! Ways into a function from outside: what else than its entry and its landing pads control may arrive at.
+//! Ways into a function from outside: addresses other than its entry and its landing pads at which control may arrive.
 
 use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
 
@@ -14,7 +14,7 @@ pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
     for range in &body.inside {
         ways.extend(body.image.landing_pads_in(range).iter().map(|at| way(*at, WayInReason::LandingPad)));
         for door in body.image.doors_in(range) {
-            // An address that no instruction begins at is chance, unless control reaches it.
+            // If no instruction begins at an address that is taken, the value equals an address by chance.
             if body.index_of(door.at).is_none() {
                 missed = missed.or(Some(door.at).filter(|_| door.why & !Door::ADDRESSED != 0));
                 continue;
@@ -22,7 +22,7 @@ pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
             ways.extend(reasons(walk, door));
             walk.work.push(door.at);
         }
-        // A function that begins inside of this one is entered there, if its code is this one's too.
+        // If another function begins in the code of this one, callers of that function enter this code.
         for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
             if body.index_of(start).is_some_and(|index| walk.marks[index] & REACHED != 0) {
                 ways.push(way(start, WayInReason::Called));
