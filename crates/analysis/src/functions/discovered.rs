@@ -4,11 +4,11 @@ use crate::file::symbol::Label;
 use crate::functions::function::Function;
 use crate::text::bits::TextBits;
 
-/// A place other than the start of a function at which control may arrive from elsewhere.
+/// An address other than the start of a function, at which control may arrive from other code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Door {
     pub at: u64,
-    /// The reasons: [`Door::ADDRESSED`] and its like.
+    /// The reasons why control may arrive there: a mask of [`Door::ADDRESSED`] and the other bits.
     pub why: u8,
 }
 

@@ -24,7 +24,7 @@ const GS_DISTANCE: usize = 8;
 /// Largest distance, in instructions, of an addition from the instruction that makes the address of code.
 const SUM_DISTANCE: usize = 4;
 
-/// Number of rounds in which tables are followed whose cases hold more tables.
+/// Largest number of rounds in which jump tables are followed: the code at a target may read another table.
 const ROUNDS: usize = 4;
 
 /// Input of the pass, and the sets that the pass fills.
@@ -73,7 +73,7 @@ pub(crate) struct Swept {
     pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part or the target lies in one.
     pub around_parts: Vec<(u64, u64)>,
-    /// (instruction, target): cases of tables outside of the unit, and the first byte behind the unit if control runs on there.
+    /// (instruction, target): targets of jump tables outside of the unit, and the first address after the unit if control runs on there.
     pub others: Vec<(u64, u64)>,
     /// Addresses of the tables that the unit's indirect jumps read.
     pub tables: Vec<u64>,
@@ -219,7 +219,7 @@ impl Sweep<'_> {
 
     fn reaches_gs(&self, unit: &Unit) -> bool {
         let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
-        // Only hostile functions overlap in such numbers.
+        // Only files that are made to exhaust the analysis have so many overlapping functions.
         unit.functions.len() > 64 || unit.functions.iter().any(reaches)
     }
 
@@ -309,7 +309,7 @@ impl Sweep<'_> {
 
     fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
         let whole = unit.start..unit.end;
-        // An honest function has more bytes than distinct cases; the budget keeps the cost of a hostile one in proportion to its size.
+        // A compiled function has more bytes than distinct targets. The budget keeps the cost of any other one in proportion to its size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
         let resolved = self.resolve(unit, code, indirect, &mut budget);
         let (mut calls_out, mut first_unresolved) = (false, None);
@@ -345,7 +345,7 @@ impl Sweep<'_> {
         }
     }
 
-    /// Answers for the indirect jumps of a unit. All instructions count as reached, until tables lead to no more places.
+    /// Resolves the indirect jumps of a unit, until tables lead to no more addresses. All instructions count as reached.
     fn resolve(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], budget: &mut usize) -> Vec<Resolved> {
         let inside = unit.start..unit.end;
         let doors = unit.functions.iter().map(|f| f.0).collect();

@@ -28,7 +28,7 @@ const OFFERED: usize = 8;
 pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
 
 impl Clearings {
-    /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; they are left alone.
+    /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; no range overlaps them.
     pub fn new(body: &Body<'_>, flow: &Graph, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {

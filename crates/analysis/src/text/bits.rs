@@ -87,7 +87,7 @@ impl TextBits {
         }
     }
 
-    /// All words, in the form that is stored.
+    /// All words, as the cache stores them.
     pub fn words(&self) -> impl Iterator<Item = u64> {
         self.regions.iter().flat_map(|r| r.words.iter().map(|w| w.load(Relaxed)))
     }

@@ -1,4 +1,4 @@
-//! Number of values that the index of a table may have, proven on every way that leads to its use.
+//! Number of values that the index of a jump table may have, proven on every path to the instruction that uses the index.
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
@@ -6,7 +6,7 @@ use crate::functions::jump_table::trace::writes;
 use crate::functions::jump_table::{Resolver, is_cmov};
 use crate::text::transfer::Transfer;
 
-/// Ways back are not followed over more instructions.
+/// Largest number of instructions over which control is followed backwards.
 const STEPS_MAX: usize = 500;
 
 /// Bound of an index, which is never negative.
@@ -14,7 +14,7 @@ const STEPS_MAX: usize = 500;
 pub(super) struct Bound {
     /// Number of values from 0 on.
     pub count: usize,
-    /// Whether a comparison or a mask says so, and not the width of the value alone.
+    /// Whether a comparison or a mask gives the bound, and not the width of the value alone.
     pub exact: bool,
 }
 
@@ -26,29 +26,30 @@ enum Holder {
     Memory(Instruction),
 }
 
-/// A place on the way back, with what is known about the value there.
+/// State of the backward search at one instruction: the location of the value, and facts about it.
 #[derive(Clone, Copy, PartialEq)]
 struct State {
     at: usize,
     holder: Holder,
-    /// The low bytes of the location that make up the value.
+    /// Number of low bytes of the location that make up the value.
     need: usize,
-    /// Value of the location's low bytes: how many bytes, and less than which number.
+    /// Fact about the location: a number of low bytes, and a number that their value is less than.
     known: Option<(usize, u64)>,
-    /// Meaning of the flags: less than the number compared with, plus this.
+    /// Fact about the flags that a later branch has shown: the first operand of the comparison is less than the second plus this number.
     flags: Option<u64>,
-    /// The same for another register, which may turn out to hold a copy.
+    /// Fact about another register: the register, a number of low bytes, and a number that their value is less than. The register may turn
+    /// out to hold a copy of the value.
     other: Option<(Register, usize, u64)>,
-    /// Number of values that the widths of copies on the way leave.
+    /// Largest number of values that fit into the narrowest zero-extending copy so far.
     limit: u64,
-    /// Number of values up to which no copy on the way extends a sign that is set.
+    /// Largest number of values for which no sign-extending copy so far makes the value negative.
     unsigned: u64,
 }
 
 /// Outcome of going back over one instruction.
 enum Back {
     On(State),
-    /// One of two places, depending on a condition.
+    /// The value comes from one of two locations, depending on a condition (`cmov`).
     Either(State, State),
     Found(u64, bool),
     Failed,
@@ -190,19 +191,19 @@ impl Resolver<'_> {
     }
 }
 
-/// Forgets what is known of another register where that is written.
+/// Removes the fact about another register if the instruction writes this register.
 fn forget(info: &mut InstructionInfoFactory, i: &Instruction, state: State) -> State {
     let gone = state.other.is_some_and(|(register, ..)| writes(info, i, register));
     State { other: state.other.filter(|_| !gone), ..state }
 }
 
-/// The value has been found to be small.
+/// Uses a comparison which shows that the low `width` bytes of the value are less than `limit`.
 fn learn(mut state: State, width: usize, limit: u64) -> Back {
     if width >= state.need {
         let limit = limit.min(state.limit);
         return if limit <= state.unsigned { Back::Found(limit, true) } else { Back::Failed };
     }
-    // Of two comparisons of as many bytes, the stricter counts.
+    // Of two comparisons of the same width, the stricter one counts.
     state.known = match state.known {
         Some((other, known)) if other > width || other == width && known <= limit => Some((other, known)),
         _ => Some((width, limit)),
@@ -210,7 +211,7 @@ fn learn(mut state: State, width: usize, limit: u64) -> Back {
     Back::On(state)
 }
 
-/// Meaning of a comparison for a branch behind it that depends on it.
+/// Goes back over a comparison on which a later branch depends. `None` if the instruction says nothing about the value.
 fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
     let extra = state.flags?;
     if i.mnemonic() != Mnemonic::Cmp {
@@ -235,7 +236,7 @@ fn compare(i: &Instruction, state: &mut State) -> Option<Back> {
     }
 }
 
-/// The value at the instruction that writes the register which holds it.
+/// Goes back over the instruction that writes the register of the value.
 fn defined(i: &Instruction, register: Register, state: State) -> Back {
     if i.op0_kind() != OpKind::Register || low_part(i.op0_register()) != Some(register) {
         return Back::Failed;
@@ -244,7 +245,7 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
     let (known_width, known_limit) = state.known.unwrap_or((0, 0));
     let bit31 = state.known.filter(|known| known.1 <= 1 << (8 * known.0 - 1));
     let whole = size >= 4;
-    // A write of 32 bits clears the others.
+    // A write of 32 bits clears the upper 32 bits.
     let signed = matches!(i.mnemonic(), Mnemonic::Movsx | Mnemonic::Movsxd);
     if size == 4 && known_width == 4 && !signed {
         return Back::Found(known_limit.min(state.limit), true);
@@ -258,7 +259,7 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
             }
             let limit = match (signed, from) {
                 (false, 1 | 2) => state.limit.min(1 << (8 * from)),
-                // The sign must turn out to be clear.
+                // The bound of the source must show that its sign is clear.
                 (true, _) => return signed_copy(i, state, from),
                 _ => state.limit,
             };
@@ -293,12 +294,12 @@ fn defined(i: &Instruction, register: Register, state: State) -> Back {
     }
 }
 
-/// The bound that the width of the written register gives: a write of 32 bits clears the others.
+/// Returns the bound that the width of the written register gives: a write of 32 bits clears the upper 32 bits.
 fn width_alone(state: State, size: usize) -> Back {
     if size == 4 { Back::Found(state.limit.min(1 << 32), false) } else { Back::Failed }
 }
 
-/// On with the source of a sign-extending copy: its own bound must leave the sign clear.
+/// Continues with the source of a sign-extending copy. The bound of the source must show that its sign is clear.
 fn signed_copy(i: &Instruction, state: State, from: usize) -> Back {
     if state.need < from || i.op0_register().size() < 8 && state.need == 8 && from == 4 {
         return Back::Failed;
@@ -307,7 +308,7 @@ fn signed_copy(i: &Instruction, state: State, from: usize) -> Back {
     copy(i, State { need: from, unsigned, ..state })
 }
 
-/// On with the source of a copy.
+/// Continues with the source of a copy.
 fn copy(i: &Instruction, state: State) -> Back {
     let state = State { known: state.known.filter(|known| known.0 <= state.need), ..state };
     if i.op1_kind() == OpKind::Memory {
@@ -321,7 +322,7 @@ fn copy(i: &Instruction, state: State) -> Back {
     }
 }
 
-/// The value at an instruction that writes memory, while it lies in memory.
+/// Goes back over an instruction that writes memory, for a value in memory.
 fn stored(i: &Instruction, operand: &Instruction, state: State) -> Back {
     let frame = |r| matches!(r, Register::RSP | Register::RBP);
     let plain = |i: &Instruction| frame(i.memory_base()) && i.memory_index() == Register::None;
@@ -341,7 +342,8 @@ fn stored(i: &Instruction, operand: &Instruction, state: State) -> Back {
     if apart { Back::On(state) } else { Back::Failed }
 }
 
-/// Meaning of a branch, taken or not, for the operands of the comparison before it: the first is less than the second plus this.
+/// Returns the number of which a branch, taken or not, shows this: the first operand of the comparison before it is less than the second
+/// plus this number.
 fn limit_of_branch(i: &Instruction, taken: bool) -> Option<u64> {
     match (i.mnemonic(), taken) {
         (Mnemonic::Ja, false) | (Mnemonic::Jbe, true) | (Mnemonic::Je, true) | (Mnemonic::Jne, false) => Some(1),
@@ -361,7 +363,7 @@ fn immediate(i: &Instruction) -> Option<u64> {
         OpKind::Immediate8 => Some(u64::from(i.immediate8())),
         OpKind::Immediate16 => Some(u64::from(i.immediate16())),
         OpKind::Immediate32 => Some(u64::from(i.immediate32())),
-        // Sign-extended ones that are negative are no bound of a table.
+        // A negative number after sign extension is no bound of a table.
         OpKind::Immediate8to16 | OpKind::Immediate8to32 | OpKind::Immediate8to64 | OpKind::Immediate32to64 => {
             Some(i.immediate(1)).filter(|n| *n < 1 << 31)
         }

@@ -1,8 +1,8 @@
 //! Targets of indirect jumps through tables as compilers write them.
 //!
-//! A table holds addresses (`jmp [table + i*8]`, or loaded first) or distances (`movsxd r, [table + i*4]; add r, base; jmp r`). Its address is
-//! proven if every definition that reaches its use makes the same constant. Its end is proven by a bound of the index on every way to the
-//! jump, or by the content: all entries up to the next word that is no code, or to the start of another table, count as entries. So the
+//! A table holds addresses (`jmp [table + i*8]`, or loaded first) or distances (`movsxd r, [table + i*4]; add r, base; jmp r`). Its address
+//! is proven if every definition that reaches its use makes the same constant. Its end is proven by a bound of the index on every way to
+//! the jump, or by the content: all entries up to the next word that is no code, or to the start of another table, count as entries. So the
 //! targets found may be too many, never too few.
 
 mod bound;
@@ -21,31 +21,32 @@ use crate::functions::jump_table::trace::{Definition, Trace};
 
 pub(crate) use self::trace::Predecessors;
 
-/// More instructions are not visited in order to resolve one jump.
+/// Largest number of instructions that are visited to resolve one jump.
 const STEPS_MAX: usize = 20_000;
-/// Copies that depend on conditions, and values on the stack, are not followed further.
+/// Largest number of conditional copies, and of values on the stack, that are followed one after the other.
 const DEPTH: usize = 4;
 
 /// The answer for one indirect jump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Resolved {
-    /// Through a table.
+    /// The jump goes through a table.
     Table(Targets),
-    /// Through a pointer that was loaded or passed: a tail call, or a computed jump between places whose absolute
+    /// The jump goes through a pointer that was loaded or passed. It is a tail call, or a computed jump between places whose absolute
     /// addresses the file holds.
     Pointer,
-    /// To an address computed from the table of distances at one of these places (or anywhere, if there is none).
+    /// The jump goes to an address computed from the table of distances at one of these addresses. If there are none, the table may be
+    /// anywhere.
     Distances(Vec<u64>),
 }
 
 /// Content of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Targets {
-    /// The places that entries lead to, sorted.
+    /// Addresses to which the entries lead, sorted.
     pub places: Vec<u64>,
-    /// Whether these are all.
+    /// Whether the table leads to no other address.
     pub bounded: bool,
-    /// Whether a bound of the index says so, not the content of the table, so that none of the places is one too many.
+    /// Whether a bound of the index proves the end of the table, and not the content of the table. Then every address is a target.
     pub exact: bool,
     /// Whether the table holds addresses, not distances.
     pub absolute: bool,
@@ -53,7 +54,7 @@ pub(crate) struct Targets {
     pub tables: Vec<u64>,
 }
 
-/// Looks at the instructions of one function, sorted by address.
+/// Resolves indirect jumps by the instructions of one function, which are sorted by address.
 pub(crate) struct Resolver<'a> {
     pub image: &'a Elf,
     pub pointers: &'a Pointers,
@@ -64,23 +65,23 @@ pub(crate) struct Resolver<'a> {
     pub before: &'a Predecessors,
     /// Addresses of tables in the image, sorted, as far as they are known.
     pub tables: &'a [u64],
-    /// Work that is left for the whole function, and work that is done.
+    /// Remaining steps for the whole function, and the tables that were read.
     pub memory: &'a Memory,
 }
 
 /// A table that has been read, the bound of its index, and its targets.
 type Read = (Table, Option<Bound>, Option<Targets>);
 
-/// Work on the tables of one function that is left, and that is done.
+/// Remaining steps for the jump tables of one function, and the tables that were read.
 pub(crate) struct Memory {
-    /// Steps back over instructions that are left.
+    /// Remaining number of steps back over instructions.
     fuel: Cell<usize>,
     /// Tables that have been read, each with its bound.
     read: RefCell<Vec<Read>>,
 }
 
 impl Memory {
-    /// For a function of so many instructions.
+    /// Returns the state before the first table, for a function with this number of instructions.
     pub fn new(instructions: usize) -> Self {
         Memory { fuel: Cell::new(256 * instructions + 65_536), read: RefCell::default() }
     }
@@ -115,13 +116,13 @@ impl Resolver<'_> {
         }
     }
 
-    /// A jump to the address that a register holds: all of the definitions that reach the jump count.
+    /// Resolves a jump to the address in a register, by all definitions of the register that reach the jump.
     fn register(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
         let Some(definitions) = self.trace().definitions(at, register) else { return self.unknown() };
         self.any_of(definitions, depth, budget)
     }
 
-    /// A jump to a value that comes from one of several places.
+    /// Resolves a jump to a value that has several definitions.
     fn any_of(&self, definitions: Vec<Definition>, depth: usize, budget: &mut usize) -> Resolved {
         let mut found: Option<Resolved> = None;
         for definition in definitions {
@@ -137,7 +138,7 @@ impl Resolver<'_> {
         found.unwrap_or(Resolved::Pointer)
     }
 
-    /// One of two answers, where both are possible.
+    /// Combines two answers, each of which is possible.
     fn either(&self, a: Resolved, b: Resolved) -> Resolved {
         match (a, b) {
             (Resolved::Table(a), Resolved::Table(b)) => Resolved::Table(a.and(b)),
@@ -149,7 +150,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A jump to the address that an instruction puts into a register.
+    /// Resolves a jump to the address that an instruction writes to a register.
     fn defined(&self, at: usize, register: Register, depth: usize, budget: &mut usize) -> Resolved {
         let i = &self.code[at];
         let Some(depth) = depth.checked_sub(1) else { return self.unknown() };
@@ -188,7 +189,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A jump to an address that an instruction loads.
+    /// Resolves a jump to an address that an instruction loads.
     fn loaded(&self, at: usize, entries: Entries, depth: usize, budget: &mut usize) -> Resolved {
         let i = &self.code[at];
         if let Some(definitions) = self.trace().definitions_of_slot(at) {
@@ -204,7 +205,7 @@ impl Resolver<'_> {
         self.read_at(at, table, budget).map_or(Resolved::Pointer, Resolved::Table)
     }
 
-    /// A jump to the sum of two registers: a distance from a table, and the base that it counts from.
+    /// Resolves a jump to the sum of two registers: a distance from a table, and the address to which the distance is added.
     fn sum(&self, at: usize, a: Register, b: Register, budget: &mut usize) -> Resolved {
         for (distance, base) in [(a, b), (b, a)] {
             let Some(base) = self.trace().constant(at, base) else { continue };
@@ -262,7 +263,7 @@ impl Resolver<'_> {
         Trace { code: self.code, before: self.before, go: self.image.is_go(), fuel: &self.memory.fuel }
     }
 
-    /// Takes steps from those that are left.
+    /// Subtracts steps from the remaining ones; `None` if too few remain.
     fn spend(&self, steps: usize) -> Option<()> {
         let fuel = &self.memory.fuel;
         fuel.set(fuel.get().checked_sub(steps)?);

@@ -4,29 +4,29 @@ use crate::file::elf::{u32_at, u64_at};
 use crate::functions::jump_table::bound::Bound;
 use crate::functions::jump_table::{Entries, Resolver, Table, Targets};
 
-/// No honest table has more entries.
+/// Largest number of entries that are read. Compilers make no table with more.
 const ENTRIES_MAX: usize = 65_536;
 
 /// An entry of a table.
 enum Entry {
-    /// To an instruction of the function.
+    /// The entry leads to an instruction of the function.
     Inside(u64),
-    /// To the end of the function or of a part of it: a case that never occurs.
+    /// The entry leads to the end of the function or of a part of it: a case that never occurs.
     End,
-    /// To other code.
+    /// The entry leads to other code.
     Elsewhere(u64),
-    /// To no code.
+    /// The entry leads to no code.
     Nowhere,
 }
 
 impl Resolver<'_> {
-    /// Targets of a table; `None` if not even the first entry makes sense.
+    /// Returns the targets of a table. `None` if no entry leads to code, or if an entry within an exact bound does not.
     pub(super) fn read(&self, table: &Table, bound: Option<Bound>, budget: &mut usize) -> Option<Targets> {
         let exact = bound.filter(|bound| bound.exact).map(|bound| bound.count);
         let limit = bound.map_or(4096, |bound| bound.count).min(ENTRIES_MAX).min(*budget);
         let absolute = !matches!(table.entries, Entries::Distances(_));
         let (mut places, mut proven, mut count) = (Vec::new(), false, 0);
-        // Number of places in front of the first entry that leads elsewhere, which may be that of another table.
+        // Number of targets before the first entry that leads to other code. That entry may belong to another table.
         let mut own = None;
         while count < limit {
             // Two tables never overlap.
@@ -37,7 +37,7 @@ impl Resolver<'_> {
             match self.entry(table, count) {
                 Entry::Inside(place) => places.push(place),
                 Entry::End => {}
-                // With a bound, a case may lie in the cold part.
+                // If the index has an exact bound, the entry belongs to the table: its target may be the cold part of the function.
                 Entry::Elsewhere(place) if exact.is_some() => places.push(place),
                 Entry::Elsewhere(_) if bound.is_none() || !absolute => break,
                 Entry::Elsewhere(place) => {
@@ -53,7 +53,7 @@ impl Resolver<'_> {
         }
         *budget -= count;
         let complete = bound.is_some_and(|bound| bound.count == count);
-        // While the tables of the image are not known, only a table that is read whole may hold such entries.
+        // As long as the other tables of the image are not known, such entries count only if the whole table was read.
         if let Some(len) = own.filter(|_| !complete && (!proven || self.tables.is_empty())) {
             places.truncate(len);
             proven = false;

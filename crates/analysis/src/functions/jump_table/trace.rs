@@ -1,4 +1,4 @@
-//! Definitions of a register that reach an instruction, against the direction of control.
+//! Definitions of a register that reach an instruction, found by following control backwards.
 
 use std::cell::Cell;
 
@@ -12,11 +12,11 @@ use crate::text::transfer::Transfer;
 pub(crate) struct Predecessors {
     /// Branches and table jumps: (target, index of the jump), sorted.
     jumps: Vec<(u64, usize)>,
-    /// Places at which control arrives from elsewhere with unknown registers, sorted.
+    /// Addresses at which control arrives from outside, so that no register is known there. Sorted.
     doors: Vec<u64>,
-    /// For each instruction, whether control reaches it; empty if that is not known, so that all count.
+    /// For each instruction, whether control reaches it. Empty if that is not known; then all count as reached.
     reached: Vec<bool>,
-    /// Calls that never return, by index, sorted.
+    /// Indices of the calls that never return, sorted.
     pub last_calls: Vec<usize>,
 }
 
@@ -38,7 +38,7 @@ impl Predecessors {
         self.jumps.dedup();
     }
 
-    /// Whether all instructions count as reached, also those in front of which nothing leads on.
+    /// Whether all instructions count as reached, even those to which no instruction leads.
     pub(super) fn is_guess(&self) -> bool {
         self.reached.is_empty()
     }
@@ -48,10 +48,10 @@ impl Predecessors {
         self.doors.binary_search(&at).is_ok()
     }
 
-    /// Calls `found` with each instruction after which control may arrive at that of an index, and whether it arrives there by a jump.
+    /// Calls `found` with the index of each predecessor of an instruction, and whether control arrives from there by a jump.
     pub(super) fn each(&self, code: &[Instruction], index: usize, mut found: impl FnMut(usize, bool)) {
         let at = code[index].ip();
-        // Before it in memory: where instructions overlap, several may end there.
+        // Predecessors by falling through end at this address. If instructions overlap, there may be several.
         let near = (index.saturating_sub(15)..index).rev().take_while(|before| code[*before].ip() + 15 >= at);
         for before in near.filter(|before| code[*before].next_ip() == at) {
             let transfer = Transfer::of(&code[before]);
@@ -69,7 +69,7 @@ impl Predecessors {
 /// A definition that reaches a use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Definition {
-    /// The instruction of that index writes the register.
+    /// The instruction of this index writes the register.
     At(usize, Register),
     /// The value comes from the caller, from a callee, or from memory.
     Outside,
@@ -82,23 +82,25 @@ enum Holder {
     Slot(Register, i64),
 }
 
-/// Walks against the direction of control.
+/// Follows control backwards.
 pub(super) struct Trace<'a> {
     pub code: &'a [Instruction],
     pub before: &'a Predecessors,
-    /// Whether calls preserve no register.
+    /// Whether calls preserve no register, as in Go.
     pub go: bool,
-    /// Steps left for the whole function.
+    /// Number of steps that are left for all searches in the function.
     pub fuel: &'a Cell<usize>,
 }
 
 impl Trace<'_> {
-    /// All definitions of a register that may reach the instruction of an index; copies are followed. `None` if there are too many ways.
+    /// All definitions of a register that may reach an instruction, given by its index. Copies are followed to their sources. `None` if the
+    /// search takes too many steps.
     pub fn definitions(&self, index: usize, register: Register) -> Option<Vec<Definition>> {
         self.definitions_of(index, Holder::Register(register.full_register()))
     }
 
-    /// The same of the value that an instruction loads from the stack; `None` as well if it loads from elsewhere.
+    /// All definitions of the value that an instruction loads from the stack, as [`Trace::definitions`] finds them. Also `None` if the
+    /// instruction loads from elsewhere.
     pub fn definitions_of_slot(&self, index: usize) -> Option<Vec<Definition>> {
         let (base, distance) = slot(&self.code[index])?;
         self.definitions_of(index, Holder::Slot(base, distance))
@@ -137,7 +139,7 @@ impl Trace<'_> {
         Some(found)
     }
 
-    /// The constant that a register holds in front of an instruction, whatever way control came.
+    /// The constant that a register holds before an instruction on every path; `None` if there is no such constant.
     pub fn constant(&self, index: usize, register: Register) -> Option<u64> {
         let mut constant = None;
         for definition in self.definitions(index, register)? {
@@ -155,7 +157,8 @@ impl Trace<'_> {
         constant
     }
 
-    /// The place whose value before an instruction is the one in `holder` behind it, or the definition that the instruction is.
+    /// Goes back over one instruction. Returns the place that holds, before the instruction, the value that `holder` has after it; or the
+    /// definition, if the instruction computes the value.
     fn step(&self, info: &mut InstructionInfoFactory, at: usize, holder: Holder) -> Step {
         let i = &self.code[at];
         match holder {
@@ -166,7 +169,7 @@ impl Trace<'_> {
 
     fn register_step(&self, info: &mut InstructionInfoFactory, i: &Instruction, at: usize, register: Register) -> Step {
         if is_call(i) {
-            // A guess: code that still uses a register behind a call relies on it.
+            // A guess is allowed to assume that code which uses a register after a call knows that the callee preserves it.
             let kept = !self.go && is_callee_saved(register) || self.before.is_guess() && register != Register::RAX;
             return if kept { Step::Through(Holder::Register(register)) } else { Step::Defined(Definition::Outside) };
         }
@@ -190,12 +193,13 @@ enum Step {
     Defined(Definition),
 }
 
-/// A slot of the stack before an instruction.
+/// Goes back over one instruction, for a value in a slot of the stack.
 fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register, distance: i64) -> Step {
     const OUTSIDE: Step = Step::Defined(Definition::Outside);
     let same = Step::Through(Holder::Slot(base, distance));
     if is_call(i) {
-        // A callee leaves its caller's frame alone, but not the arguments on the stack, which nobody reads again.
+        // A callee does not change the slots that its caller uses for spilled registers. It may change its arguments on the stack, but
+        // compilers do not read these again.
         return same;
     }
     let moved = match i.mnemonic() {
@@ -231,7 +235,7 @@ fn slot_step(info: &mut InstructionInfoFactory, i: &Instruction, base: Register,
     Step::Through(Holder::Slot(base, distance.wrapping_add(moved)))
 }
 
-/// The slot of the stack that an instruction loads.
+/// Returns the slot of the stack that an instruction loads, as base register and distance.
 fn slot(i: &Instruction) -> Option<(Register, i64)> {
     let base = i.memory_base();
     let plain = matches!(base, Register::RSP | Register::RBP) && i.memory_index() == Register::None;
