@@ -10,11 +10,11 @@ use crate::point::{Free, Refusal, Site};
 pub struct FunctionBody {
     /// First byte of the function.
     pub function: Svma,
-    /// The blocks, sorted by address. Two blocks may overlap, if a branch leads behind a prefix of an instruction.
+    /// The blocks, sorted by address. Two blocks may overlap, if a branch leads to the byte after a prefix of an instruction.
     pub blocks: Vec<BodyBlock>,
     /// The edges between these blocks, sorted by the block that they leave.
     pub edges: Vec<Edge>,
-    /// Index of the block to which callers come: the first one, or the one behind the `endbr64` at the function's first byte if control can
+    /// Index of the block to which callers come: the first one, or the one after the `endbr64` at the function's first byte if control can
     /// arrive there without executing that instruction. `None` if control arrives at the original address of this block in other ways too,
     /// such as by a jump table of the function.
     pub entry: Option<usize>,
@@ -51,7 +51,7 @@ pub struct BodyBlock {
 pub enum Entered {
     /// Only falling through and by branches of the function.
     Never,
-    /// Besides that, only along the edge of this index: behind a call, or by a jump table.
+    /// Besides that, only along the edge of this index: the return of a call, or an entry of a jump table.
     Along(usize),
     /// In several ways, or from outside of the function.
     Otherwise,

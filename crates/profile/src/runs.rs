@@ -1,7 +1,7 @@
 //! A control-flow graph cut at its calls, so that counts need no correction for frames that never return.
 //!
 //! A *run* is a passage through a function without a call: a call ends a run, and its return begins another one. The graph has an edge from
-//! the block of each call to EXIT, and an edge from ENTRY to the block behind the call:
+//! the block of each call to EXIT, and an edge from ENTRY to the block after the call:
 //!
 //! ```text
 //!   control-flow graph             cut graph
@@ -80,7 +80,7 @@ pub struct Partial {
 pub struct RunCounts {
     /// Number of arrivals at each block.
     pub blocks: Vec<u64>,
-    /// Number of passages of each edge; for an edge behind a call, the number of returns. `None` if an edge cannot be told from others:
+    /// Number of passages of each edge; for the return edge of a call, the number of returns. `None` if an edge cannot be told from others:
     /// several ways out of one block, or returns of a call to an address at which control also arrives otherwise.
     pub edges: Vec<Option<u64>>,
     /// For each block that ends in a call or has no way out, how often control reached its end; 0 for other blocks.

@@ -1,5 +1,5 @@
 //! Back branches: branches of a function to its own entry or to one of its return addresses. Such a branch makes no call: it is a loop, or
-//! a jump past a call. So it must not run the snippets, and is redirected to the relocated code behind them.
+//! a jump past a call. So it must not run the snippets, and is redirected to the relocated code after them.
 
 use ingraft_model::point::BackBranch;
 use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};

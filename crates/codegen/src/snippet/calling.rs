@@ -93,7 +93,7 @@ impl Generator<'_> {
 
 impl Writer<'_> {
     /// Emits the routine. On entry, rax holds the resume address, and the words are on the stack; on return, rcx holds the result. Nothing
-    /// else changes except by the function itself. In a fork child the routine makes no call, because nobody reads the child's values.
+    /// else changes except by the function itself. In a fork child the routine makes no call, because no engine reads the child's values.
     pub(crate) fn call(&mut self) -> Result<(), Assembly> {
         let Some(vectors) = self.env.vectors else { return Err(Assembly("no state to keep".to_owned())) };
         let data = &self.env.data;

@@ -122,7 +122,7 @@ impl Writer<'_> {
     pub(crate) fn memory(&mut self, access: Access) -> Result<(), Assembly> {
         let [mut parent, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
-        // A fork child has another process id, and nobody reads its counters.
+        // A fork child has another process id, and no engine reads its counters.
         self.a.cmp(dword_ptr(u64::from(self.env.data.alive())), 0)?;
         self.a.jne(parent)?;
         self.a.xor(ecx, ecx)?;

@@ -118,7 +118,7 @@ impl Proof<'_> {
         let (site, bias) = (self.site(), self.request.bias);
         let own = site.at.to_avma(bias);
         match site.point_kind() {
-            // The springboard lies behind an `endbr64`.
+            // The springboard lies after an `endbr64`.
             PointKind::Entry => at == own || at == self.point.function && at.offset(4) == own,
             PointKind::Exit | PointKind::CallBefore => at.0 == self.point_at(),
             PointKind::CallAfter | PointKind::Block | PointKind::Edge => at == own,

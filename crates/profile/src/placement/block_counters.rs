@@ -34,7 +34,7 @@ impl BlockCounters {
         let weights = Weights::of(&reduced, |id| weights.vertex(graph, of(id)));
         let mut barred_edges = Barred::none();
         let mut not_needed: PerEdge<bool> = reduced.per_edge();
-        // A cycle of vertices that are no blocks is left open: nobody asks for their counts.
+        // A cycle of vertices that are no blocks is left open, because their counts are never needed.
         let mut sets = Sets::new(reduced.vertices());
         for (id, edge) in reduced.live_edges() {
             let vertex = of(id);
