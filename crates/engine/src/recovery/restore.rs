@@ -51,7 +51,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LOOKS: u32 = 20;
 
 /// Restores the text of a target, moves its threads out of the arenas, and unmaps all memory of the engine. Also completes a restoration
-/// that a kill interrupted: places that are original already are left alone, and so are places whose text was unloaded.
+/// that a kill interrupted: places that are original already are not written, nor are places whose text was unloaded.
 ///
 /// First the jumps into the arenas are removed. Threads in the middle of a snippet then leave by themselves, however busy they are.
 pub fn restore(

@@ -122,7 +122,7 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     tried.extend(own.map(|(site, woven)| {
         let at = match kind {
             PointKind::Entry => f.start(),
-            // a block that begins with an `endbr64` is woven behind it
+            // a block that begins with an `endbr64` is woven after this instruction
             PointKind::Block => {
                 let after = starts.partition_point(|start| *start <= site.at);
                 starts[..after].last().copied().unwrap_or(site.at)
