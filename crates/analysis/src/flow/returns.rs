@@ -50,8 +50,8 @@ pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
     slot.and_then(|slot: Svma| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
 }
 
-/// Whether control may come back from a function: it has an exit, or it is not certain that it has none. All of its calls count as such that
-/// return.
+/// Whether control may come back from a function, because it has an exit or is not proven to have none. All calls that the function makes
+/// are assumed to return.
 fn may_return(image: &Image, function: &Function) -> bool {
     let unknown = function.kind != FunctionKind::Normal || image.elf().is_go() || function.facts.unresolved.is_some();
     unknown

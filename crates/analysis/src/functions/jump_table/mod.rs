@@ -304,7 +304,7 @@ impl Targets {
     }
 }
 
-/// The address that a `lea` makes whatever the registers hold.
+/// The address that a `lea` computes, if it does not depend on registers.
 pub(crate) fn constant_address(i: &Instruction) -> Option<u64> {
     if i.is_ip_rel_memory_operand() {
         return Some(i.ip_rel_memory_address());
