@@ -1,4 +1,4 @@
-//! A measurement from insertion to removal: the common part of `count`, `latency` and `watch`.
+//! A measurement from insertion to removal: the common part of `count`, `latency`, `profile` and `watch`.
 //!
 //! Invariant "nothing stays in": a command may end by time, a signal, the end of the target, an error, or a closed pipe. In every case it
 //! removes each measurement that it inserted before it ends, unless the user asked for the measurement to stay.
