@@ -459,3 +459,15 @@ fn counters_are_placed_by_an_earlier_profile() {
     assert_eq!(target.ask("go 10").number("wrong"), 0);
     assert!(target.end().success());
 }
+
+/// The memory of a program that ends at once may be gone while the engine looks at its modules.
+#[test]
+fn profiles_of_a_program_that_ends_at_once_are_whole() {
+    let determ = program("determ").expect("gcc").to_str().expect("a path").to_owned();
+    let mut before = None;
+    for _ in 0..scaled(20, 500) {
+        let counts = blocks(&profile("blocks", "determ:*", &[&determ, "1"]));
+        assert!(counts.len() > 30, "{counts:?}");
+        assert_eq!(before.get_or_insert_with(|| counts.clone()), &counts);
+    }
+}

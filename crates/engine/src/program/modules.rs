@@ -172,6 +172,10 @@ impl Modules {
     pub fn refresh(&mut self, target: &Target, is_woven: &dyn Fn(ModuleRef) -> bool) -> Result<News, Error> {
         let entry = target.aux(AT_ENTRY).map(Avma);
         let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
+        if files.is_empty() {
+            // The process is ending and has no memory any more. No module was unloaded before, so what was measured keeps its names.
+            return Ok(News::default());
+        }
         let same = |k: &ModuleFile, file: &MappedFile| {
             (k.file.base, k.file.inode, k.file.device) == (file.base, file.inode, file.device)
         };

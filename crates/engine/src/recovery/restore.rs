@@ -163,12 +163,11 @@ fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
     ranges
 }
 
-/// Whether no byte of the text is woven or changed by others, so that the text is freshly mapped.
-pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
-    text.all(|write| {
-        let state = read(target, write).map(|now| classify(write, &now));
-        matches!(state, None | Some(State::Original | State::Breakpoint))
-    })
+/// Whether no byte of the text is woven or changed by others, so that the text is freshly mapped. Text that cannot be read tells nothing,
+/// because the process may be ending.
+pub fn is_fresh<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> bool {
+    let mut states = text.filter_map(|write| read(target, write).map(|now| classify(write, &now))).peekable();
+    states.peek().is_some() && states.all(|state| matches!(state, State::Original | State::Breakpoint))
 }
 
 /// Whether any of these writes is in the text. A write shorter than a displacement does not count, as its bytes may be there by chance.
