@@ -16,10 +16,8 @@ use ingraft_model::{
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
-pub use ingraft_profile::Earlier;
+pub use ingraft_profile::{Earlier, EarlierProfile};
 use ingraft_report::SavedProfile;
-
-pub use crate::profile::earlier::EarlierProfile;
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]

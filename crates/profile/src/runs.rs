@@ -17,10 +17,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_model::{Cfg, Edge, EdgeKind, EdgeTarget};
+use ingraft_model::{Cfg, EdgeKind, EdgeTarget};
 
 use crate::barred::{Barred, Counter, Refused};
 use crate::correction::Corrections;
+use crate::earlier::Earlier;
 use crate::graph::Graph;
 use crate::map::{EdgeId, Key, Vertex};
 use crate::placement::Placement;
@@ -87,33 +88,6 @@ pub struct RunCounts {
     pub ends: Vec<u64>,
     /// Number of arrivals from outside at the function's first block; `None` if they cannot be told from other arrivals.
     pub calls: Option<u64>,
-}
-
-/// Counts from an earlier profile of the same function, which decide where counters are placed: on the edges that control passed least.
-/// Any counts give exact profiles.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Earlier {
-    /// Number of executions of each block, in the order of [`Cfg::blocks`].
-    pub blocks: Vec<u64>,
-    /// Number of passages of each edge, in the order of [`Cfg::edges`]; `None` if it is not known.
-    pub edges: Vec<Option<u64>>,
-}
-
-impl Earlier {
-    /// Count of a block.
-    fn block(&self, block: usize) -> u64 {
-        self.blocks.get(block).copied().unwrap_or_default()
-    }
-
-    /// Count of an edge. If it is not known, the smaller count of the edge's blocks.
-    fn edge(&self, cfg: &Cfg, index: usize) -> u64 {
-        let known = self.edges.get(index).copied().flatten();
-        let bound = |edge: &Edge| match edge.to {
-            EdgeTarget::Block(to) => self.block(edge.from).min(self.block(to)),
-            EdgeTarget::Outside(_) | EdgeTarget::Dynamic => self.block(edge.from),
-        };
-        known.or_else(|| cfg.edges.get(index).map(bound)).unwrap_or_default()
-    }
 }
 
 /// A plan to count the runs of a function.

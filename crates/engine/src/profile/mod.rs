@@ -2,9 +2,8 @@
 //!
 //! A profile is a second producer of instrumentation, beside MDL. `plan.rs` cuts the control-flow graph of a function at its calls, chooses
 //! the counters (crate `ingraft-profile`), and makes the code for them. `places.rs` finds the position of a thread in a profiled function,
-//! by its program counter. `earlier.rs` has the counts of an earlier profile. `result.rs` derives all counts from the counters and these positions.
+//! by its program counter. `result.rs` derives all counts from the counters and these positions.
 
-pub mod earlier;
 pub mod places;
 pub mod plan;
 pub mod result;

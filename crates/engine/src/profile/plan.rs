@@ -9,10 +9,9 @@ use ingraft_model::{
     Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
     UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, Earlier, Inexact, NotCounted, Probes, Runs, coverage_probes};
+use ingraft_profile::{Counted, Earlier, EarlierProfile, Inexact, NotCounted, Probes, Runs, coverage_probes};
 
 use crate::api::Profiling;
-use crate::profile::earlier::EarlierProfile;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
 
