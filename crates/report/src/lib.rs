@@ -20,5 +20,6 @@ pub use ingraft_analysis::demangle;
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{
-    BlockCount, CallCount, Callee, Covered, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused, SavedProfile,
+    BlockCount, CallCount, Callee, Covered, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused,
+    SavedProfile,
 };
