@@ -37,7 +37,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     if weights.is_some() && coverage {
         return Err(Failure::usage("a coverage has no counters to place", "leave out --weights").into());
     }
-    let earlier = weights.as_deref().map(|path| weights_of(path)).transpose()?.map(Arc::new);
+    let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let request = |target: Target| Request {
         await_modules: measure.wait.is_some() || target.is_started(),
