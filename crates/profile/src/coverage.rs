@@ -5,7 +5,7 @@
 //! - *backwards*: before a thread arrives at a block, it has passed all dominators of the block in the graph that is cut at calls (see
 //!   [`crate::Runs`]). This does not hold for a thread that was inside of a run when the probes came.
 //! - *forwards*: a thread that has arrived at a block leaves it by one of its edges. This does not hold for a thread that is inside of a run
-//!   at the reading.
+//!   at the reading, nor in a function whose ways out are not proven to be all.
 //!
 //! Nothing else is derived, so a block or an edge may stay unknown.
 
@@ -100,7 +100,7 @@ impl Coverage {
                 all.edges.get_mut(n).into_iter().for_each(|edge| *edge = known);
             }
         }
-        if !inside.end {
+        if !inside.end && cfg.ways_out_proven.is_ok() {
             all.leave_by_the_rest(cfg);
         }
         all
