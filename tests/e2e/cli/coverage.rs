@@ -6,7 +6,8 @@ use std::process::Command;
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{
-    Daemon, Mutatee, Outcome, Session, Tool, have, open_directory, output, sibling, skip, source_directory, wait_until,
+    Daemon, Mutatee, Outcome, Session, Tool, have, open_directory, output, program, sibling, skip, source_directory,
+    wait_until,
 };
 
 use crate::tool;
@@ -321,5 +322,32 @@ fn a_saved_coverage_is_reported() {
     let table = output(&mut tool().plain_command(["report", &path("1")]));
     assert!(table.contains("source lines have run"), "{table}");
     let _ = tool().run(["report", &path("1"), "--as", "fdata"]).assert_error(2, &["needs counts"]);
+    assert!(target.end().success());
+}
+
+/// The coverage of a library stays when it is unloaded. When it comes back it has no probes, so nothing is known of what had not run before.
+#[test]
+fn coverage_of_a_library_that_comes_and_goes() {
+    let path = |name| program(name).expect("gcc").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")]);
+    let functions = ["libplugin:plugin_work", "libplugin:plugin_born"];
+    let words = |outcome: &Outcome| -> Vec<String> {
+        ["plugin_work", "plugin_born"].iter().flat_map(|f| blocks(outcome, f).into_values()).collect()
+    };
+    target.ask("open");
+    let session = coverage(&target, &functions);
+    target.ask("call 5").assert_right();
+    target.ask("close");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(words(&outcome), ["yes", "no"]);
+
+    target.ask("open");
+    let session = coverage(&target, &functions);
+    target.ask("close");
+    target.ask("open");
+    target.ask("call 5").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(words(&outcome), ["unknown", "unknown"]);
+    assert!(outcome.stderr.contains("unloaded and loaded again"), "{}", outcome.stderr);
     assert!(target.end().success());
 }

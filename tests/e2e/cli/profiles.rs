@@ -471,3 +471,25 @@ fn profiles_of_a_program_that_ends_at_once_are_whole() {
         assert_eq!(before.get_or_insert_with(|| counts.clone()), &counts);
     }
 }
+
+/// The counts of a library stay when it is unloaded, and go on when it comes back.
+#[test]
+fn profiles_of_a_library_that_comes_and_goes() {
+    let path = |name| program(name).expect("gcc").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")]);
+    target.ask("open");
+    let before = Text::of(target.pid());
+    let session = tool().measure("profile", target.pid(), &["blocks", "libplugin:plugin_work", "--check"]);
+    target.ask("call 50").assert_right();
+    target.ask("close");
+    target.ask("open");
+    target.ask("call 20").assert_right();
+    target.ask("close");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome);
+    assert_eq!(entries(&outcome, "plugin_work"), 70);
+    assert!(outcome.all("block")[0]["module"].as_str().is_some_and(|name| name.starts_with("libplugin")));
+    target.ask("open");
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}

@@ -40,8 +40,14 @@ const SPRINGBOARD: u64 = 5;
 pub struct Plan {
     /// The function.
     pub function: FunctionRef,
+    /// Name of the function in the symbol table.
+    pub symbol: String,
+    /// Preferred name of the function, demangled.
+    pub name: String,
     /// First byte of the function.
     pub first: Svma,
+    /// Length of the function in bytes.
+    pub size: u64,
     /// Control-flow graph of the function.
     pub cfg: Cfg,
     /// Events of one execution of each block.
@@ -90,7 +96,9 @@ impl Plan {
             }
             Profiling::Coverage { branches, .. } => Method::Probes(coverage_probes(&cfg, branches)),
         };
-        Ok(Plan { function, first: f.start(), cfg, events, method, profiling })
+        let name = f.display_name().into_owned();
+        let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
+        Ok(Plan { function, symbol, name, first: f.start(), size: f.size(), cfg, events, method, profiling })
     }
 
     /// The places of the counters or probes.

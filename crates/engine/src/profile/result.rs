@@ -21,14 +21,10 @@ pub struct Counted {
     pub inexact: Option<String>,
 }
 
-/// Derives the counts of a function. `module` is the index of its module in the saved profile.
-pub fn counts(
-    modules: &Modules,
-    (plan, runs): (&Plan, &Runs),
-    counted: &Counted,
-    module: usize,
-) -> Option<FunctionProfile> {
-    let (file, _) = plan.resolve(modules)?;
+/// Derives the counts of a function. `module` is the index of its module in the saved profile. The calls of a library that is not loaded any
+/// more are left out.
+pub fn counts(modules: &Modules, (plan, runs): (&Plan, &Runs), counted: &Counted, module: usize) -> FunctionProfile {
+    let file = plan.resolve(modules).map(|(file, _)| file);
     let (counts, defect) = match runs.counts(&counted.counters, &counted.partial) {
         Ok(counts) => (Some(counts), None),
         Err(defect) => (None, Some(format!("no execution has these counts: {defect}"))),
@@ -36,43 +32,35 @@ pub fn counts(
     let count = |of: &dyn Fn(&RunCounts) -> Option<u64>| counts.as_ref().and_then(of).unwrap_or_default();
     let block = |n: usize| count(&|counts| counts.blocks.get(n).copied());
     let edge = |n: usize| counts.as_ref().and_then(|counts| counts.edges.get(n).copied().flatten());
-    Some(FunctionProfile {
+    FunctionProfile {
         calls: count(&|counts| counts.calls),
-        call_sites: counts.as_ref().map_or_else(Vec::new, |counts| call_sites(file, plan, counts)),
+        call_sites: file.zip(counts.as_ref()).map_or_else(Vec::new, |(file, counts)| call_sites(file, plan, counts)),
         inexact: defect.or_else(|| counted.inexact.clone()),
-        ..function(modules, plan, module, &block, &edge)?
-    })
+        ..function(plan, module, &block, &edge)
+    }
 }
 
 /// The coverage of a function. `module` is the index of its module in the saved profile.
-pub fn coverage(
-    modules: &Modules,
-    plan: &Plan,
-    coverage: &Coverage,
-    module: usize,
-    inexact: Option<String>,
-) -> Option<FunctionProfile> {
+pub fn coverage(plan: &Plan, coverage: &Coverage, module: usize, inexact: Option<String>) -> FunctionProfile {
     let ran = |known: Option<&Option<bool>>| known.copied().flatten().map(u64::from);
     let block = |n: usize| ran(coverage.blocks.get(n)).unwrap_or_default();
     let edge = |n: usize| ran(coverage.edges.get(n));
     let unknown = coverage.blocks.iter().enumerate().filter(|(_, known)| known.is_none());
-    Some(FunctionProfile {
+    FunctionProfile {
         calls: plan.cfg.entry.map_or(0, block),
         unknown: unknown.map(|(n, _)| n).collect(),
         inexact,
-        ..function(modules, plan, module, &block, &edge)?
-    })
+        ..function(plan, module, &block, &edge)
+    }
 }
 
 /// A function with the counts of its blocks and edges, by their indexes.
 fn function(
-    modules: &Modules,
     plan: &Plan,
     module: usize,
     block: &dyn Fn(usize) -> u64,
     edge: &dyn Fn(usize) -> Option<u64>,
-) -> Option<FunctionProfile> {
-    let (_, f) = plan.resolve(modules)?;
+) -> FunctionProfile {
     let blocks = plan.cfg.blocks.iter().zip(&plan.events).enumerate().map(|(n, (of, events))| BlockCount {
         start: of.range.start,
         size: u32::try_from(of.range.end.0.saturating_sub(of.range.start.0)).unwrap_or(u32::MAX),
@@ -90,18 +78,18 @@ fn function(
         kind: of.kind,
         count: edge(n),
     });
-    Some(FunctionProfile {
+    FunctionProfile {
         module,
-        name: f.names().first().map_or_else(|| f.display_name().into_owned(), |name| name.mangled().to_owned()),
-        start: f.start(),
-        size: f.size(),
+        name: plan.symbol.clone(),
+        start: plan.first,
+        size: plan.size,
         calls: 0,
         blocks: blocks.collect(),
         unknown: Vec::new(),
         edges: edges.collect(),
         call_sites: Vec::new(),
         inexact: None,
-    })
+    }
 }
 
 /// The calls that were executed.

@@ -18,7 +18,7 @@ use crate::readings::values::Columns;
 
 use super::control::Control;
 use super::driver::Session;
-use super::pair::Pair;
+use super::pair::{Pair, Unloaded};
 use super::profile::Profiled;
 
 /// Shortest and longest pause between two rounds.
@@ -58,11 +58,12 @@ impl Rounds {
     }
 }
 
-/// The answers of a function's probes, if the values of their counters are these: for each probe whether control has come there; `None` if it
-/// could not be inserted.
+/// The answers of a function's probes, if the values of their counters are these: for each probe whether control has come there; `None` if
+/// the probe could not be inserted, or if control may have come there after the library came back without the probe.
 fn came(pair: &Pair, values: &[u64]) -> Vec<Option<bool>> {
     let values = values.iter().copied().chain(std::iter::repeat(0));
-    pair.probes.iter().zip(values).map(|(probe, value)| probe.is_ok().then_some(value > 0)).collect()
+    let came = |value| (value > 0 || pair.unloaded != Unloaded::Back).then_some(value > 0);
+    pair.probes.iter().zip(values).map(|(probe, value)| probe.as_ref().ok().and_then(|_| came(value))).collect()
 }
 
 /// A function with a probe that has counted and is still woven: its pair, and what its probes tell.
@@ -99,7 +100,11 @@ pub(super) fn covered(pair: Option<&Pair>, plan: &Plan, values: &[u64], inside: 
         let refused =
             |refusal: &Refusal| format!("{blocks} of {} blocks are not known: {refusal}", plan.cfg.blocks.len());
         let first = pair.and_then(|pair| pair.probes.iter().find_map(|probe| probe.as_ref().err()));
-        first.map_or_else(|| "its probes were taken out before the coverage was read".to_owned(), refused)
+        let gone = match pair.map(|pair| pair.unloaded) {
+            Some(Unloaded::Back) => "its library was unloaded and loaded again",
+            Some(Unloaded::No | Unloaded::Gone) | None => "its probes were taken out before the coverage was read",
+        };
+        first.map_or_else(|| gone.to_owned(), refused)
     });
     (coverage, why)
 }

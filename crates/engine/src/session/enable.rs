@@ -21,7 +21,7 @@ use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
 use super::measurement::Measurement;
-use super::pair::{PairKey, pair_infos};
+use super::pair::{PairKey, Unloaded, pair_infos};
 use super::{insert, internals, sharing, warnings};
 
 /// A measurement that is asked for.
@@ -197,6 +197,9 @@ impl Session {
             let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             // A probe that was taken out has told all that it can, so it does not come again.
+            if pair.unloaded == Unloaded::Gone {
+                pair.unloaded = Unloaded::Back;
+            }
             instrumentation.insertions.retain(|i| pair.probes.is_empty() && !known.contains(&i.function));
             // even a pair that has all its functions may need a module that was loaded since, because exceptions and longjmp land there
             if !instrumentation.insertions.is_empty() || pair.restores {

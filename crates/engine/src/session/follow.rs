@@ -18,7 +18,7 @@ use super::control::Control;
 use super::driver::Session;
 use super::internals;
 use super::measurement::Measurement;
-use super::pair::{Pair, PairKey, pair_infos};
+use super::pair::{Pair, PairKey, Unloaded, pair_infos};
 use super::view::View;
 
 impl Session {
@@ -51,7 +51,11 @@ impl Session {
     fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
         let is_gone = |f: &MdlFunction| gone.contains(&f.module);
         for pair in control.pairs.values_mut() {
+            let before = pair.minis.len();
             pair.minis.retain(|(f, _)| !is_gone(f));
+            if !pair.probes.is_empty() && pair.minis.len() < before {
+                pair.unloaded = Unloaded::Gone;
+            }
             pair.unwind_targets.retain(|(f, ..)| !is_gone(f));
             pair.unlanded.retain(|f| !is_gone(f));
             pair.unwoven.retain(|(f, _)| !is_gone(f));

@@ -34,7 +34,7 @@ use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
-use super::pair::{Pair, PairKey, UnwindTarget, function_ref};
+use super::pair::{Pair, PairKey, Unloaded, UnwindTarget, function_ref};
 use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
@@ -179,6 +179,7 @@ impl Session {
                 counters,
                 minis,
                 probes,
+                unloaded: Unloaded::No,
                 unwind_targets,
                 unlanded,
                 restores,

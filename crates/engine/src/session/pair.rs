@@ -31,6 +31,18 @@ pub(super) struct PairKey {
 /// Pairs share such snippets.
 pub(super) type UnwindTarget = (MdlFunction, PointKind, u64);
 
+/// Whether a library was unloaded together with the probes in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Unloaded {
+    /// The probes are where they were woven.
+    #[default]
+    No,
+    /// The library was unloaded.
+    Gone,
+    /// The library was unloaded and loaded again.
+    Back,
+}
+
 /// A metric-focus pair that is woven.
 #[derive(Debug)]
 pub(super) struct Pair {
@@ -42,6 +54,8 @@ pub(super) struct Pair {
     pub(super) minis: Vec<(MdlFunction, u64)>,
     /// If the insertions were woven apart: for each one, the id of its snippet, or the reason why it is not woven. Otherwise empty.
     pub(super) probes: Vec<Result<u64, Refusal>>,
+    /// Whether the code of the probes was unloaded with its library, and whether the library came back without them.
+    pub(super) unloaded: Unloaded,
     /// Snippets at unwind targets and at entries to which other functions jump. Other pairs may share them.
     pub(super) unwind_targets: Vec<UnwindTarget>,
     /// Functions at whose unwind targets nothing could be woven.

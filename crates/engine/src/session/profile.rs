@@ -16,6 +16,7 @@ use crate::measure::request::Wanted;
 use crate::profile::places::{CodeMap, Observer, Place, Seen, Watch};
 use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
+use crate::program::modules::Modules;
 use crate::readings::values::Shards;
 use crate::weaving::plan::Woven;
 
@@ -37,6 +38,8 @@ const TRIES: u32 = 20;
 #[derive(Debug, Default)]
 pub(super) struct Profile {
     pub(super) functions: Vec<Profiled>,
+    /// The modules of these functions, as they were at the insertion.
+    modules: FxHashMap<ModuleRef, ModuleInfo>,
     began_ns: u64,
     /// Path of the target's program; empty if it cannot be read.
     program: String,
@@ -92,6 +95,9 @@ impl Session {
             profile.program = self.program();
         }
         profile.unknown += seen.unknown;
+        for module in plans.iter().map(|(_, plan)| plan.function.module).collect::<FxHashSet<_>>() {
+            profile.modules.extend(module_info(&control.modules, module).map(|info| (module, info)));
+        }
         let functions = plans.into_iter().enumerate().map(|(n, (key, plan))| Profiled {
             key,
             plan,
@@ -132,13 +138,16 @@ impl Session {
             plans.iter().map(|plan| plan.function).chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
         modules.sort_unstable();
         modules.dedup();
+        let known = |module: &ModuleRef| profile.modules.get(module).cloned();
+        let info =
+            |module: &ModuleRef| module_info(&control.modules, *module).or_else(|| known(module)).unwrap_or_default();
         let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
         let numbered: Vec<(usize, &Profiled)> = profile.functions.iter().enumerate().collect();
         let functions = each(&numbered, |(n, f)| {
             let counters = values.get(*n).cloned().unwrap_or_default();
             let early = early.get(n).map_or(&[][..], Vec::as_slice);
             let module = index(f.plan.function.module);
-            let derived = match &f.plan.method {
+            match &f.plan.method {
                 Method::Runs(runs) => {
                     let partial = Partial { late: f.late.clone(), early: early.to_vec() };
                     let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
@@ -148,12 +157,10 @@ impl Session {
                     let begin = profile.unknown > 0 || !f.late.is_empty();
                     let inside = Inside { begin, end: seen.unknown + ended > 0 || !early.is_empty() };
                     let (coverage, why) = covered(control.pairs.get(&f.key), &f.plan, &counters, inside);
-                    result::coverage(&control.modules, &f.plan, &coverage, module, why)
+                    result::coverage(&f.plan, &coverage, module, why)
                 }
-            };
-            derived.map(|derived| (derived, Arc::clone(&f.plan)))
+            }
         });
-        let (functions, plans): (Vec<_>, Vec<_>) = functions.into_iter().flatten().unzip();
         let is_coverage = profile.rounds.is_some();
         let late: u64 = profile.functions.iter().map(|f| f.late.len() as u64).sum();
         let early: u64 = early.values().map(|early| early.len() as u64).sum();
@@ -164,7 +171,7 @@ impl Session {
             program: profile.program.clone(),
             began_ns: profile.began_ns,
             ended_ns: now_ns(),
-            modules: modules.iter().map(|module| module_info(control, *module)).collect(),
+            modules: modules.iter().map(info).collect(),
             functions,
             refused: refused
                 .into_iter()
@@ -177,10 +184,7 @@ impl Session {
                 .collect(),
             corrected: if is_coverage { (0, 0) } else { (late, early) },
         };
-        let detail = |plan: &Arc<Plan>| ProfiledFunction {
-            name: plan.resolve(&control.modules).map_or_else(String::new, |(_, f)| f.display_name().into_owned()),
-            events: plan.events.clone(),
-        };
+        let detail = |plan: &&Plan| ProfiledFunction { name: plan.name.clone(), events: plan.events.clone() };
         Ok(Some(ProfileReading { saved, details: plans.iter().map(detail).collect(), held }))
     }
 
@@ -293,11 +297,11 @@ fn refused(control: &Control, measurement: &Measurement) -> Vec<(MdlFunction, Re
     pairs.flat_map(|pair| pair.unwoven.iter().cloned()).collect()
 }
 
-/// A module for a saved profile.
-fn module_info(control: &Control, module: ModuleRef) -> ModuleInfo {
-    let Some((file, module)) = control.modules.module(module) else { return ModuleInfo::default() };
+/// A module for a saved profile; `None` if it is not loaded.
+fn module_info(modules: &Modules, module: ModuleRef) -> Option<ModuleInfo> {
+    let (file, module) = modules.module(module)?;
     let segments = || module.image.elf().segments().iter();
-    ModuleInfo {
+    Some(ModuleInfo {
         name: file.name.clone(),
         path: file.file.path.display().to_string(),
         build_id: module.image.build_id().unwrap_or_default().to_vec(),
@@ -306,5 +310,5 @@ fn module_info(control: &Control, module: ModuleRef) -> ModuleInfo {
             segments().map(|s| s.svma.0).min().unwrap_or_default(),
             segments().map(|s| s.svma.0.saturating_add(s.mem_size)).max().unwrap_or_default(),
         ),
-    }
+    })
 }

@@ -21,7 +21,7 @@ use crate::api::RefusedFunction;
 use crate::weaving::cost::Meters;
 
 use super::control::Control;
-use super::pair::{Pair, PairKey};
+use super::pair::{Pair, PairKey, Unloaded};
 
 /// Smallest number of similar pairs that share their code: for fewer pairs, comparisons are faster than a look-up.
 const LEAST: usize = 4;
@@ -87,6 +87,7 @@ impl Group {
             counters: vec![self.first + self.keys.listing().value(place)],
             minis: self.minis.clone(),
             probes: Vec::new(),
+            unloaded: Unloaded::No,
             unwind_targets: Vec::new(),
             unlanded: Vec::new(),
             restores: false,
