@@ -147,13 +147,12 @@ impl Session {
             return Ok(false);
         }
         let _acting = self.target.act_for(measurement.rights);
-        let begin = profile.unknown > 0;
         let told = {
             let shared = self.shared();
             let Some(columns) = shared.columns() else { return Ok(false) };
             let told: Vec<_> = profile.functions.iter().filter_map(|f| news(control, &columns, f)).collect();
             each(&told, |(f, pair, came)| {
-                let inside = Inside { begin: begin || !f.late.is_empty(), end: true };
+                let inside = Inside { begin: f.began_inside(), end: true };
                 let coverage = Coverage::told(&f.plan.cfg, f.plan.places(), came).with_earlier(&f.plan.cfg, inside);
                 let ids = settled(&f.plan, &coverage).filter_map(|n| pair.probes.get(n)?.as_ref().ok().copied());
                 (f.key.clone(), ids.collect::<FxHashSet<u64>>())

@@ -44,7 +44,7 @@ pub(super) struct Profile {
     /// Path of the target's program; empty if it cannot be read.
     program: String,
     /// Number of threads that were at unknown positions when counting began.
-    pub(super) unknown: u64,
+    unknown: u64,
     /// The rounds of a coverage; `None` in a profile of counts.
     pub(super) rounds: Option<Rounds>,
 }
@@ -56,6 +56,15 @@ pub(super) struct Profiled {
     pub(super) plan: Arc<Plan>,
     /// Positions of threads inside of runs when counting began.
     pub(super) late: Vec<Position>,
+    /// Whether a thread was at an unknown position when counting began.
+    pub(super) unknown: bool,
+}
+
+impl Profiled {
+    /// Whether a thread was, or may have been, inside of a run when counting began.
+    pub(super) fn began_inside(&self) -> bool {
+        self.unknown || !self.late.is_empty()
+    }
 }
 
 /// Profiled functions, with the pair of each.
@@ -102,6 +111,7 @@ impl Session {
             key,
             plan,
             late: late.remove(&n).unwrap_or_default(),
+            unknown: seen.unknown > 0,
         });
         profile.functions.extend(functions);
     }
@@ -154,8 +164,7 @@ impl Session {
                     result::counts(&control.modules, (&f.plan, runs), &counted, module)
                 }
                 Method::Probes(_) => {
-                    let begin = profile.unknown > 0 || !f.late.is_empty();
-                    let inside = Inside { begin, end: seen.unknown + ended > 0 || !early.is_empty() };
+                    let inside = Inside { begin: f.began_inside(), end: seen.unknown + ended > 0 || !early.is_empty() };
                     let (coverage, why) = covered(control.pairs.get(&f.key), &f.plan, &counters, inside);
                     result::coverage(&f.plan, &coverage, module, why)
                 }
