@@ -189,9 +189,9 @@ impl Session {
             let counts = |view: &View| view.own.is_none() && !shared.frozen.contains_key(&view.value.first);
             let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| counts(view));
             for info in pairs.map(|(_, info)| info) {
-                // a mapped module may be a later load of the file, which was not analysed yet
-                let is_woven = info.points > 0 && Pattern::of_module(&info.pair.focus).is_some_and(|p| is_mapped(&p));
-                if !is_woven {
+                // A mapped module may be a later load of the file, which was not analysed yet. Refused functions were not missed.
+                let is_settled = info.points > 0 || !info.refused.is_empty();
+                if !is_settled || Pattern::of_module(&info.pair.focus).is_none_or(|p| !is_mapped(&p)) {
                     info.exact_since_ns = Some(now);
                     *grown = true;
                 }
