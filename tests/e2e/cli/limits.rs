@@ -109,7 +109,7 @@ fn all_of_libc_is_refused_with_1_mb_of_room_and_counted_with_enough() {
     target::assert_clean(target.pid(), &before);
     target.ask("go 100").assert_right();
 
-    // There is room for a few functions. The kernel has charged memory in advance since, so the limit is set again.
+    // The kernel has charged memory in advance since, so the limit is set again. It leaves room for a few functions.
     group.leave(MIB);
     let few = tool().count(target.pid(), &["threads:work_0"]);
     target.ask("solo 50").assert_right();

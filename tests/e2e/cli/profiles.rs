@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip};
+use ingraft_testing::{Mutatee, Outcome, find, have, open_directory, output, program, scaled, skip, source_directory};
 use serde_json::Value;
 
 use crate::blocks::{executions, text_of};
@@ -70,6 +70,8 @@ fn profile(kind: &str, pattern: &str, arguments: &[&str]) -> Outcome {
     let command = [&["profile", kind, "--check", "--until-exit", pattern, "--"], arguments].concat();
     let outcome = tool().run(command).assert_code(0);
     assert_exact(&outcome);
+    // Refused functions are named as such, and not as measured too late.
+    assert!(!outcome.stderr.contains("exact since"), "{}", outcome.stderr);
     outcome
 }
 
@@ -449,6 +451,15 @@ fn counters_are_placed_by_an_earlier_profile() {
     let first = counts(&run(&[], &file));
     assert!(first.len() > 30, "{first:?}");
     assert_eq!(counts(&run(&["--weights", &file], &again)), first);
+
+    // Without a build-id, the program cannot be recognised.
+    let (bare, source) = (path("bare"), source_directory().join("tests/mutatees/determ.c"));
+    output(Command::new("gcc").args(["-O1", "-pthread", "-Wl,--build-id=none", "-o", &bare]).arg(source));
+    let of_bare = path("of_bare");
+    let _ =
+        tool().run(["profile", "blocks", "--until-exit", "bare:*", "-o", &of_bare, "--", &bare, "5"]).assert_code(0);
+    let command = ["profile", "blocks", "--weights", &of_bare, "bare:*", "--", &bare, "5"];
+    let _ = tool().run(command).assert_error(2, &["no file with a build-id", "--weights"]);
 
     // A profile of another program has counts of none of these functions.
     let mut target = Mutatee::start("blocks", &["3"]);

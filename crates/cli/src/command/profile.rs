@@ -72,6 +72,11 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
 fn weights_of(path: &Path) -> Result<SavedProfile, Failure> {
     let saved = report::read(path)?;
     match saved.kind {
+        SavedKind::Counts if saved.modules.iter().all(|module| module.build_id.is_empty()) => {
+            let what =
+                format!("{} has counts of no file with a build-id, by which files are recognised", path.display());
+            Err(Failure::usage(what, "leave out --weights, or build the program with a build-id"))
+        }
         SavedKind::Counts => Ok(saved),
         SavedKind::Coverage => {
             let what = format!("{} is a coverage, and has no counts", path.display());
