@@ -35,6 +35,7 @@ mod histograms;
 mod holds;
 mod inspect;
 mod jumps;
+mod kernel;
 mod labels;
 mod launches;
 mod libraries;

@@ -76,7 +76,7 @@ fn profile(kind: &str, pattern: &str, arguments: &[&str]) -> Outcome {
 }
 
 /// Fails if some counts are not exact.
-fn assert_exact(outcome: &Outcome) {
+pub fn assert_exact(outcome: &Outcome) {
     let inexact = |record: &&Value| record.get("inexact").is_some();
     assert_eq!(outcome.objects.iter().find(inexact), None);
     assert!(!outcome.stderr.contains("not exact"), "{}", outcome.stderr);
@@ -90,7 +90,11 @@ fn blocks(outcome: &Outcome) -> BTreeMap<u64, (u64, u64)> {
     all.iter().map(|record| one(record).expect("a block")).collect()
 }
 
-fn assert_blocks_equal_callgrinds(module: &str, text: &Range<u64>, arguments: &[&str]) -> BTreeMap<u64, (u64, u64)> {
+pub fn assert_blocks_equal_callgrinds(
+    module: &str,
+    text: &Range<u64>,
+    arguments: &[&str],
+) -> BTreeMap<u64, (u64, u64)> {
     let truth: BTreeMap<u64, u64> = executions(arguments)
         .into_iter()
         .filter(|((of, _), _)| of.starts_with(module))
@@ -263,7 +267,7 @@ fn profiles_of_functions_that_jumps_leave() {
 }
 
 /// Counts of the blocks of a function, in order.
-fn counts(outcome: &Outcome, function: &str) -> Vec<u64> {
+pub fn counts(outcome: &Outcome, function: &str) -> Vec<u64> {
     let all = outcome.all("block");
     let its = all.iter().filter(|record| record["function"] == function);
     let mut counts: Vec<_> =

@@ -2,11 +2,13 @@
 
 mod blocks;
 pub(crate) mod body;
+mod cancellation;
 mod graph;
 mod jumps;
 pub(crate) mod liveness;
 pub(crate) mod points;
 mod returns;
+pub(crate) mod system_calls;
 mod walk;
 mod ways_in;
 

@@ -10,7 +10,7 @@ use ingraft_model::{
 
 use crate::flow::body::Body;
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
-use crate::flow::{self, Graph};
+use crate::flow::{self, Graph, system_calls};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::clearing::Clearings;
@@ -63,6 +63,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
     let graph = Graph::new(&body);
     let cfg = flow::cfg(&body, &graph);
     cfg.ways_in_proven.clone()?;
+    system_calls::check(&body, &cfg)?;
     let sites = Sites { body: &body, graph: &graph };
     let clearings = Clearings::new(&body, &graph, &[]);
     let room = |site: Site, clearings: &Clearings| match needs_island(&site) {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod blocks;
+mod bodies;
 mod calls;
 mod exits;
 mod graphs;

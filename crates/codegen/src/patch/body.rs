@@ -1,7 +1,7 @@
 //! Weaving of whole functions: a copy of all blocks in an arena, to which springboards lead from every place where control arrives.
 //!
-//! Calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address is in the text. A function
-//! with a system call is not copied. The text stays a correct program, whichever of the springboards are written, because no
+//! Calls, system calls and instructions that fault on purpose stay in the text: the copy jumps to them. So every return address is in the
+//! text, and the kernel restarts system calls there. The text stays a correct program, whichever of the springboards are written, because no
 //! springboard covers an address at which control can arrive other than its own first byte.
 //!
 //! Where a block is too short for a springboard because it soon calls, the block runs in the text, and the displacement of its call leads to
@@ -115,18 +115,21 @@ impl Part {
 }
 
 /// The decoded instructions of each block.
+#[derive(Default)]
 struct Code {
     blocks: Vec<Vec<Part>>,
     /// Addresses of the instructions that stay in the text.
     kept: FxHashSet<u64>,
     /// Addresses of the copied instructions.
     copied: FxHashSet<u64>,
+    /// Addresses to which system calls return.
+    behind_system_calls: FxHashSet<u64>,
 }
 
 impl Code {
     fn of(env: &Environment, request: &BodyRequest<'_>) -> Result<Self, Refusal> {
         let function = request.body.function.to_avma(request.bias).0;
-        let mut code = Code { blocks: Vec::new(), kept: FxHashSet::default(), copied: FxHashSet::default() };
+        let mut code = Code::default();
         for BodyBlock { block, bytes, .. } in &request.body.blocks {
             let (mut at, mut rest) = (block.range.start.to_avma(request.bias).0, bytes.as_slice());
             let mut parts = Vec::new();
@@ -134,6 +137,9 @@ impl Code {
                 let len = match relocate::stays(rest, at, function)? {
                     Some(kept) => {
                         code.kept.insert(at);
+                        if kept.is_system_call {
+                            code.behind_system_calls.insert(at + kept.len as u64);
+                        }
                         parts.push(Part::Kept { at, is_call: kept.is_call });
                         kept.len
                     }
@@ -355,6 +361,7 @@ struct Placed {
 /// The copy of a function under construction.
 struct Copy<'a> {
     request: &'a BodyRequest<'a>,
+    code: &'a Code,
     /// Blocks to which blocks lead that may run in the text, by their indices. For each, whether only the marker does so: the block of the
     /// `endbr64` before the block to which callers come.
     mixed: FxHashMap<usize, bool>,
@@ -429,7 +436,7 @@ impl Copy<'_> {
         let entry = body.entry == Some(block) && only_marker.is_none_or(|only| *only);
         let entry = entry.then(|| Spot::new(PointKind::Entry, at));
         let along = self.along(block);
-        let returns = along.is_some_and(|edge| edge.kind == EdgeKind::CallReturn);
+        let returns = along.is_some_and(|edge| edge.kind == EdgeKind::CallReturn && self.ends_in_call(edge.from));
         let after = returns.then(|| Spot::new(PointKind::CallAfter, at));
         let edge = along.and_then(|edge| Some(self.edge(edge.from, target(edge)?, edge.kind)));
         [entry, after, edge]
@@ -442,6 +449,11 @@ impl Copy<'_> {
             Some(Entered::Along(edge)) if !self.mixed.contains_key(&block) => body.edges.get(edge),
             Some(Entered::Along(_) | Entered::Never | Entered::Otherwise) | None => None,
         }
+    }
+
+    /// Whether the last instruction of a block is a call. After other blocks, a system call returns.
+    fn ends_in_call(&self, block: usize) -> bool {
+        matches!(self.code.blocks.get(block).and_then(|parts| parts.last()), Some(Part::Kept { is_call: true, .. }))
     }
 
     /// Whether a block runs in the text up to its call.
@@ -636,7 +648,7 @@ impl Copy<'_> {
 /// Writes the copy of all blocks at an address.
 fn copy<'a>(
     request: &'a BodyRequest<'a>,
-    code: &Code,
+    code: &'a Code,
     doors: &'a Doors,
     at: u64,
 ) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
@@ -647,6 +659,7 @@ fn copy<'a>(
     out.restart(at);
     let mut copy = Copy {
         request,
+        code,
         mixed,
         out,
         labels,
@@ -718,7 +731,9 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
         [Some(copy.start(*block)), Some(head.at), cleared]
     };
     let taken: FxHashSet<u64> = doors.heads.iter().flat_map(taken).flatten().collect();
-    plan.moves = copy.moves.iter().filter(|m| !taken.contains(&m.from.0)).copied().collect();
+    // The kernel restarts a system call right before the address at which the thread stands, which must stay in the text.
+    let stays = |m: &&PcMove| taken.contains(&m.from.0) || code.behind_system_calls.contains(&m.from.0);
+    plan.moves = copy.moves.iter().filter(|m| !stays(m)).copied().collect();
     plan.moves.sort_unstable();
     plan.moves.dedup();
     arena.take(at, len);

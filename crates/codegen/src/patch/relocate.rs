@@ -185,28 +185,31 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
 pub(crate) struct Stays {
     /// Length in bytes.
     pub len: usize,
-    /// Whether it is a call. If not, it faults on purpose.
+    /// Whether it is a call.
     pub is_call: bool,
+    /// Whether it is a system call. If it is neither, it faults on purpose.
+    pub is_system_call: bool,
 }
 
-/// The instruction at the beginning of `bytes`, if it stays in the text. `None` for an instruction that is copied. A function with a system
-/// call is refused, because the C library tells by the program counter whether a thread that is cancelled waits in one.
+/// The instruction at the beginning of `bytes`, if it stays in the text. `None` for an instruction that is copied.
 pub(crate) fn stays(bytes: &[u8], at: u64, function: u64) -> Result<Option<Stays>, Refusal> {
     let offset = Offset::between(function, at);
     let i = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
     if i.is_invalid() {
         return Err(Refusal::UnknownInstruction { offset });
     }
+    let kept = |is_call, is_system_call| Ok(Some(Stays { len: i.len(), is_call, is_system_call }));
     match i.flow_control() {
+        FlowControl::Call if i.code() == Code::Syscall => kept(false, true),
         FlowControl::Call if i.code() != Code::Call_rel32_64 => {
-            Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" })
+            Err(Refusal::NotDisplaceable { offset, why: "it enters the kernel in an unusual way" })
         }
         FlowControl::Interrupt if i.code() != Code::Int3 => {
-            Err(Refusal::NotDisplaceable { offset, why: "a system call stays in its place" })
+            Err(Refusal::NotDisplaceable { offset, why: "it enters the kernel in an unusual way" })
         }
-        FlowControl::Call | FlowControl::IndirectCall => Ok(Some(Stays { len: i.len(), is_call: true })),
-        FlowControl::Exception | FlowControl::Interrupt => Ok(Some(Stays { len: i.len(), is_call: false })),
-        FlowControl::Next if i.code() == Code::Hlt => Ok(Some(Stays { len: i.len(), is_call: false })),
+        FlowControl::Call | FlowControl::IndirectCall => kept(true, false),
+        FlowControl::Exception | FlowControl::Interrupt => kept(false, false),
+        FlowControl::Next if i.code() == Code::Hlt => kept(false, false),
         FlowControl::Next
         | FlowControl::UnconditionalBranch
         | FlowControl::IndirectBranch

@@ -2,14 +2,15 @@
 //!
 //! The copy passes if
 //! - each block has one copy, whose instructions have the same effect, and every edge leads to the copy of its target;
-//! - calls and instructions that fault on purpose are not copied: the copy jumps to them; there is no system call;
+//! - calls, system calls and instructions that fault on purpose are not copied: the copy jumps to them;
 //! - every springboard leads to the copy of its own block, lies where control can arrive only at its first byte, and covers no instruction
 //!   that stays in the text;
 //! - every block at which control arrives in the text has a springboard, or is named as exposed, with all blocks to which it leads, or runs
 //!   in the text up to a call that leads to the copy;
 //! - such a call is the only way out of its block and keeps its length; the copy has the block's probes there, and jumps to the callee;
 //! - each probe is a nop or a jump at the position that it names;
-//! - each instruction of the copy has one equivalent address in the text, and each original instruction one in the copy.
+//! - each instruction of the copy has one equivalent address in the text, and each original instruction one in the copy;
+//! - no thread is moved from behind a system call, because the kernel may restart the call before that address.
 
 use std::collections::BTreeMap;
 
@@ -49,6 +50,7 @@ pub fn verify_body(
         calls: BTreeMap::new(),
         leading: request.body.edges.iter().map(|edge| edge.from).collect(),
         kept: BTreeMap::new(),
+        behind_system_calls: FxHashSet::default(),
         copies: Vec::new(),
         held: Vec::new(),
     };
@@ -92,6 +94,8 @@ struct Proof<'a> {
     leading: FxHashSet<usize>,
     /// First byte and end of each instruction that stays in the text.
     kept: BTreeMap<u64, u64>,
+    /// Addresses to which system calls return.
+    behind_system_calls: FxHashSet<u64>,
     /// Original instructions that are copied, each with the equivalent address in the copy.
     copies: Vec<PcMove>,
     /// The probes that were met, as they must be claimed.
@@ -216,15 +220,19 @@ impl Proof<'_> {
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
             let original = decode(rest, at)?;
-            if is_system_call(&original) {
+            if is_unusual(&original) {
                 return fail(at, Flaw::Forbidden);
             }
             if stays(&original) {
                 self.kept.insert(at, original.next_ip());
+                if original.code() == Code::Syscall {
+                    self.behind_system_calls.insert(original.next_ip());
+                }
                 let copy = self.nops(copy, at)?;
                 let jump = self.take(copy, at)?;
                 let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
-                if matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall) && !is_called {
+                let calls = matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+                if calls && original.code() != Code::Syscall && !is_called {
                     let call = Held::Jump(Way { copy: Avma(at), original: Avma(at) });
                     self.jump(Spot::new(PointKind::CallBefore, Avma(at)), copy, at, call)?;
                 }
@@ -338,7 +346,8 @@ impl Proof<'_> {
             spots.push(Spot::new(PointKind::Entry, at));
         }
         if let Some(edge) = self.along(block).filter(|_| !self.behind_marker.contains(&block)) {
-            spots.extend((edge.kind == EdgeKind::CallReturn).then_some(Spot::new(PointKind::CallAfter, at)));
+            let returns = edge.kind == EdgeKind::CallReturn && !self.behind_system_calls.contains(&at.0);
+            spots.extend(returns.then_some(Spot::new(PointKind::CallAfter, at)));
             spots.push(self.edge(edge.from, block, edge.kind));
         }
         spots
@@ -604,7 +613,8 @@ impl Proof<'_> {
     fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
         let doors = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]);
         let doors: FxHashSet<u64> = doors.chain(found.cleared.iter().copied()).collect();
-        let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !doors.contains(&m.from.0)).copied().collect();
+        let stays = |m: &&PcMove| doors.contains(&m.from.0) || self.behind_system_calls.contains(&m.from.0);
+        let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !stays(m)).copied().collect();
         copies.sort_unstable();
         copies.dedup();
         if let Some(twice) = copies.windows(2).find(|pair| pair[0].from == pair[1].from) {
@@ -641,7 +651,7 @@ fn target(edge: &Edge) -> Option<usize> {
     }
 }
 
-/// Whether an instruction must stay in the text: it pushes a return address, or faults on purpose.
+/// Whether an instruction must stay in the text: it pushes a return address, is a system call, or faults on purpose.
 fn stays(i: &Instruction) -> bool {
     match i.flow_control() {
         FlowControl::Call | FlowControl::IndirectCall | FlowControl::Interrupt | FlowControl::Exception => true,
@@ -654,10 +664,10 @@ fn stays(i: &Instruction) -> bool {
     }
 }
 
-/// Whether an instruction enters the kernel. The C library tells by the program counter whether a thread that is cancelled waits in one.
-fn is_system_call(i: &Instruction) -> bool {
+/// Whether an instruction enters the kernel, or another segment, other than by `syscall`.
+fn is_unusual(i: &Instruction) -> bool {
     match i.flow_control() {
-        FlowControl::Call => i.code() != Code::Call_rel32_64,
+        FlowControl::Call => !matches!(i.code(), Code::Call_rel32_64 | Code::Syscall),
         FlowControl::Interrupt => i.code() != Code::Int3,
         FlowControl::Next
         | FlowControl::IndirectCall

@@ -47,6 +47,14 @@ pub struct Function {
     pub gap: u8,
 }
 
+/// Number of kinds of instructions.
+const KINDS: u8 = 23;
+
+/// Whether an instruction takes a word from the stack that it has pushed before.
+pub fn pops((kind, ..): &Choice) -> bool {
+    matches!(kind % KINDS, 8 | 21)
+}
+
 /// Registers that a body may write. Excluded are rsi, r9, r15, rsp, and rcx, which loops use.
 const POOL: [u8; 9] = [2, 3, 5, 7, 8, 10, 12, 13, 14];
 
@@ -78,7 +86,7 @@ fn instruction((kind, x, y, imm): Choice, at: u64, dead: Option<u8>) -> Instruct
     let mut call = false;
     let mut skips = false;
     let flags_live = dead.is_none();
-    let bytes = match kind % 22 {
+    let bytes = match kind % KINDS {
         0 => vec![rex(r, b), 0x89, modrm(r, b)],
         1 => vec![rex(r, b), [0x01, 0x29, 0x31, 0x09, 0x21][usize::from(imm4[0]) % 5], modrm(r, b)],
         2 if flags_live => vec![rex(r, b), 0x11, modrm(r, b)],
@@ -130,6 +138,8 @@ fn instruction((kind, x, y, imm): Choice, at: u64, dead: Option<u8>) -> Instruct
         18 => vec![rex(r, 0), 0x8b, 0x04 | (r & 7) << 3, 0x24],
         19 if flags_live => vec![rex(r, b), 0x0f, 0x40 | imm4[0] & 15, modrm(r, b)],
         20 => vec![0x0f, 0x1f, 0x44, 0x00, 0x00],
+        // push rcx; mov eax, getuid; syscall; mov r11d, eax; pop rcx
+        21 => vec![0x51, 0xb8, 102, 0, 0, 0, 0x0f, 0x05, 0x41, 0x89, 0xc3, 0x59],
         _ => vec![0x90],
     };
     Instruction { bytes, call, skips }
