@@ -13,6 +13,9 @@ const FINE: usize = 64;
 const MEDIUM: usize = 1000;
 /// Largest number of counters that are reserved for later requests.
 const SPARE: u64 = 100_000;
+/// Number of counters that are reserved for a profile of modules that are not loaded yet. It suffices for all functions of libcrypto, three
+/// times.
+pub const AWAITED: u64 = 500_000;
 
 /// The resolution of new histograms, if there are this many with them.
 pub fn of(histograms: usize) -> Resolution {

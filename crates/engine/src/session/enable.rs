@@ -82,7 +82,8 @@ impl Session {
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
-        let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
+        let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
+        let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty(), coming)?;
         if let Some(profiling) = request.profile {
             self.note_profile(control, id, profiling, plans);
         }
@@ -161,12 +162,14 @@ impl Session {
     }
 
     /// Weaves the wanted pairs that are not woven yet. Returns the keys of all wanted pairs. With `whole`, fails if no pair can be woven.
+    /// `coming` is the number of counters to reserve for modules that are not loaded yet.
     #[expect(clippy::type_complexity, reason = "a list and its stop")]
     pub(super) fn insert_wanted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
         whole: bool,
+        coming: u64,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut unmet = Vec::new();
@@ -175,7 +178,7 @@ impl Session {
         let mut joined = Vec::new();
         let mut seen = FxHashSet::default();
         let mut wanted = wanted;
-        Self::fit_histograms(control, &mut wanted, &keys);
+        Self::fit_histograms(control, &mut wanted, &keys, coming);
         let limit = insert::counters_max(control);
         let mut made = Metered::default();
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
@@ -240,7 +243,12 @@ impl Session {
     }
 
     /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
-    fn fit_histograms(control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
+    fn fit_histograms(
+        control: &mut Control,
+        wanted: &mut [Wanted],
+        keys: &[(PairKey, Option<MdlFunction>)],
+        coming: u64,
+    ) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);
         let histograms =
             |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
@@ -249,12 +257,13 @@ impl Session {
         let count = there + new().map(|i| histograms(&i.variables)).sum::<usize>();
         let slots_at = |resolution: Resolution| -> u64 {
             let saved = Shape::Histogram(Resolution::Fine).slots() - Shape::Histogram(resolution).slots();
-            let of = |variables: &[Variable]| {
+            let of = |i: &Instrumentation| {
                 // one hidden counter for each snippet; most pairs have two snippets
-                resolution::slots(variables) + 2 - u64::from(saved) * histograms(variables) as u64
+                let hidden = i.insertions.len().max(2) as u64;
+                let tables = if i.object.is_some() { sharing::COUNTERS_A_PAIR } else { 0 };
+                resolution::slots(&i.variables) + hidden - u64::from(saved) * histograms(&i.variables) as u64 + tables
             };
-            let tables = |i: &Instrumentation| if i.object.is_some() { sharing::COUNTERS_A_PAIR } else { 0 };
-            u64::from(control.counters.used()) + new().map(|i| of(&i.variables) + tables(i)).sum::<u64>()
+            u64::from(control.counters.used()) + coming + new().map(of).sum::<u64>()
         };
         let usual = resolution::of(count);
         let resolution = match &control.attached {

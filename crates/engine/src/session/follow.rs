@@ -225,7 +225,7 @@ impl Session {
         self.look_for_fork_again(control);
         control.unrun = exact();
         let plans = Session::begin_profile(control, id, &mut wanted);
-        let inserted = self.insert_wanted(control, wanted, false);
+        let inserted = self.insert_wanted(control, wanted, false, 0);
         control.unrun = false;
         let (found, caught_up) = inserted?;
         if let Some(profiling) = request.profile {
