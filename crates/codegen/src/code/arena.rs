@@ -1,10 +1,9 @@
 //! Room for generated code near one or more modules. An arena is only a value: the caller maps the memory.
 
-use std::collections::BTreeMap;
-
 use ingraft_model::{Avma, AvmaRange, Gpr};
 
 use crate::code::block::EmitError;
+use crate::code::holes::Holes;
 use crate::code::routine::Routine;
 
 /// Bytes at the end of an arena that stay unused, because the slow routine reads up to five bytes at the target of a jump.
@@ -15,8 +14,8 @@ const SLACK: u64 = 16;
 pub struct Arena {
     range: AvmaRange,
     cursor: u64,
-    /// Ranges below the cursor that may be used again: end by start.
-    free: BTreeMap<u64, u64>,
+    /// Ranges below the cursor that may be used again.
+    free: Holes,
     /// Slow routines in this arena, by register number.
     pub(crate) slow: [Option<SlowRoutine>; 16],
     /// Ranges of the other shared routines in this arena, by `Routine`.
@@ -41,7 +40,7 @@ impl Arena {
         Arena {
             cursor: range.start.0,
             range,
-            free: BTreeMap::new(),
+            free: Holes::default(),
             slow: Default::default(),
             routines: Default::default(),
             is_part: false,
@@ -66,7 +65,7 @@ impl Arena {
 
     /// Number of bytes in use.
     pub fn used(&self) -> u64 {
-        self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
+        self.cursor - self.range.start.0 - self.free.bytes()
     }
 
     /// Length in bytes, in whole pages, of an arena for `points` entry points with one or two snippets each. The length is more than three
@@ -101,60 +100,35 @@ impl Arena {
 
     /// Frees a range to which no code leads any more: one of the `retired` ranges of a plan, once no thread is inside.
     pub fn release(&mut self, range: &AvmaRange) {
-        let (mut start, mut end) = (range.start.0.max(self.range.start.0), range.end.0.min(self.cursor));
+        let (start, end) = (range.start.0.max(self.range.start.0), range.end.0.min(self.cursor));
         if start >= end {
             return;
         }
-        if let Some((&s, &e)) = self.free.range(..=start).next_back()
-            && e >= start
-        {
-            self.free.remove(&s);
-            (start, end) = (s, end.max(e));
-        }
-        while let Some((&s, &e)) = self.free.range(start..=end).next() {
-            self.free.remove(&s);
-            end = end.max(e);
-        }
+        let (start, end) = self.free.join(start, end);
         if end == self.cursor {
             self.cursor = start;
         } else {
-            self.free.insert(start, end);
+            self.free.add(start, end);
         }
     }
 
-    /// Finds the first address with `len` free bytes: in holes first, then at the cursor. `adjust` may return a larger address than the
+    /// Finds an address with `len` free bytes: in holes first, then at the cursor. `adjust` may return a larger address than the
     /// given start, for alignment or because of a page boundary.
     pub(crate) fn place(&self, len: u64, adjust: impl Fn(u64) -> u64) -> Option<u64> {
-        for (&start, &end) in &self.free {
-            let at = adjust(start);
-            if at.checked_add(len).is_some_and(|e| e <= end) {
-                return Some(at);
-            }
-        }
-        let at = adjust(self.cursor);
-        at.checked_add(len)?.checked_add(SLACK).is_some_and(|end| end <= self.range.end.0).then_some(at)
+        self.free.find(len, &adjust).or_else(|| {
+            let at = adjust(self.cursor);
+            at.checked_add(len)?.checked_add(SLACK).is_some_and(|end| end <= self.range.end.0).then_some(at)
+        })
     }
 
     /// Marks bytes found by [`Arena::place`] as used. Bytes that were skipped before them stay free.
     pub(crate) fn take(&mut self, at: u64, len: u64) {
         let end = at + len;
         if at >= self.cursor {
-            if at > self.cursor {
-                self.free.insert(self.cursor, at);
-            }
+            self.free.add(self.cursor, at);
             self.cursor = end;
-            return;
-        }
-        if let Some((&s, &e)) = self.free.range(..=at).next_back()
-            && e >= end
-        {
-            self.free.remove(&s);
-            if s < at {
-                self.free.insert(s, at);
-            }
-            if end < e {
-                self.free.insert(end, e);
-            }
+        } else {
+            self.free.take(at, end);
         }
     }
 
@@ -174,7 +148,7 @@ impl Arena {
         self.range.end = part.range.end;
         if part.cursor > part.range.start.0 {
             if self.cursor < part.range.start.0 {
-                self.free.insert(self.cursor, part.range.start.0);
+                self.free.add(self.cursor, part.range.start.0);
             }
             self.free.extend(part.free);
             self.cursor = part.cursor;
