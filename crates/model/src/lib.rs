@@ -25,6 +25,7 @@ pub mod point;
 pub mod resource;
 pub mod snippet;
 pub mod table;
+pub mod token;
 pub mod vector;
 
 pub use activations::Activations;

@@ -1,0 +1,174 @@
+//! Tokens of a block trace: the bytes that generated code appends to a thread's buffer, and that the replay of a trace reads.
+//!
+//! | first byte | bytes | token |
+//! | --- | --- | --- |
+//! | 0x00 | | no token: memory that no thread has written |
+//! | 0x01 to 0xdf | 1 | [`Token::Passage`] of a place up to 222 |
+//! | 0xe0 to 0xef | 2 | [`Token::Passage`] of a later place |
+//! | 0xf0 to 0xf7 | 2 | [`Token::Enter`] of a function up to 2,039 |
+//! | 0xf8 | 3 | [`Token::Enter`] of any function |
+//! | 0xf9 | 3 | [`Token::Resume`] |
+//! | 0xfa | 5 | [`Token::Stack`] |
+//! | 0xff | 1 | [`Token::Gap`] |
+//!
+//! No byte of a token is 0. So a reader of a buffer, in which unwritten bytes are 0, sees whether a token is complete. The first byte tells
+//! the length, so a reader that does not know the function of a passage finds the next token.
+
+/// Number of places of a function whose passage takes one byte.
+pub const SHORT_PLACES: u32 = 0xdf;
+/// Largest number of places of a function.
+pub const PLACES_MAX: u32 = SHORT_PLACES + 16 * DIGITS;
+/// Largest number of functions of a trace.
+pub const FUNCTIONS_MAX: u32 = DIGITS * DIGITS;
+/// Largest number of bytes of a token.
+pub const TOKEN_MAX: usize = 5;
+/// Number of bits that [`Token::Stack`] keeps of a stack pointer.
+pub const STACK_BITS: u32 = 28;
+
+/// Number of values of a byte that is not 0.
+const DIGITS: u32 = 255;
+/// Number of functions whose entry takes two bytes.
+const SHORT_FUNCTIONS: u32 = 8 * DIGITS;
+
+const LONG_PASSAGE: u8 = 0xe0;
+const SHORT_ENTER: u8 = 0xf0;
+const LONG_ENTER: u8 = 0xf8;
+const RESUME: u8 = 0xf9;
+const STACK: u8 = 0xfa;
+const GAP: u8 = 0xff;
+
+/// A token of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Token {
+    /// An activation of a function begins. The operand is the function's number in the trace.
+    Enter(u32),
+    /// Control passes a place of the function whose activation is the innermost one. The operand is the number of the place.
+    Passage(u32),
+    /// The next token is a passage in this function, at which control may arrive from any activation: at the landing pad of an exception,
+    /// or from a call that returns twice.
+    Resume(u32),
+    /// Stack pointer at the next token, which is an entry or a resume: bits 3 to 30.
+    Stack(u32),
+    /// Tokens are missing. Threads never write this token; the reader of a buffer adds it.
+    Gap,
+}
+
+/// A byte with which no token begins, or which does not belong to the token that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a byte of a trace belongs to no token: {0:#04x}")]
+pub struct NoToken(pub u8);
+
+impl Token {
+    /// The token for a stack pointer.
+    pub fn stack(sp: u64) -> Self {
+        Token::Stack((sp >> 3) as u32 & ((1 << STACK_BITS) - 1))
+    }
+
+    /// The bytes of the token; `None` if the number of a place or function is too large.
+    pub fn bytes(self) -> Option<Vec<u8>> {
+        Some(match self {
+            Token::Passage(place) if place < SHORT_PLACES => vec![place as u8 + 1],
+            Token::Passage(place) if place < PLACES_MAX => {
+                let rest = place - SHORT_PLACES;
+                vec![LONG_PASSAGE + (rest / DIGITS) as u8, digit(rest)]
+            }
+            Token::Enter(function) if function < SHORT_FUNCTIONS => {
+                vec![SHORT_ENTER + (function / DIGITS) as u8, digit(function)]
+            }
+            Token::Enter(function) if function < FUNCTIONS_MAX => {
+                vec![LONG_ENTER, digit(function), digit(function / DIGITS)]
+            }
+            Token::Resume(function) if function < FUNCTIONS_MAX => {
+                vec![RESUME, digit(function), digit(function / DIGITS)]
+            }
+            Token::Stack(sp) if sp >> STACK_BITS == 0 => {
+                let part = |shift: u32| 0x80 | (sp >> shift) as u8;
+                vec![STACK, part(0), part(7), part(14), part(21)]
+            }
+            Token::Gap => vec![GAP],
+            Token::Passage(_) | Token::Enter(_) | Token::Resume(_) | Token::Stack(_) => return None,
+        })
+    }
+
+    /// Reads the token at the beginning of the bytes. Returns the token and its length; `None` if the token is not complete, because a byte
+    /// is missing or 0.
+    pub fn read(bytes: &[u8]) -> Result<Option<(Token, usize)>, NoToken> {
+        let at = |n: usize| bytes.get(n).copied().filter(|byte| *byte != 0);
+        let Some(first) = at(0) else { return Ok(None) };
+        let value = |n: usize| at(n).map(|byte| u32::from(byte) - 1);
+        let number = || Some(value(1)? + DIGITS * value(2)?);
+        let token = match first {
+            0x00..LONG_PASSAGE => Some((Token::Passage(u32::from(first) - 1), 1)),
+            LONG_PASSAGE..SHORT_ENTER => {
+                let high = u32::from(first - LONG_PASSAGE) * DIGITS;
+                value(1).map(|low| (Token::Passage(SHORT_PLACES + high + low), 2))
+            }
+            SHORT_ENTER..LONG_ENTER => {
+                let high = u32::from(first - SHORT_ENTER) * DIGITS;
+                value(1).map(|low| (Token::Enter(high + low), 2))
+            }
+            LONG_ENTER => number().map(|function| (Token::Enter(function), 3)),
+            RESUME => number().map(|function| (Token::Resume(function), 3)),
+            STACK => {
+                let parts = [at(1), at(2), at(3), at(4)];
+                if let Some(wrong) = parts.into_iter().flatten().find(|byte| byte & 0x80 == 0) {
+                    return Err(NoToken(wrong));
+                }
+                let [Some(a), Some(b), Some(c), Some(d)] = parts.map(|part| part.map(|byte| u32::from(byte & 0x7f)))
+                else {
+                    return Ok(None);
+                };
+                Some((Token::Stack(a | b << 7 | c << 14 | d << 21), 5))
+            }
+            GAP => Some((Token::Gap, 1)),
+            0xfb..GAP => return Err(NoToken(first)),
+        };
+        Ok(token)
+    }
+}
+
+/// A byte for the lowest digit of a number.
+fn digit(number: u32) -> u8 {
+    (number % DIGITS) as u8 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_read_as_they_were_written() {
+        let numbers = (0..300).chain([2039, 2040, 4302, FUNCTIONS_MAX - 1]);
+        let tokens = numbers.flat_map(|n| [Token::Enter(n), Token::Passage(n % PLACES_MAX), Token::Resume(n)]);
+        let stacks = [0, 8, 0x7ffc_1234_5678, u64::MAX].map(Token::stack);
+        for token in tokens.chain(stacks).chain([Token::Gap]) {
+            let bytes = token.bytes().expect("a small number");
+            assert!(bytes.len() <= TOKEN_MAX && !bytes.contains(&0), "{token:?} {bytes:x?}");
+            assert_eq!(Token::read(&bytes), Ok(Some((token, bytes.len()))));
+            for cut in 0..bytes.len() {
+                assert_eq!(Token::read(&bytes[..cut]), Ok(None), "{token:?}");
+                let mut unwritten = bytes.clone();
+                unwritten[cut..].fill(0);
+                assert_eq!(Token::read(&unwritten), Ok(None), "{token:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_have_no_bytes() {
+        for token in [
+            Token::Passage(PLACES_MAX),
+            Token::Enter(FUNCTIONS_MAX),
+            Token::Resume(FUNCTIONS_MAX),
+            Token::Stack(1 << 28),
+        ] {
+            assert_eq!(token.bytes(), None, "{token:?}");
+        }
+    }
+
+    #[test]
+    fn other_bytes_are_no_tokens() {
+        assert_eq!(Token::read(&[0xfb, 1, 1]), Err(NoToken(0xfb)));
+        assert_eq!(Token::read(&[0xfa, 0x80, 0x7f]), Err(NoToken(0x7f)));
+    }
+}
