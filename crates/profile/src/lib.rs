@@ -9,7 +9,8 @@
 //! 3. [`Placement`] chooses edges or blocks for counters, and derives a [`Profile`] from their counts and from [`Corrections`] for activations
 //!    that were counted in part.
 //! 4. [`EventPlan`] counts events of a constant number per block or edge in one counter, with exact queries at any moment.
-//! 5. [`Witnesses`] chooses edges that write to a trace, and [`Replay`] regenerates the sequence of blocks from the trace.
+//! 5. [`Witnesses`] chooses edges that write to a trace, and [`Replay`] regenerates the sequence of blocks from the trace. [`TracedFunction`]
+//!    does this for functions of a running program, and [`ThreadReplay`] regenerates the sequence of a thread over all of them.
 //! 6. [`Runs`] cuts a control-flow graph at its calls, so that the profile of a process that was running before, and that runs on, needs few
 //!    corrections.
 //! 7. [`PathNumbers`] numbers the acyclic paths of a function, by Ball and Larus, "Efficient path profiling" (1996).
@@ -54,5 +55,7 @@ pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
 pub use runs::{Counted, NotCounted, Partial, Position, Probes, RunCounts, Runs};
 pub use shape::{Inexact, Shape};
-pub use trace::{Replay, Token, TraceDefect, Witnesses, regenerate};
+pub use trace::{
+    NotTraced, Place, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,
+};
 pub use weights::Weights;

@@ -45,6 +45,28 @@ impl Witnesses {
         Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
     }
 
+    /// Witnesses for traces of several functions in one buffer, in a graph that is cut at its calls. Every edge from ENTRY and every edge of
+    /// `starts` has a witness. So has each edge after a branch from which control can reach EXIT or a block of `ends` without another branch.
+    /// If one of these edges, other than those from ENTRY, is silent or barred, it is refused. A replay begins after an edge from ENTRY.
+    pub(super) fn of_runs(
+        graph: &Graph,
+        weights: &Weights,
+        barred: &Barred,
+        ends: &[usize],
+        starts: &[EdgeId],
+    ) -> Result<Self, Refused> {
+        let mut chosen = blockers(graph, ends);
+        starts.iter().for_each(|edge| chosen.set(*edge, true));
+        for (id, edge) in graph.live_edges().filter(|(id, edge)| chosen.get(*id) && edge.from != graph.entry()) {
+            if !barred.allows_edge(id, edge) {
+                return Err(Refused::Edge(id));
+            }
+        }
+        let is_root = |id| graph.edge(id).is_some_and(|edge| edge.from == graph.entry());
+        let left_out = |id| chosen.get(id) || is_root(id) || !is_traced(graph, id);
+        Self::of_tree(graph, Tree::without(graph, weights, barred, left_out)?, true)
+    }
+
     /// Takes a given set of edges for a trace of one function. If the other edges form a cycle, the set is refused.
     pub fn of(graph: &Graph, edges: &[EdgeId]) -> Result<Self, Refused> {
         let mut given: PerEdge<bool> = graph.per_edge();

@@ -12,4 +12,5 @@ mod placements;
 mod random;
 mod runs;
 mod shapes;
+mod threads;
 mod traces;
