@@ -10,7 +10,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("process", &["model"]),
     ("profile", &["model"]),
     ("codegen", &["model", "analysis"]),
-    ("report", &["model", "analysis"]),
+    ("report", &["model", "analysis", "profile"]),
     ("engine", &["model", "analysis", "mdl", "process", "profile", "report", "codegen"]),
     ("wire", &["model", "report"]),
     ("daemon", &["engine", "wire", "model"]),

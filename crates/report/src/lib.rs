@@ -1,4 +1,4 @@
-//! Saved profiles, and the formats of other tools that they are written in.
+//! Saved profiles, the formats of other tools that they are written in, and files of traces.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
@@ -11,6 +11,7 @@ mod file;
 mod merge;
 mod program;
 mod saved;
+mod trace;
 
 pub use code::{Frame, ModuleCode, Step, Symbol};
 pub use diff::{BlockChange, Change, FunctionChange, diff};
@@ -22,4 +23,8 @@ pub use program::{Program, Routine};
 pub use saved::{
     BlockCount, CallCount, Callee, Covered, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused,
     SavedProfile,
+};
+pub use trace::{
+    Chunk, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode, TracedProgram, TracedRoutine,
+    functions_of, trace_beginning,
 };

@@ -38,7 +38,7 @@ pub(super) struct Profile {
 
 /// A mapped file.
 #[derive(Clone, PartialEq, Message)]
-struct Module {
+pub(crate) struct Module {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
@@ -139,7 +139,7 @@ struct Other {
 
 /// A function without a profile.
 #[derive(Clone, PartialEq, Message)]
-struct Refused {
+pub(crate) struct Refused {
     #[prost(uint64, tag = "1")]
     module: u64,
     #[prost(string, tag = "2")]
@@ -151,7 +151,7 @@ struct Refused {
 }
 
 /// Number of a kind of edges in files.
-fn number(kind: EdgeKind) -> u32 {
+pub(crate) fn number(kind: EdgeKind) -> u32 {
     match kind {
         EdgeKind::Taken => 0,
         EdgeKind::FallThrough => 1,
@@ -163,7 +163,7 @@ fn number(kind: EdgeKind) -> u32 {
 }
 
 /// Kind of edges that a number in a file means.
-fn kind(number: u32) -> Result<EdgeKind, FileError> {
+pub(crate) fn kind(number: u32) -> Result<EdgeKind, FileError> {
     Ok(match number {
         0 => EdgeKind::Taken,
         1 => EdgeKind::FallThrough,
@@ -175,22 +175,22 @@ fn kind(number: u32) -> Result<EdgeKind, FileError> {
     })
 }
 
-fn contradiction(what: &'static str) -> FileError {
+pub(crate) fn contradiction(what: &'static str) -> FileError {
     FileError::Contradiction { what }
 }
 
 /// An index of a file, which must be below `length`.
-fn index(of: u64, length: usize, what: &'static str) -> Result<usize, FileError> {
+pub(crate) fn index(of: u64, length: usize, what: &'static str) -> Result<usize, FileError> {
     usize::try_from(of).ok().filter(|at| *at < length).ok_or_else(|| contradiction(what))
 }
 
 /// Distance from one address to another one.
-fn distance(from: u64, to: u64) -> i64 {
+pub(crate) fn distance(from: u64, to: u64) -> i64 {
     to.wrapping_sub(from).cast_signed()
 }
 
 /// Address at a distance from another one.
-fn address(from: u64, distance: i64) -> u64 {
+pub(crate) fn address(from: u64, distance: i64) -> u64 {
     from.wrapping_add_signed(distance)
 }
 
@@ -248,7 +248,7 @@ impl From<&saved::ModuleInfo> for Module {
 }
 
 impl Module {
-    fn read(self) -> saved::ModuleInfo {
+    pub(crate) fn read(self) -> saved::ModuleInfo {
         saved::ModuleInfo {
             name: self.name,
             path: self.path,
@@ -412,7 +412,7 @@ impl From<&saved::Refused> for Refused {
 }
 
 impl Refused {
-    fn read(self, modules: usize) -> Result<saved::Refused, FileError> {
+    pub(crate) fn read(self, modules: usize) -> Result<saved::Refused, FileError> {
         Ok(saved::Refused {
             module: index(self.module, modules, "a refused function is in no module")?,
             name: self.name,

@@ -16,7 +16,7 @@
 //!
 //! *Invariant: any bytes give a profile whose indexes are valid, or an error.* Property tests and the fuzz target `profile` check this.
 
-mod messages;
+pub(crate) mod messages;
 
 use prost::Message;
 
@@ -29,7 +29,7 @@ const VERSION: u32 = 2;
 /// Length of the header in bytes.
 const HEADER: usize = 24;
 
-/// Reason why bytes are not read as a saved profile.
+/// Reason why bytes are not read as a saved profile or a trace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     /// The bytes do not begin as a saved profile does. The user has named another file.
@@ -38,6 +38,15 @@ pub enum FileError {
     /// Another version of the program has written the file.
     #[error("the file has version {found} of the format, and this program reads versions up to {VERSION}")]
     Version {
+        /// Version that the file states.
+        found: u32,
+    },
+    /// The bytes do not begin as a trace does. The user has named another file.
+    #[error("this is no trace")]
+    NotATrace,
+    /// Another version of the program has written the trace.
+    #[error("the trace has another version of the format, {found}, than this program reads")]
+    TraceVersion {
         /// Version that the file states.
         found: u32,
     },
