@@ -7,6 +7,7 @@
 pub mod activations;
 pub mod addr;
 pub mod body;
+pub mod buffer;
 pub mod call;
 pub mod cfg;
 pub mod dominators;
@@ -31,6 +32,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
+pub use buffer::Capacity;
 pub use call::{Call, Called, VectorState};
 pub use cfg::{Block, BlockEvents, Cfg, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;

@@ -1,10 +1,12 @@
 //! Snippets: machine-independent descriptions of the code to run at a point. They have no loops, so every snippet has a worst-case cost
 //! (hollingsworth97, section 3).
 
-use std::fmt;
+mod text;
+
 use std::sync::Arc;
 
 use crate::Avma;
+use crate::buffer::Capacity;
 use crate::call::{Call, Called};
 use crate::histogram::Resolution;
 use crate::listed::Listing;
@@ -38,6 +40,8 @@ pub enum Shape {
     Vector(u32),
     /// Values of keys that the engine lists (see [`crate::listed`]).
     Listed(Listing),
+    /// Bytes that a thread appends, and that the engine takes while the thread runs (see [`crate::buffer`]).
+    Buffer(Capacity),
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
     /// target ([`crate::layout::header::EVENTS`]).
     Event,
@@ -54,6 +58,7 @@ impl Shape {
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
+            Shape::Buffer(capacity) => capacity.slots(),
             Shape::Event => 0,
         }
     }
@@ -444,6 +449,8 @@ pub enum Stmt {
     /// Store a mark for an object, by its address, in a table: the time, with the object's new state in the lowest bits (see
     /// [`crate::object`]).
     Mark(VariableId, Expr, ObjectState),
+    /// Append bytes to this thread's buffer of this capacity. If the buffer is full, or if the thread has no shard, count them as lost.
+    Append(VariableId, Capacity, Appended),
     /// Call a function of the program and ignore its result.
     Call(Call),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives. Fork children do not do this.
@@ -451,6 +458,25 @@ pub enum Stmt {
     /// Set an integer of the program at any address. The operands are the address, the width and the value. A system call does this and
     /// never faults: memory that cannot be written stays as it is. Fork children do not do this.
     Write(Expr, Width, Expr),
+}
+
+/// Bytes that a snippet appends to a buffer as a whole: a signal handler that interrupts the snippet appends its own before or after them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Appended {
+    /// Whether the stack pointer at the point precedes the bytes, as [`crate::token::Token::Stack`].
+    pub stack: bool,
+    /// At most [`Appended::BYTES_MAX`] bytes, none of which is 0.
+    pub bytes: Vec<u8>,
+}
+
+impl Appended {
+    /// Largest number of bytes.
+    pub const BYTES_MAX: usize = 8;
+
+    /// Number of bytes with those for the stack pointer.
+    pub fn length(&self) -> u32 {
+        self.bytes.len() as u32 + if self.stack { crate::token::STACK_BYTES } else { 0 }
+    }
 }
 
 /// Code that one request runs at one point.
@@ -485,6 +511,7 @@ impl Snippet {
                 | Stmt::AddListed(..)
                 | Stmt::Prune
                 | Stmt::Observe(..)
+                | Stmt::Append(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..)
@@ -521,6 +548,7 @@ impl Snippet {
                     | Stmt::AddIn(..)
                     | Stmt::AddListed(..)
                     | Stmt::Mark(..)
+                    | Stmt::Append(..)
                     | Stmt::Call(_)
                     | Stmt::Store(..)
                     | Stmt::Write(..) => {}
@@ -633,7 +661,13 @@ impl Snippet {
                     | Stmt::GiveUp(_, _, body)
                     | Stmt::CloseHanded(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-                    Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+                    Stmt::Prune
+                    | Stmt::Await
+                    | Stmt::Fork
+                    | Stmt::Forked
+                    | Stmt::Start(..)
+                    | Stmt::Stop(..)
+                    | Stmt::Append(..) => {}
                 }
             }
         }
@@ -675,7 +709,13 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
             }
-            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Prune
+            | Stmt::Await
+            | Stmt::Fork
+            | Stmt::Forked
+            | Stmt::Start(..)
+            | Stmt::Stop(..)
+            | Stmt::Append(..) => {}
         }
     }
 }
@@ -703,7 +743,13 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             | Stmt::GiveUp(_, _, body)
             | Stmt::CloseHanded(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
-            Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Prune
+            | Stmt::Await
+            | Stmt::Fork
+            | Stmt::Forked
+            | Stmt::Start(..)
+            | Stmt::Stop(..)
+            | Stmt::Append(..) => {}
         }
     }
     Ok(())
@@ -824,176 +870,5 @@ impl BinaryOp {
             BinaryOp::LogicalAnd => "&&",
             BinaryOp::LogicalOr => "||",
         }
-    }
-}
-
-impl fmt::Display for Expr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Expr::Const(value) => write!(f, "{value}"),
-            Expr::Arg(n) => write!(f, "$arg[{n}]"),
-            Expr::Return => f.write_str("$return"),
-            Expr::Float(float) => float.fmt(f),
-            Expr::Usage(usage) => usage.fmt(f),
-            Expr::Event(v) => write!(f, "event v{}", v.0),
-            Expr::Text(text) => write!(f, "{text:?}"),
-            Expr::Address(v) => write!(f, "&v{}", v.0),
-            Expr::Saved(kept) => write!(f, "saved {kept}"),
-            Expr::Elapsed(clock, TimeUnit::Ticks) => write!(f, "{clock}elapsed_ticks"),
-            Expr::Elapsed(Clock::Wall, TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
-            Expr::Elapsed(Clock::Cpu, TimeUnit::Nanoseconds) => f.write_str("$cpu"),
-            Expr::Restored => f.write_str("restored"),
-            Expr::Variable(v) => write!(f, "v{}", v.0),
-            Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
-            Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
-            Expr::ThreadPointer => f.write_str("thread pointer"),
-            Expr::Number(v) => write!(f, "number of v{}", v.0),
-            Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
-            Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
-            Expr::Unary(op, e) => {
-                let symbol = match op {
-                    UnaryOp::Negate => "-",
-                    UnaryOp::Not => "!",
-                    UnaryOp::Complement => "~",
-                };
-                write!(f, "{symbol}({e})")
-            }
-            Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
-            Expr::Call(call) => call.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for Kept {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Kept::Time(clock) => write!(f, "{clock}time"),
-            Kept::Argument(n) => Expr::Arg(*n).fmt(f),
-            Kept::Float(float) => float.fmt(f),
-        }
-    }
-}
-
-/// Format as in Rust, then the register: `f64 in xmm0`.
-impl fmt::Display for Float {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bits = match self.format {
-            FloatFormat::Single => 32,
-            FloatFormat::Double => 64,
-        };
-        write!(f, "f{bits} in xmm{}", self.register)
-    }
-}
-
-/// Name of the event.
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Usage::PageFaults => "page-faults",
-            Usage::MinorFaults => "minor-faults",
-            Usage::MajorFaults => "major-faults",
-            Usage::ContextSwitches => "context-switches",
-        })
-    }
-}
-
-/// As in Rust: `i32`, `u8`.
-impl fmt::Display for Scalar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", if self.signed { 'i' } else { 'u' }, 8 * self.width.bytes())
-    }
-}
-
-fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt]) -> fmt::Result {
-    write!(f, "{head} {{")?;
-    for s in body {
-        write!(f, " {s}")?;
-    }
-    f.write_str(" }")
-}
-
-/// Formats the index of the granule that contains a number, and the number of granules.
-fn granule(ranges: &Ranges, number: &Expr) -> String {
-    format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
-}
-
-/// Prefix of a clock's name; empty for the wall clock.
-impl fmt::Display for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Clock::Wall => "",
-            Clock::Cpu => "cpu_",
-        })
-    }
-}
-
-/// Prefix of a record's name; empty for the function's own record.
-impl fmt::Display for Whose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Whose::Own => "",
-            Whose::Earlier => "earlier ",
-        })
-    }
-}
-
-impl fmt::Display for Record {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "r{}", self.activations.0)?;
-        for kept in &self.kept {
-            write!(f, " {kept}")?;
-        }
-        match self.restore {
-            Some(Restore::Flag(v)) => write!(f, " flag v{}", v.0),
-            Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Stmt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Stmt::Add(v, Expr::Const(1)) => write!(f, "v{}++;", v.0),
-            Stmt::Add(v, e) => write!(f, "v{} += {e};", v.0),
-            Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
-            Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
-            Stmt::Prune => f.write_str("prune;"),
-            Stmt::Await => f.write_str("await;"),
-            Stmt::Fork => f.write_str("fork;"),
-            Stmt::Forked => f.write_str("forked;"),
-            Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
-            Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
-            Stmt::HandOver(record, whose, body) => write_block(f, &format_args!("hand over {whose}{record}"), body),
-            Stmt::GiveUp(record, whose, body) => write_block(f, &format_args!("give up {whose}{record}"), body),
-            Stmt::CloseHanded(record, body) => write_block(f, &format_args!("close handed {record}"), body),
-            Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
-            Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
-            Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),
-            Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
-            Stmt::AddListed(v, _, key, e) => write!(f, "if listed v{}[{key}] += {e};", v.0),
-            Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
-            Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
-                write!(f, "discover v{}, {key}, {};", v.0, kind.name())
-            }
-            Stmt::Mark(v, key, ObjectState { kind, retired: true }) => {
-                write!(f, "retire v{}, {key}, {};", v.0, kind.name())
-            }
-            Stmt::Call(call) => write!(f, "{call};"),
-            Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
-            Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),
-        }
-    }
-}
-
-impl fmt::Display for Snippet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, s) in self.stmts.iter().enumerate() {
-            if i > 0 {
-                f.write_str(" ")?;
-            }
-            write!(f, "{s}")?;
-        }
-        Ok(())
     }
 }

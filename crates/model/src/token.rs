@@ -22,6 +22,10 @@ pub const PLACES_MAX: u32 = SHORT_PLACES + 16 * DIGITS;
 pub const FUNCTIONS_MAX: u32 = DIGITS * DIGITS;
 /// Largest number of bytes of a token.
 pub const TOKEN_MAX: usize = 5;
+/// Number of bytes of [`Token::Stack`].
+pub const STACK_BYTES: u32 = 5;
+/// First byte of [`Token::Stack`]. Four bytes follow. Each has seven bits of the number, the lowest ones first, and its highest bit is 1.
+pub const STACK: u8 = 0xfa;
 /// Number of bits that [`Token::Stack`] keeps of a stack pointer.
 pub const STACK_BITS: u32 = 28;
 
@@ -34,7 +38,6 @@ const LONG_PASSAGE: u8 = 0xe0;
 const SHORT_ENTER: u8 = 0xf0;
 const LONG_ENTER: u8 = 0xf8;
 const RESUME: u8 = 0xf9;
-const STACK: u8 = 0xfa;
 const GAP: u8 = 0xff;
 
 /// A token of a trace.

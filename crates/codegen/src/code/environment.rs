@@ -106,6 +106,9 @@ pub enum CodegenError {
     /// A snippet reads a floating-point argument that is in no register.
     #[error("only the first eight floating-point arguments are in registers")]
     NoFloat,
+    /// A snippet appends nothing, too much at once, or a byte that is 0.
+    #[error("a snippet appends from one to eight bytes that are not 0")]
+    NoAppend,
     /// A snippet waits at the loader's hook, but the address of the loader's state word (`r_state`) is not known.
     #[error("it is not known where the loader says what it does")]
     NoLoader,

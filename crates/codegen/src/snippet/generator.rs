@@ -9,6 +9,7 @@ use iced_x86::code_asm::{
     rsp,
 };
 use ingraft_model::layout::record;
+use ingraft_model::snippet::Appended;
 use ingraft_model::{
     BinaryOp, Call, Called, Expr, Float, Fold, Kept, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
 };
@@ -81,6 +82,10 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::AddIn(v, ranges, number, e) => {
             bound(*v, Shape::Vector(ranges.count()))?;
             check_expr(number, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
+        Stmt::Append(v, capacity, appended) => {
+            let fits = (1..=Appended::BYTES_MAX).contains(&appended.bytes.len()) && !appended.bytes.contains(&0);
+            if fits { bound(*v, Shape::Buffer(*capacity)) } else { Err(CodegenError::NoAppend) }
         }
         Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
@@ -432,6 +437,7 @@ impl Generator<'_> {
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
             Stmt::AddListed(v, listing, key, e) => self.add_listed(*v, *listing, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
+            Stmt::Append(v, capacity, appended) => self.append(*v, *capacity, appended)?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,

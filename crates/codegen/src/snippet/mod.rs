@@ -2,6 +2,7 @@
 //! `code`.
 
 pub(crate) mod activation;
+mod append;
 pub(crate) mod birth;
 pub(crate) mod calling;
 pub(crate) mod cpu;

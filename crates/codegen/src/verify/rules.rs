@@ -97,8 +97,8 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     }
 }
 
-/// Whether the operand is, through gs, the top of the activation records, the record at the top or the one below, or a bucket with a
-/// bounded number.
+/// Whether the operand is, through gs, the top of the activation records, the record at the top or the one below, or a bucket or a byte
+/// with a bounded number.
 fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> bool {
     let data = &env.data;
     let place = memory.displacement();
@@ -106,10 +106,14 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> 
         return false;
     }
     let records = u64::from(data.displacement(data.records()));
+    let bytes = memory.memory_size().size() as u64;
     match (number_of(memory.base()), number_of(memory.index()), bound) {
         (None, None, _) => place == u64::from(data.displacement(TOP)),
         (Some(r), None, Bound::Top(top)) => {
             r == top && (records - u64::from(record::SIZE)..records + u64::from(record::SIZE)).contains(&place)
+        }
+        (Some(r), None, Bound::Most(bounded, most)) => {
+            r == bounded && place >= u64::from(data.counter(0)) && place + u64::from(most) + bytes <= records
         }
         (None, Some(r), Bound::Most(bounded, most)) => {
             let end = place + 8 * u64::from(most) + 8;

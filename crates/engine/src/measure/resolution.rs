@@ -98,6 +98,7 @@ impl Coarsening {
                 | Shape::Table(_)
                 | Shape::Vector(_)
                 | Shape::Listed(_)
+                | Shape::Buffer(_)
                 | Shape::Event => v.clone(),
             };
             before.iter().map(change).collect()

@@ -259,8 +259,8 @@ impl Raw {
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
-            // an event has no value, and each value of a table of listed keys is the counter of a pair
-            Shape::Event | Shape::Listed(_) => {}
+            // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
+            Shape::Event | Shape::Listed(_) | Shape::Buffer(_) => {}
         }
         raw
     }

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, Listing, PcMove, Pid, Resolution, Shape, TextWrite};
+use ingraft_model::{
+    Avma, AvmaRange, Capacity, Clock, DataArea, Fold, Listing, PcMove, Pid, Resolution, Shape, TextWrite,
+};
 use rustc_hash::FxHashMap;
 
 use crate::program::file_id::FileId;
@@ -448,7 +450,11 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Vector(_) => 7,
         Shape::Event => 8,
         Shape::Listed(_) => 11,
+        Shape::Buffer(_) => 12,
     });
+    if let Shape::Buffer(capacity) = shape {
+        put(out, u64::from(capacity.bytes()));
+    }
     if let Shape::Vector(count) = shape {
         put(out, u64::from(count));
     }
@@ -536,6 +542,7 @@ impl Reader<'_> {
             8 => Shape::Event,
             9 => Shape::Histogram(Resolution::Medium),
             10 => Shape::Histogram(Resolution::Coarse),
+            12 => Shape::Buffer(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
             11 => Shape::Listed(Listing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,
         })

@@ -211,7 +211,9 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
                 let of = records.iter().filter(|(r, _)| r.activations.0 == n);
                 of.map(|(record, is_time)| kept_times(record, *is_time)).fold(0, |all, one| all | one)
             }
-            Shape::Histogram(_) | Shape::Table(_) | Shape::Vector(_) | Shape::Listed(_) => birth::NOTHING,
+            Shape::Histogram(_) | Shape::Table(_) | Shape::Vector(_) | Shape::Listed(_) | Shape::Buffer(_) => {
+                birth::NOTHING
+            }
         };
         rules.push((first, first_rule));
         let second = match variable.shape {
@@ -223,6 +225,7 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
             | Shape::Table(_)
             | Shape::Vector(_)
             | Shape::Listed(_)
+            | Shape::Buffer(_)
             | Shape::Event => birth::NOTHING,
         };
         rules.extend((1..variable.shape.slots()).map(|i| (first + i, if i == 1 { second } else { birth::NOTHING })));

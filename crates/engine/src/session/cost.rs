@@ -54,6 +54,7 @@ impl Pair {
             | Shape::Table(_)
             | Shape::Vector(_)
             | Shape::Listed(_)
+            | Shape::Buffer(_)
             | Shape::Event => None,
         }
     }

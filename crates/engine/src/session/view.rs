@@ -116,6 +116,7 @@ impl View {
             | Shape::Table(_)
             | Shape::Vector(_)
             | Shape::Listed(_)
+            | Shape::Buffer(_)
             | Shape::Event => Plain::No,
         }
     }

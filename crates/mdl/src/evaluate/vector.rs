@@ -97,6 +97,7 @@ impl<'a> Evaluation<'a> {
             | Shape::Activations
             | Shape::Table(_)
             | Shape::Listed(_)
+            | Shape::Buffer(_)
             | Shape::Event => None,
         }
     }

@@ -38,7 +38,13 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             | Stmt::GiveUp(_, _, inner)
             | Stmt::CloseHanded(_, inner) => each_expr(inner, visit),
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
-            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Prune | Stmt::Await | Stmt::Fork | Stmt::Forked => {}
+            Stmt::Start(..)
+            | Stmt::Stop(..)
+            | Stmt::Prune
+            | Stmt::Await
+            | Stmt::Fork
+            | Stmt::Forked
+            | Stmt::Append(..) => {}
         }
     }
 }

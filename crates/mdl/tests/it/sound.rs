@@ -93,6 +93,7 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::AddListed(..) => panic!("the engine alone makes code that pairs share"),
+                Stmt::Append(..) => panic!("the engine alone makes code that appends to buffers"),
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
                     self.expr(key, at, closed);

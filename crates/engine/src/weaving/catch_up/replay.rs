@@ -73,6 +73,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::AddIn(..)
             | Stmt::AddListed(..)
             | Stmt::Mark(..)
+            | Stmt::Append(..)
             | Stmt::Call(_)
             | Stmt::Store(..)
             | Stmt::Write(..) => {}
@@ -195,6 +196,7 @@ impl<'a> Shard<'a> {
                 | Stmt::AddIn(..)
                 | Stmt::AddListed(..)
                 | Stmt::Mark(..)
+                | Stmt::Append(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..) => {}

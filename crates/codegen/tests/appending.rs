@@ -1,0 +1,196 @@
+//! Appends to the buffers of threads, on the processor.
+
+mod support;
+
+use std::cell::RefCell;
+
+use ingraft_codegen::verify::{Flaw, verify_weave};
+use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
+use ingraft_model::buffer::{CLOSED, Capacity, LOST, POSITION, Reader, SLACK, TAKEN, Taken, Words};
+use ingraft_model::snippet::Appended;
+use ingraft_model::token::Token;
+use ingraft_model::{Bias, Snippet, Stmt, ThreadIdentity, VariableId};
+use support::image::{Outcome, Program, Step, TEXT};
+use support::*;
+
+/// mov rax,[rdi]; add rax,rsi; ret
+const CODE: [u8; 7] = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];
+const V: VariableId = VariableId(0);
+
+fn capacity() -> Capacity {
+    Capacity::of_bytes(0).expect("the least")
+}
+
+fn append(stack: bool, bytes: &[u8]) -> Snippet {
+    Snippet { stmts: vec![Stmt::Append(V, capacity(), Appended { stack, bytes: bytes.to_vec() })] }
+}
+
+fn run(identity: ThreadIdentity, snippets: &[Snippet], steps: Vec<Step>) -> (Outcome, Outcome) {
+    let w = weave(identity, site(&CODE), &[], snippets);
+    let program = |plans| Program {
+        env: &w.env,
+        text: CODE.to_vec(),
+        plans,
+        steps: steps.clone(),
+        counters: capacity().slots() as usize + snippets.len(),
+    };
+    (program(vec![]).run(), program(vec![&w.weave.plan]).run())
+}
+
+fn calls(count: usize) -> Vec<Step> {
+    // The flags differ from call to call.
+    let flags = [0x246, 0xad7, 0x202, 0x897];
+    (0..count).map(|n| Step::Call { target: TEXT, registers: vec![], flags: flags[n % flags.len()] }).collect()
+}
+
+/// The words of a thread's buffer after a run.
+struct Memory(RefCell<Vec<i64>>);
+
+impl Words for Memory {
+    fn load(&self, word: u32) -> u64 {
+        self.0.borrow()[word as usize].cast_unsigned()
+    }
+    fn store(&self, word: u32, value: u64) {
+        self.0.borrow_mut()[word as usize] = value.cast_signed();
+    }
+    fn and(&self, word: u32, mask: u64) {
+        self.store(word, self.load(word) & mask);
+    }
+    fn replace(&self, word: u32, old: u64, new: u64) -> bool {
+        let right = self.load(word) == old;
+        if right {
+            self.store(word, new);
+        }
+        right
+    }
+}
+
+fn taken(out: &Outcome) -> (Taken, Memory) {
+    let memory = Memory(RefCell::new(out.shards[2].clone()));
+    (Reader::new(capacity()).take(&memory), memory)
+}
+
+#[test]
+fn bytes_are_appended_and_nothing_else_changes() {
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        for length in 1..=Appended::BYTES_MAX {
+            let bytes: Vec<u8> = (1..).take(length).collect();
+            let (plain, out) = run(identity, &[append(false, &bytes)], calls(9));
+            assert_eq!(plain.calls, out.calls);
+            assert_eq!(plain.scratch, out.scratch);
+            assert_eq!(taken(&out).0, Taken { bytes: bytes.repeat(9), gap: false });
+        }
+    }
+}
+
+#[test]
+fn the_stack_pointer_is_that_at_the_point() {
+    let enter = Token::Enter(3).bytes().expect("small");
+    let (plain, out) = run(GLIBC, &[append(true, &enter)], calls(3));
+    assert_eq!(plain.calls, out.calls);
+    let bytes = taken(&out).0.bytes;
+    let mut rest = bytes.as_slice();
+    for call in &out.calls {
+        // At the entry, the return address is on the stack.
+        for expected in [Token::stack(call.registers[4] - 8), Token::Enter(3)] {
+            let (token, length) = Token::read(rest).expect("a token").expect("a whole one");
+            assert_eq!(token, expected);
+            rest = &rest[length..];
+        }
+    }
+    assert_eq!(rest, []);
+}
+
+#[test]
+fn a_full_buffer_is_closed_and_later_bytes_are_counted() {
+    let length = Appended::BYTES_MAX + 5;
+    let fits = ((capacity().bytes() - SLACK) as usize).div_ceil(length);
+    let (plain, out) = run(GLIBC, &[append(true, &[7; Appended::BYTES_MAX])], calls(fits + 60));
+    assert_eq!(plain.calls, out.calls);
+    let (taken, memory) = taken(&out);
+    assert_eq!((taken.bytes.len(), taken.gap), (fits * length, true));
+    assert_eq!(out.shards[2][POSITION as usize], (fits * length) as i64);
+    assert_eq!(out.shards[2][LOST as usize], 60);
+    assert_eq!(out.shards[2][TAKEN as usize], i64::from(CLOSED));
+    assert_eq!(memory.load(TAKEN), (fits * length) as u64);
+    let rest = memory.0.borrow().iter().skip(16).filter(|word| **word != 0).count();
+    assert_eq!(rest, 0, "taken bytes are 0 again");
+}
+
+#[test]
+fn a_thread_without_a_shard_only_counts() {
+    for (identity, first) in
+        [(ThreadIdentity::Locked, None), (GLIBC, Some(Step::ForeignGs)), (GLIBC, Some(Step::Exhaust))]
+    {
+        let steps = first.into_iter().chain(calls(5)).collect();
+        let (_, out) = run(identity, &[append(true, &[1, 2])], steps);
+        assert_eq!(out.shards[0][LOST as usize], 5, "{identity:?}");
+        let others = out.shards[0].iter().enumerate().filter(|(n, word)| *n != LOST as usize && **word != 0);
+        assert_eq!(others.count(), 0, "{identity:?}");
+    }
+}
+
+#[test]
+fn two_snippets_of_a_point_append_in_their_order() {
+    let w = {
+        let (first, second) = (append(false, &[1, 2, 3]), append(true, &[9]));
+        let site = site(&CODE);
+        let env = environment(GLIBC);
+        let (mut arena, mut text) = (arena(), TextSpace::new());
+        let minis = [
+            MiniRequest { id: 0, snippet: &first, counters: &[0] },
+            MiniRequest { id: 1, snippet: &second, counters: &[0] },
+        ];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
+        verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+        let program = Program {
+            env: &env,
+            text: CODE.to_vec(),
+            plans: vec![&weave.plan],
+            steps: calls(2),
+            counters: capacity().slots() as usize,
+        };
+        program.run()
+    };
+    let bytes = taken(&w).0.bytes;
+    assert_eq!(bytes.len(), 2 * 9);
+    assert_eq!((&bytes[..4], bytes[8], &bytes[9..13]), (&[1, 2, 3, 0xfa][..], 9, &[1, 2, 3, 0xfa][..]));
+}
+
+#[test]
+fn wrong_appends_are_refused() {
+    let site = site(&CODE);
+    for bytes in [vec![], vec![1, 0], vec![1; Appended::BYTES_MAX + 1]] {
+        let snippet = append(false, &bytes);
+        let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+        let requests =
+            [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+        let woven = weave_points(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests);
+        assert!(matches!(woven, Err(CodegenError::NoAppend)), "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_byte_outside_of_the_buffer_is_refused() {
+    let snippet = append(true, &[1, 2]);
+    let w = weave(GLIBC, site(&CODE), &[], std::slice::from_ref(&snippet));
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let proof = |broken: &_| verify_weave(&w.env, &w.arena, &w.text, &requests, broken).map_err(|e| e.flaw);
+    // and eax, 0xfff
+    let mask = [0x25, 0xff, 0x0f, 0, 0];
+    let mut masks = 0;
+    for (piece, code) in w.weave.plan.code.iter().enumerate() {
+        for at in 0..code.bytes.len() {
+            if code.bytes[at..].starts_with(&mask) {
+                masks += 1;
+                let mut broken = w.weave.clone();
+                broken.plan.code[piece].bytes[at + 4] = 1;
+                assert_eq!(proof(&broken), Err(Flaw::ForeignWrite), "at {at}");
+            }
+        }
+    }
+    assert_eq!(masks, 7);
+}

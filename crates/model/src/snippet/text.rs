@@ -1,0 +1,182 @@
+//! Snippets as text, for messages and golden files.
+
+use std::fmt;
+
+use super::*;
+
+impl fmt::Display for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Expr::Const(value) => write!(f, "{value}"),
+            Expr::Arg(n) => write!(f, "$arg[{n}]"),
+            Expr::Return => f.write_str("$return"),
+            Expr::Float(float) => float.fmt(f),
+            Expr::Usage(usage) => usage.fmt(f),
+            Expr::Event(v) => write!(f, "event v{}", v.0),
+            Expr::Text(text) => write!(f, "{text:?}"),
+            Expr::Address(v) => write!(f, "&v{}", v.0),
+            Expr::Saved(kept) => write!(f, "saved {kept}"),
+            Expr::Elapsed(clock, TimeUnit::Ticks) => write!(f, "{clock}elapsed_ticks"),
+            Expr::Elapsed(Clock::Wall, TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Elapsed(Clock::Cpu, TimeUnit::Nanoseconds) => f.write_str("$cpu"),
+            Expr::Restored => f.write_str("restored"),
+            Expr::Variable(v) => write!(f, "v{}", v.0),
+            Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
+            Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
+            Expr::ThreadPointer => f.write_str("thread pointer"),
+            Expr::Number(v) => write!(f, "number of v{}", v.0),
+            Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
+            Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
+            Expr::Unary(op, e) => {
+                let symbol = match op {
+                    UnaryOp::Negate => "-",
+                    UnaryOp::Not => "!",
+                    UnaryOp::Complement => "~",
+                };
+                write!(f, "{symbol}({e})")
+            }
+            Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
+            Expr::Call(call) => call.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::Time(clock) => write!(f, "{clock}time"),
+            Kept::Argument(n) => Expr::Arg(*n).fmt(f),
+            Kept::Float(float) => float.fmt(f),
+        }
+    }
+}
+
+/// Format as in Rust, then the register: `f64 in xmm0`.
+impl fmt::Display for Float {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = match self.format {
+            FloatFormat::Single => 32,
+            FloatFormat::Double => 64,
+        };
+        write!(f, "f{bits} in xmm{}", self.register)
+    }
+}
+
+/// Name of the event.
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Usage::PageFaults => "page-faults",
+            Usage::MinorFaults => "minor-faults",
+            Usage::MajorFaults => "major-faults",
+            Usage::ContextSwitches => "context-switches",
+        })
+    }
+}
+
+/// As in Rust: `i32`, `u8`.
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.signed { 'i' } else { 'u' }, 8 * self.width.bytes())
+    }
+}
+
+fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt]) -> fmt::Result {
+    write!(f, "{head} {{")?;
+    for s in body {
+        write!(f, " {s}")?;
+    }
+    f.write_str(" }")
+}
+
+/// Formats the index of the granule that contains a number, and the number of granules.
+fn granule(ranges: &Ranges, number: &Expr) -> String {
+    format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
+}
+
+/// Prefix of a clock's name; empty for the wall clock.
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Clock::Wall => "",
+            Clock::Cpu => "cpu_",
+        })
+    }
+}
+
+/// Prefix of a record's name; empty for the function's own record.
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Whose::Own => "",
+            Whose::Earlier => "earlier ",
+        })
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.activations.0)?;
+        for kept in &self.kept {
+            write!(f, " {kept}")?;
+        }
+        match self.restore {
+            Some(Restore::Flag(v)) => write!(f, " flag v{}", v.0),
+            Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Stmt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stmt::Add(v, Expr::Const(1)) => write!(f, "v{}++;", v.0),
+            Stmt::Add(v, e) => write!(f, "v{} += {e};", v.0),
+            Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
+            Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
+            Stmt::Prune => f.write_str("prune;"),
+            Stmt::Await => f.write_str("await;"),
+            Stmt::Fork => f.write_str("fork;"),
+            Stmt::Forked => f.write_str("forked;"),
+            Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
+            Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
+            Stmt::HandOver(record, whose, body) => write_block(f, &format_args!("hand over {whose}{record}"), body),
+            Stmt::GiveUp(record, whose, body) => write_block(f, &format_args!("give up {whose}{record}"), body),
+            Stmt::CloseHanded(record, body) => write_block(f, &format_args!("close handed {record}"), body),
+            Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
+            Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
+            Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
+            Stmt::AddListed(v, _, key, e) => write!(f, "if listed v{}[{key}] += {e};", v.0),
+            Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
+            Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
+                write!(f, "discover v{}, {key}, {};", v.0, kind.name())
+            }
+            Stmt::Mark(v, key, ObjectState { kind, retired: true }) => {
+                write!(f, "retire v{}, {key}, {};", v.0, kind.name())
+            }
+            Stmt::Append(v, _, Appended { stack, bytes }) => {
+                write!(f, "append v{}", v.0)?;
+                f.write_str(if *stack { " sp" } else { "" })?;
+                bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))?;
+                f.write_str(";")
+            }
+            Stmt::Call(call) => write!(f, "{call};"),
+            Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
+            Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),
+        }
+    }
+}
+
+impl fmt::Display for Snippet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, s) in self.stmts.iter().enumerate() {
+            if i > 0 {
+                f.write_str(" ")?;
+            }
+            write!(f, "{s}")?;
+        }
+        Ok(())
+    }
+}
