@@ -551,6 +551,18 @@ impl SharedArea {
         }
     }
 
+    /// Adjacent counters of one shard, as words that both sides change. `None` outside of the shard, or if the area is not mapped here.
+    pub(crate) fn counter_words(&self, shard: u32, first: u32, counters: u32) -> Option<&[AtomicU64]> {
+        let Access::Mapped { map, .. } = &self.access else { return None };
+        let end = first.checked_add(counters)?;
+        if shard >= self.layout.shards || end > self.layout.counters() {
+            return None;
+        }
+        let (offset, counters) = (self.counter_at(shard, first), counters as usize);
+        self.check(offset, 8, counters).ok()?;
+        Some(words64(map, offset, counters))
+    }
+
     /// Returns which of the first `counters` of a shard have memory. In an area of the default stride, all count as touched. There, a
     /// question to the kernel takes longer than the reading, and the reading allocates little.
     pub fn touched(&self, shard: u32, counters: u32) -> Touched {
@@ -765,6 +777,13 @@ fn word64(map: &MmapRaw, offset: u64) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(at) }
 }
 
+fn words64(map: &MmapRaw, offset: u64, count: usize) -> &[AtomicU64] {
+    let at = map.as_mut_ptr().wrapping_add(offset as usize).cast::<AtomicU64>();
+    // SAFETY: the caller has checked that so many aligned words lie inside the mapping, which lives as long as `map`. All accesses are
+    // atomic: those of the engine by their type, those of the target because each stores one byte or one aligned word.
+    unsafe { std::slice::from_raw_parts(at, count) }
+}
+
 fn word32(map: &MmapRaw, offset: u64) -> &AtomicU32 {
     let at = map.as_mut_ptr().wrapping_add(offset as usize).cast();
     // SAFETY: as above, 4 bytes.
@@ -784,12 +803,12 @@ fn copy_in(map: &MmapRaw, offset: u64, bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn area(shards: u32) -> SharedArea {
+    pub(crate) fn area(shards: u32) -> SharedArea {
         let stride = (2 * u64::from(layout::OWNER)).next_power_of_two();
         let layout = DataArea { base: Avma(0), stride, shards, journal_bytes: 0 };
         let memfd = rustix::fs::memfd_create("area", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
