@@ -83,6 +83,7 @@ impl Churn {
             max_pairs: None,
             await_modules: false,
             profile: None,
+            trace: None,
             earlier: None,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, BlockEvents, Distribution, EdgeKind, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid,
+    Activations, BlockEvents, Capacity, Distribution, EdgeKind, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid,
     PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
 pub use ingraft_profile::{Earlier, EarlierProfile};
-use ingraft_report::SavedProfile;
+use ingraft_report::{Chunk, SavedProfile};
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
@@ -201,6 +201,9 @@ pub struct EnableRequest {
     pub await_modules: bool,
     /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metric` is not used.
     pub profile: Option<Profiling>,
+    /// Capacity of the buffer of each thread if `functions` are traced; `None` for other measurements. In a trace, `pairs` is empty and
+    /// `function_metric` is not used.
+    pub trace: Option<Capacity>,
     /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
     pub earlier: Option<Arc<EarlierProfile>>,
 }
@@ -682,6 +685,8 @@ pub struct Removed {
     pub last: Option<Reading>,
     /// The last counts of a profile; `None` if the measurement is no profile.
     pub profile: Option<Box<ProfileReading>>,
+    /// The last tokens of a trace.
+    pub trace: Vec<Chunk>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,

@@ -9,6 +9,7 @@ use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{BlockPoint, EdgeKind, How, MetricInfo, Pid, PointKind, Refusal};
 use ingraft_process::{Event, EventError, Identity, Rights, Target};
+use ingraft_report::{Chunk, TracedCode, TracedProgram};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -577,6 +578,16 @@ impl Engine {
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads of the target are held.
     pub fn profile(&self, id: MeasurementId, caller: Caller) -> Result<ProfileReading, Error> {
         self.of_measurement(id, caller)?.profile(id)
+    }
+
+    /// The program and the functions of a trace, for the beginning of its file.
+    pub fn traced(&self, id: MeasurementId, caller: Caller) -> Result<(TracedProgram, TracedCode), Error> {
+        self.of_measurement(id, caller)?.traced(id)
+    }
+
+    /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
+    pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<Chunk>, Error> {
+        self.of_measurement(id, caller)?.take_trace(id)
     }
 
     /// Calls a listener as soon as the target of a measurement has ended, if the listener still exists then.

@@ -134,6 +134,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_pairs: None,
         await_modules: measure.await_modules,
         profile,
+        trace: None,
         earlier,
     })
 }

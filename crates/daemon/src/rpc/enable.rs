@@ -429,6 +429,7 @@ mod tests {
             warnings: Vec::new(),
             awaited: Vec::new(),
             profile: None,
+            trace: Vec::new(),
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
         assert_eq!(removal(5, removed.clone(), None).count(), 3);

@@ -241,6 +241,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         max_pairs: None,
         await_modules: false,
         profile: None,
+        trace: None,
         earlier: None,
     }
 }

@@ -8,7 +8,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use ingraft_analysis::FunctionKind;
 use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
-use ingraft_model::{Focus, FunctionRef, Instrumentation, ModuleRef, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{
+    Capacity, Focus, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
+};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus, Profiling};
@@ -19,6 +21,7 @@ use crate::measure::foci;
 use crate::measure::source_lines;
 use crate::names::some_of;
 use crate::profile::plan::{self, Plan};
+use crate::profile::trace::{self, TracePlan};
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
@@ -38,6 +41,8 @@ pub struct Wanted {
     pub instrumentation: Instrumentation,
     /// Plan of the function's profile; `None` if the pair belongs to no profile, or if the function is refused.
     pub plan: Option<Arc<Plan>>,
+    /// Plans of the functions of a trace, in the order of their numbers; empty if the pair belongs to no trace.
+    pub traced: Arc<[TracePlan]>,
     /// Diagnostics that do not prevent the measurement.
     pub warnings: Vec<Diagnostic>,
     /// The definitions other than metrics with which the pair was evaluated, without the shipped ones ([`Library::helpers`]).
@@ -268,6 +273,9 @@ fn evaluate_request(
     if let Some(profiling) = request.profile {
         return profiled(modules, request, profiling, missing);
     }
+    if let Some(capacity) = request.trace {
+        return traced(modules, request, missing, capacity);
+    }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
     let mut pairs = Vec::with_capacity(request.pairs.len());
@@ -295,7 +303,8 @@ fn evaluate_request(
             Ok(Evaluated { mut instrumentation, warnings }) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
                 let helpers = Arc::clone(&helpers);
-                wanted.push(Wanted { pair, function, instrumentation, plan: None, warnings, helpers });
+                let traced = Arc::default();
+                wanted.push(Wanted { pair, function, instrumentation, plan: None, traced, warnings, helpers });
             }
             // a library that is not loaded, or no longer loaded, may come
             Err(errors)
@@ -317,6 +326,68 @@ fn evaluate_request(
     Err(error)
 }
 
+/// The whole functions that a request for a profile or a trace names.
+fn whole_functions(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<FunctionRef>, Error> {
+    let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
+    if let Some(part) = request.functions.iter().find(is_part) {
+        let what = format!("`{part}` is a part of a function, and profiles and traces are of whole functions");
+        return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
+    }
+    let has_family = matches!(request.profile, Some(Profiling::Coverage { .. }));
+    if request.keep || request.family && !has_family {
+        let what = "a profile or trace ends with its command, and only a coverage has fork children";
+        return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
+    }
+    let functions = resolve_patterns(modules, &request.functions, missing)?;
+    refuse_many(functions.len(), request)?;
+    Ok(functions)
+}
+
+/// The text of each function's module, with nothing woven into it.
+fn texts(modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<ModuleRef, TextSpace> {
+    let mut texts = FxHashMap::default();
+    for function in functions {
+        texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));
+    }
+    texts
+}
+
+/// The pair of a trace, with the code of all functions. A function that cannot be traced has code that is refused for the reason.
+fn traced(
+    modules: &Modules,
+    request: &EnableRequest,
+    missing: Missing,
+    capacity: Capacity,
+) -> Result<Vec<Wanted>, Error> {
+    let functions = whole_functions(modules, request, missing)?;
+    let texts = texts(modules, &functions);
+    let plan = |function: &FunctionRef| {
+        let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
+        TracePlan::new((modules, text), *function)
+    };
+    let plans: Vec<_> = in_background(|| functions.par_iter().map(plan).collect());
+    let (mut traced, mut refused) = (Vec::new(), Vec::new());
+    for (function, plan) in functions.iter().zip(plans) {
+        match plan {
+            Ok(plan) => traced.push(plan),
+            Err(why) => refused.push((*function, why)),
+        }
+    }
+    let instrumentation = trace::instrumentation(&traced, &refused, capacity).ok_or_else(|| {
+        let what = format!("a trace of {} functions is not possible", functions.len());
+        Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
+    })?;
+    Ok(vec![Wanted {
+        pair: Arc::new(MetricFocus { metric: trace::METRIC.to_owned(), focus: Focus::default() }),
+        function: None,
+        instrumentation,
+        plan: None,
+        traced: traced.into(),
+        warnings: Vec::new(),
+        helpers: Arc::default(),
+    }])
+}
+
 /// The functions of a profile, each with its counters. A function that cannot be profiled has code that is refused for the reason.
 fn profiled(
     modules: &Modules,
@@ -324,18 +395,7 @@ fn profiled(
     profiling: Profiling,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
-    let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
-    if let Some(part) = request.functions.iter().find(is_part) {
-        let what = format!("`{part}` is a part of a function, and profiles are of whole functions");
-        return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
-    }
-    let counts = matches!(profiling, Profiling::Counts { .. });
-    if request.keep || request.family && counts {
-        let what = "a profile ends with its command, and only a coverage has fork children";
-        return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
-    }
-    let functions = resolve_patterns(modules, &request.functions, missing)?;
-    refuse_many(functions.len(), request)?;
+    let functions = whole_functions(modules, request, missing)?;
     let earlier = request.earlier.as_deref();
     if let Some(earlier) = earlier.filter(|_| missing == Missing::Fails)
         && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
@@ -343,10 +403,7 @@ fn profiled(
         let what = "the earlier profile has counts of none of these functions";
         return Err(Error::new(ErrorKind::Usage, "no_earlier_counts", what, EARLIER));
     }
-    let mut texts: FxHashMap<ModuleRef, TextSpace> = FxHashMap::default();
-    for function in &functions {
-        texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));
-    }
+    let texts = texts(modules, &functions);
     let wanted = |function: &FunctionRef| {
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
@@ -363,6 +420,7 @@ fn profiled(
             function: Some(*function),
             instrumentation,
             plan,
+            traced: Arc::default(),
             warnings: Vec::new(),
             helpers: Arc::default(),
         })

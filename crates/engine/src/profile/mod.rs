@@ -7,3 +7,4 @@
 pub mod places;
 pub mod plan;
 pub mod result;
+pub mod trace;

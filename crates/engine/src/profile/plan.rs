@@ -74,11 +74,7 @@ impl Plan {
             FunctionKind::Stub => return Err(Refusal::LinkerStub),
         }
         let cfg = module.image.cfg(f);
-        let events = |block: &Block| {
-            let length = usize::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or_default();
-            block_events(block.range.start, module.image.bytes_at(block.range.start, length).unwrap_or_default())
-        };
-        let events: Vec<_> = cfg.blocks.iter().map(events).collect();
+        let events = events(module, &cfg);
         let method = match profiling {
             Profiling::Counts { check } => {
                 let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
@@ -121,7 +117,8 @@ impl Plan {
         Instrumentation {
             variables: (0..places.len()).map(variable).collect(),
             apart: self.is_coverage(),
-            ..empty(self.profiling, insertions.collect())
+            in_place: matches!(self.profiling, Profiling::Coverage { in_place: true, .. }),
+            ..empty(insertions.collect(), metric(self.profiling))
         }
     }
 
@@ -164,8 +161,13 @@ pub fn earlier_counts<'e>(
 
 /// Code that is refused in a function for this reason.
 pub fn refused(function: FunctionRef, profiling: Profiling, why: Refusal) -> Instrumentation {
-    let nothing = insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0));
-    Instrumentation { variables: [variable(0)].into(), ..empty(profiling, vec![nothing]) }
+    let nothing = vec![missing(function, why)];
+    Instrumentation { variables: [variable(0)].into(), ..empty(nothing, metric(profiling)) }
+}
+
+/// An insertion that is refused in a function for this reason.
+pub(super) fn missing(function: FunctionRef, why: Refusal) -> Insertion {
+    insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
 }
 
 fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
@@ -181,9 +183,10 @@ fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: Va
     }
 }
 
-fn empty(profiling: Profiling, insertions: Vec<Insertion>) -> Instrumentation {
+/// An instrumentation of a developer's metric, without variables.
+pub(super) fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumentation {
     Instrumentation {
-        metric: metric(profiling),
+        metric,
         variables: [].into(),
         insertions,
         event: None,
@@ -191,7 +194,7 @@ fn empty(profiling: Profiling, insertions: Vec<Insertion>) -> Instrumentation {
         object: None,
         index_names: None,
         apart: false,
-        in_place: matches!(profiling, Profiling::Coverage { in_place: true, .. }),
+        in_place: false,
     }
 }
 
@@ -208,33 +211,27 @@ fn variable(n: usize) -> Variable {
 fn metric(profiling: Profiling) -> Arc<MetricInfo> {
     static COUNTS: OnceLock<Arc<MetricInfo>> = OnceLock::new();
     static COVERAGE: OnceLock<Arc<MetricInfo>> = OnceLock::new();
-    let name = metric_name(profiling);
-    let info = || {
-        Arc::new(MetricInfo {
-            name: name.to_owned(),
-            unit: "passages".to_owned(),
-            aggregate: Aggregate::Sum,
-            style: Style::EventCounter,
-            units_type: UnitsType::Unnormalized,
-            constraints: vec!["/Code".to_owned()],
-            flavors: Vec::new(),
-            developer: true,
-            doc: "The first counter of a profile.".to_owned(),
-            text: name.into(),
-        })
-    };
     let known = match profiling {
         Profiling::Counts { .. } => &COUNTS,
         Profiling::Coverage { .. } => &COVERAGE,
     };
-    Arc::clone(known.get_or_init(info))
+    Arc::clone(known.get_or_init(|| metric_named(metric_name(profiling))))
+}
+
+/// Events of one execution of each block.
+pub(super) fn events(module: &Module, cfg: &Cfg) -> Vec<BlockEvents> {
+    let events = |block: &Block| {
+        let length = usize::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or_default();
+        block_events(block.range.start, module.image.bytes_at(block.range.start, length).unwrap_or_default())
+    };
+    cfg.blocks.iter().map(events).collect()
 }
 
 /// The edges and blocks at which the copy of a function has probes. Others are derived if they can be.
 ///
 /// A block in which no springboard fits before its call may have its probes at the call, where all arrivals look alike. If there are several
 /// edges to it, those along which control arrives at its original address are derived, because islands may be scarcer than on trial.
-fn probes(cfg: &Cfg, copy: &WovenBody, (bias, events): (Bias, &[BlockEvents])) -> Probes {
+pub(super) fn probes(cfg: &Cfg, copy: &WovenBody, (bias, events): (Bias, &[BlockEvents])) -> Probes {
     let mut into = vec![0_u32; cfg.blocks.len()];
     for edge in &cfg.edges {
         if let EdgeTarget::Block(to) = edge.to
@@ -261,7 +258,24 @@ fn probes(cfg: &Cfg, copy: &WovenBody, (bias, events): (Bias, &[BlockEvents])) -
     Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: (0..cfg.blocks.len()).map(has_block).collect() }
 }
 
-fn refusal(why: NotCounted, cfg: &Cfg, function: &Function) -> Refusal {
+/// A metric for developers, with this name.
+pub(super) fn metric_named(name: &str) -> Arc<MetricInfo> {
+    Arc::new(MetricInfo {
+        name: name.to_owned(),
+        unit: "passages".to_owned(),
+        aggregate: Aggregate::Sum,
+        style: Style::EventCounter,
+        units_type: UnitsType::Unnormalized,
+        constraints: vec!["/Code".to_owned()],
+        flavors: Vec::new(),
+        developer: true,
+        doc: "The counters of a profile, or the buffer of a trace.".to_owned(),
+        text: name.into(),
+    })
+}
+
+/// The refusal for the reason why runs cannot be counted.
+pub(super) fn refusal(why: NotCounted, cfg: &Cfg, function: &Function) -> Refusal {
     match why {
         NotCounted::Inexact(Inexact::WaysIn(refusal) | Inexact::WaysOut(refusal)) => refusal,
         NotCounted::Inexact(Inexact::Unresolved(at)) => {

@@ -49,6 +49,21 @@ pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Op
     module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
 }
 
+/// Names of functions that may return several times from one call.
+const RETURN_TWICE: [&str; 7] = ["setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "getcontext", "vfork", "__vfork"];
+
+/// Whether a call may return several times, by the name of its callee. Calls through pointers do not.
+pub fn may_return_twice(module: &Module, caller: FunctionRef, call: &CallSite) -> bool {
+    let is_one = |name: &str| RETURN_TWICE.contains(&name);
+    match named(module, caller, call) {
+        Some(Some(function)) => {
+            let function = module.function(function.function);
+            function.is_some_and(|f| f.names().iter().any(|name| is_one(name.mangled())))
+        }
+        Some(None) | None => slot(module, call).and_then(|slot| module.image.import_at(slot)).is_some_and(is_one),
+    }
+}
+
 fn slot(module: &Module, call: &CallSite) -> Option<Svma> {
     match call.callee {
         Callee::Direct(at) => module.image.stub_slot(at),

@@ -128,7 +128,9 @@ impl EndedThreads {
                 self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&table);
             }
         }
-        let own = |&(counter, value): &(u32, i64)| value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_));
+        let own = |&(counter, value): &(u32, i64)| {
+            value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_) | Shape::Buffer(_))
+        };
         for (counter, value) in values.into_iter().filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
                 *sum = shapes.combine(counter, *sum, value);

@@ -95,6 +95,7 @@ pub fn untouched(pid: Pid) -> Removed {
         grown: None,
         last: None,
         profile: None,
+        trace: Vec::new(),
         warnings: Vec::new(),
         awaited: Vec::new(),
     }

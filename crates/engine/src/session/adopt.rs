@@ -324,6 +324,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         max_pairs: None,
         await_modules: false,
         profile: None,
+        trace: None,
         earlier: None,
     };
     // the engine does not know the code well enough to remove single pairs of it

@@ -23,6 +23,7 @@ use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
 use super::profile::Profile;
 use super::sharing::{Group, GroupId};
+use super::trace::Trace;
 use super::unfinished::Unfinished;
 
 /// Memory and records of a target in which something was woven.
@@ -54,6 +55,8 @@ pub(super) struct Control {
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
     /// Profiled functions of the measurements that are profiles.
     pub(super) profiles: BTreeMap<MeasurementId, Profile>,
+    /// The measurements that are traces.
+    pub(super) traces: BTreeMap<MeasurementId, Trace>,
     /// Functions that are about to be profiled; threads inside of them are noted in the stop of their insertion.
     pub(super) watch: Option<Watch>,
     pub(super) next_mini: u64,

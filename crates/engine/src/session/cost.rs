@@ -41,7 +41,7 @@ pub(super) struct Frozen {
 impl Pair {
     /// Whether the pair's code does more than count.
     fn is_costly(&self) -> bool {
-        self.variables.iter().any(|v| v.shape != Shape::Counter)
+        self.variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Buffer(_)))
     }
 
     /// The clock of the pair's value, if the value is a timer.

@@ -75,6 +75,7 @@ impl Session {
             retired: Vec::new(),
             measurements: BTreeMap::new(),
             profiles: BTreeMap::new(),
+            traces: BTreeMap::new(),
             watch: None,
             next_mini: 1,
             lock: Some(lock),

@@ -82,8 +82,12 @@ impl Session {
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
+        let trace = Session::begin_trace(id, &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty(), coming)?;
+        if let (Some(capacity), Some(trace)) = (request.trace, trace) {
+            self.note_trace(control, id, capacity, trace);
+        }
         if let Some(profiling) = request.profile {
             self.note_profile(control, id, profiling, plans);
         }

@@ -216,6 +216,9 @@ impl Session {
         if request.pairs.is_empty() && request.functions.is_empty() {
             return Ok(None); // adopted, so the request is not known any more
         }
+        if request.trace.is_some() {
+            return Ok(None); // the numbers of its functions are those of the beginning
+        }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
         let own = internals::of_request(&library, &request, &control.modules)?;
         let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());

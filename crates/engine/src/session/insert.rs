@@ -347,7 +347,7 @@ impl Session {
     /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
     fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
-        let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_));
+        let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_) | Shape::Buffer(_));
         if !bound.iter().all(|(_, i, _)| i.variables.iter().all(counts)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
             self.keep_time(control, cpu)?;

@@ -43,6 +43,7 @@ mod shared;
 mod sharing;
 mod tails;
 mod threads;
+mod trace;
 mod unfinished;
 mod unwind_targets;
 mod view;

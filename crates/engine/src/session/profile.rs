@@ -242,7 +242,7 @@ impl Session {
     }
 
     /// The file of the target's program.
-    fn program(&self) -> String {
+    pub(super) fn program(&self) -> String {
         std::fs::read_link(format!("/proc/{}/exe", self.pid()))
             .map_or_else(|_| String::new(), |path| path.display().to_string())
     }
@@ -307,7 +307,7 @@ fn refused(control: &Control, measurement: &Measurement) -> Vec<(MdlFunction, Re
 }
 
 /// A module for a saved profile; `None` if it is not loaded.
-fn module_info(modules: &Modules, module: ModuleRef) -> Option<ModuleInfo> {
+pub(super) fn module_info(modules: &Modules, module: ModuleRef) -> Option<ModuleInfo> {
     let (file, module) = modules.module(module)?;
     let segments = || module.image.elf().segments().iter();
     Some(ModuleInfo {

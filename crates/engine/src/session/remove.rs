@@ -45,6 +45,7 @@ impl Session {
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
+        let trace = self.take_trace(id).unwrap_or_default();
         self.shared_mut().leaving = false;
         let removed = taken?;
         if keep
@@ -55,6 +56,8 @@ impl Session {
         }
         control.measurements.remove(&id);
         control.profiles.remove(&id);
+        control.traces.remove(&id);
+        self.shared_mut().traces.remove(&id);
         if !last {
             // the measurement's code may come from a dead engine
             (control.has_spare, control.spare_after) = (true, None);
@@ -69,7 +72,7 @@ impl Session {
         });
         let corrections = profile.as_ref().map_or(removed.corrections, |profile| profile.saved.corrected);
         let profile = profile.map(Box::new);
-        Ok((Removed { grown, last: reading, profile, corrections, awaited, ..removed }, over))
+        Ok((Removed { grown, last: reading, profile, trace, corrections, awaited, ..removed }, over))
     }
 
     /// Takes out the code of a measurement's pairs; if it is the last measurement, takes out everything.
@@ -308,6 +311,7 @@ impl Session {
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
         control.profiles.clear();
+        control.traces.clear();
         control.pairs.clear();
         control.groups.clear();
         control.retired.clear();

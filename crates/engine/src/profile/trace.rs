@@ -1,0 +1,156 @@
+//! The plan to trace functions: the places that write tokens, and the code for them.
+
+use std::sync::Arc;
+
+use ingraft_analysis::{Function, FunctionKind};
+use ingraft_codegen::TextSpace;
+use ingraft_model::snippet::Appended;
+use ingraft_model::token::{FUNCTIONS_MAX, PLACES_MAX, Token};
+use ingraft_model::{
+    Capacity, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Offset, Order, Parts,
+    PointKind, Refusal, Role, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId, VariableKind,
+};
+use ingraft_profile::{NotCounted, NotTraced, Place, TracedFunction};
+
+use crate::program::callees::may_return_twice;
+use crate::program::modules::{Module, Modules};
+use crate::weaving::trial;
+
+use super::plan;
+
+/// Name of the metric that the pair of a trace has.
+pub const METRIC: &str = "block_trace";
+
+/// The buffer of a trace.
+const BUFFER: VariableId = VariableId(0);
+
+/// The plan to trace one function.
+#[derive(Debug)]
+pub struct TracePlan {
+    /// The function.
+    pub function: FunctionRef,
+    /// First byte of the function.
+    pub first: Svma,
+    /// Control-flow graph of the function.
+    pub cfg: Cfg,
+    /// Places that write tokens, in the order of their numbers.
+    pub places: Vec<Place>,
+    /// For each place, whether control may arrive there from any activation: as an exception, or by a further return of a call.
+    resumes: Vec<bool>,
+}
+
+impl TracePlan {
+    /// Plans the places of a function. Fails if its trace would not be exact.
+    ///
+    /// The places where code can write are those of a copy on trial. `text` is the text of the module with nothing woven into it.
+    pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionRef) -> Result<TracePlan, Refusal> {
+        let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
+        match f.kind() {
+            FunctionKind::Normal => {}
+            FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
+            FunctionKind::Stub => return Err(Refusal::LinkerStub),
+        }
+        let cfg = module.image.cfg(f);
+        let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
+        let probes = plan::probes(&cfg, &copy, (module.bias, &plan::events(module, &cfg)));
+        let traced = TracedFunction::new(&cfg, &probes).map_err(|why| match (why, copy.why_exposed) {
+            // A block that runs in the text writes no token.
+            (NotTraced::Block(_), Some(exposed)) => exposed,
+            (NotTraced::Block(block), None) => plan::refusal(NotCounted::Block(block), &cfg, f),
+            (NotTraced::Inexact(why), _) => plan::refusal(NotCounted::Inexact(why), &cfg, f),
+            (NotTraced::NoEntry, _) => Refusal::NoSuchPoint,
+        })?;
+        let places = traced.places().to_vec();
+        if places.len() > PLACES_MAX as usize {
+            return Err(Refusal::NoSuchPoint);
+        }
+        let resumes = resumes(&cfg, &places, &twice(module, function, f, &cfg));
+        Ok(TracePlan { function, first: f.start(), cfg, places, resumes })
+    }
+
+    /// The code at the entry and at all places of the function with this number.
+    fn insertions(&self, number: u32, capacity: Capacity) -> Option<Vec<Insertion>> {
+        let insertion = |point, parts, appended| Insertion {
+            function: self.function,
+            point,
+            parts,
+            order: Order::Append,
+            role: Role::Metric,
+            snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(BUFFER, capacity, appended)] }),
+            group: 0,
+            except: [].into(),
+        };
+        let enter = Appended { stack: self.resumes.contains(&true), bytes: Token::Enter(number).bytes()? };
+        let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
+        for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
+            let passage = Token::Passage(n).bytes()?;
+            let appended = match resumes {
+                true => Appended { stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() },
+                false => Appended { stack: false, bytes: passage },
+            };
+            let (point, parts) = self.point(*place)?;
+            all.push(insertion(point, parts, appended));
+        }
+        Some(all)
+    }
+
+    fn point(&self, place: Place) -> Option<(PointKind, Parts)> {
+        let offset = |block: usize| Some(Offset::between(self.first.0, self.cfg.blocks.get(block)?.range.start.0));
+        Some(match place {
+            Place::Edge(edge) => {
+                let Edge { from, to: EdgeTarget::Block(to), kind } = *self.cfg.edges.get(edge)? else { return None };
+                let id = EdgeId { from: offset(from)?, to: offset(to)?, kind };
+                (PointKind::Edge, Parts::Edges([id].into()))
+            }
+            Place::Block(block) => (PointKind::Block, Parts::Block(offset(block)?)),
+        })
+    }
+}
+
+/// The blocks that end in a call which may return several times.
+fn twice(module: &Module, function: FunctionRef, f: &Function, cfg: &Cfg) -> Vec<usize> {
+    let sites = module.image.call_sites(f).unwrap_or_default();
+    let calls = sites.iter().filter(|site| may_return_twice(module, function, site));
+    calls.filter_map(|site| cfg.blocks.iter().position(|block| block.range.contains(&site.at))).collect()
+}
+
+/// For each place, whether control may arrive there from any activation.
+fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
+    let roots = cfg.roots();
+    let again = |edge: &Edge| edge.kind == EdgeKind::CallReturn && twice.contains(&edge.from);
+    let one = |place: &Place| match place {
+        Place::Edge(edge) => cfg.edges.get(*edge).is_some_and(again),
+        Place::Block(block) => {
+            let returns = cfg.edges.iter().any(|edge| again(edge) && edge.to == EdgeTarget::Block(*block));
+            returns || Some(*block) != cfg.entry && roots.contains(block)
+        }
+    };
+    places.iter().map(one).collect()
+}
+
+/// The code of a trace: all functions append to one buffer of each thread. The number of a function is its index. The functions of
+/// `refused` have code that is refused for the reason.
+pub fn instrumentation(
+    plans: &[TracePlan],
+    refused: &[(FunctionRef, Refusal)],
+    capacity: Capacity,
+) -> Option<Instrumentation> {
+    let mut insertions = Vec::new();
+    for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
+        insertions.extend(plan.insertions(number, capacity)?);
+    }
+    if plans.len() > FUNCTIONS_MAX as usize {
+        return None;
+    }
+    for (function, why) in refused {
+        insertions.push(plan::missing(*function, why.clone()));
+    }
+    let variable = Variable {
+        name: "buffer".to_owned(),
+        kind: VariableKind::Scratch,
+        shape: Shape::Buffer(capacity),
+        unit: ValueUnit::Plain,
+        sampled: true,
+    };
+    Some(Instrumentation { variables: [variable].into(), ..plan::empty(insertions, plan::metric_named(METRIC)) })
+}

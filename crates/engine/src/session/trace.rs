@@ -1,0 +1,198 @@
+//! Traces of a session: the buffers of threads, and the chunks that the engine takes from them while the target runs.
+
+use std::sync::Arc;
+
+use ingraft_analysis::Function;
+use ingraft_model::buffer::Reader;
+use ingraft_model::token::Token;
+use ingraft_model::{Capacity, FunctionRef as MdlFunction, ModuleRef, Tid};
+use ingraft_process::SharedArea;
+use ingraft_report::{Chunk, Refused, TracedCode, TracedProgram, TracedRoutine};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::MeasurementId;
+use crate::error::{Error, ErrorKind};
+use crate::measure::request::Wanted;
+use crate::profile::trace::TracePlan;
+use crate::readings::values::Shards;
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::Session;
+use super::pair::PairKey;
+use super::profile::module_info;
+use super::shared::Shared;
+
+/// A trace of a measurement.
+#[derive(Debug)]
+pub(super) struct Trace {
+    key: PairKey,
+    plans: Arc<[TracePlan]>,
+    program: TracedProgram,
+}
+
+/// The buffers of a trace.
+#[derive(Debug)]
+pub(super) struct Drain {
+    /// First counter of the buffer in every shard.
+    first: u32,
+    capacity: Capacity,
+    /// The stream of each shard that a thread holds.
+    streams: FxHashMap<u32, Stream>,
+    /// Number of the next stream.
+    next: u32,
+    /// Last chunks of threads that have ended.
+    ended: Vec<Chunk>,
+}
+
+/// The tokens of one thread.
+#[derive(Debug)]
+struct Stream {
+    identity: u64,
+    number: u32,
+    sequence: u64,
+    reader: Reader,
+    /// Beginning of a token whose end was not written yet.
+    rest: Vec<u8>,
+}
+
+impl Session {
+    /// Makes the pair of a trace its own, because it has its own buffers.
+    pub(super) fn begin_trace(id: MeasurementId, wanted: &mut [Wanted]) -> Option<(PairKey, Arc<[TracePlan]>)> {
+        let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
+        traced.helpers = format!("trace {}", id.0).into();
+        Some((PairKey::of(traced), Arc::clone(&traced.traced)))
+    }
+
+    /// Notes a trace whose code was inserted.
+    pub(super) fn note_trace(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        capacity: Capacity,
+        (key, plans): (PairKey, Arc<[TracePlan]>),
+    ) {
+        let Some(first) = control.pairs.get(&key).and_then(|pair| pair.counters.first().copied()) else { return };
+        let program = TracedProgram {
+            host: String::new(),
+            pid: u32::try_from(self.pid().0).unwrap_or_default(),
+            program: self.program(),
+            began_ns: now_ns(),
+        };
+        let drain = Drain { first, capacity, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
+        self.shared_mut().traces.insert(id, drain);
+        control.traces.insert(id, Trace { key, plans, program });
+    }
+
+    /// The program and the functions of a trace.
+    pub fn traced(&self, id: MeasurementId) -> Result<(TracedProgram, TracedCode), Error> {
+        let control = self.control();
+        let trace = control.traces.get(&id).ok_or_else(|| no_trace(id))?;
+        let pair = control.pairs.get(&trace.key).ok_or_else(|| no_trace(id))?;
+        let unwoven: FxHashSet<MdlFunction> = pair.unwoven.iter().map(|(f, _)| *f).collect();
+        let all = trace.plans.iter().map(|plan| plan.function).chain(unwoven.iter().copied());
+        let mut modules: Vec<ModuleRef> = all.map(|f| f.module).collect();
+        modules.sort_unstable();
+        modules.dedup();
+        let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
+        let routine = |plan: &TracePlan| {
+            let (_, _, function) = control.modules.resolve(plan.function)?;
+            Some(TracedRoutine {
+                module: index(plan.function.module),
+                name: raw_name(function),
+                size: function.size(),
+                cfg: plan.cfg.clone(),
+                places: plan.places.clone(),
+            })
+        };
+        let refused = pair.unwoven.iter().map(|(f, refused)| Refused {
+            module: index(f.module),
+            name: refused.function.function.clone(),
+            start: refused.function.offset,
+            why: refused.reason.to_string(),
+        });
+        let code = TracedCode {
+            modules: modules.iter().map(|module| module_info(&control.modules, *module).unwrap_or_default()).collect(),
+            // A function that is refused writes no token, but keeps its number.
+            functions: trace.plans.iter().filter_map(routine).collect(),
+            refused: refused.collect(),
+        };
+        Ok((trace.program.clone(), code))
+    }
+
+    /// The tokens that threads have written since the last call. Does not stop the target.
+    pub fn take_trace(&self, id: MeasurementId) -> Result<Vec<Chunk>, Error> {
+        let mut shared = self.shared_mut();
+        let Shared { area, tids, traces, .. } = &mut *shared;
+        let drain = traces.get_mut(&id).ok_or_else(|| no_trace(id))?;
+        let mut chunks = std::mem::take(&mut drain.ended);
+        let Some(area) = area else { return Ok(chunks) };
+        for (shard, identity) in Shards::claims(&**area) {
+            chunks.extend(drain.take(area, shard, identity, tids));
+        }
+        Ok(chunks)
+    }
+}
+
+impl Shared {
+    /// Takes the last tokens of a thread that has ended, before its shard is freed.
+    pub(super) fn end_streams(&mut self, area: &SharedArea, shard: u32, identity: u64) {
+        for drain in self.traces.values_mut() {
+            let last = drain.take(area, shard, identity, &self.tids);
+            drain.ended.extend(last);
+            drain.streams.remove(&shard);
+        }
+    }
+}
+
+impl Drain {
+    /// Takes the tokens of the thread that holds a shard.
+    fn take(&mut self, area: &SharedArea, shard: u32, identity: u64, tids: &FxHashMap<u64, Tid>) -> Option<Chunk> {
+        let buffer = area.buffer(shard, self.first, self.capacity.slots())?;
+        let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
+        if !known {
+            let (number, reader) = (self.next, Reader::new(self.capacity));
+            self.next += 1;
+            self.streams.insert(shard, Stream { identity, number, sequence: 0, reader, rest: Vec::new() });
+        }
+        let stream = self.streams.get_mut(&shard)?;
+        let taken = stream.reader.take(&buffer);
+        let mut tokens = std::mem::take(&mut stream.rest);
+        tokens.extend(taken.bytes);
+        let mut whole = 0;
+        let mut broken = false;
+        while let Some(rest) = tokens.get(whole..).filter(|rest| !rest.is_empty()) {
+            match Token::read(rest) {
+                Ok(Some((_, length))) => whole += length,
+                Ok(None) => break,
+                Err(_) => {
+                    broken = true;
+                    break;
+                }
+            }
+        }
+        stream.rest = tokens.split_off(whole);
+        if taken.gap || broken {
+            // The rest is the work of the program, if there is any: every append is whole before a gap.
+            stream.rest.clear();
+            tokens.extend(Token::Gap.bytes().unwrap_or_default());
+        }
+        if tokens.is_empty() {
+            return None;
+        }
+        let sequence = stream.sequence;
+        stream.sequence += 1;
+        let tid = tids.get(&identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
+        Some(Chunk { tid, stream: stream.number, sequence, time_ns: now_ns(), tokens })
+    }
+}
+
+/// Name as the symbol table has it.
+fn raw_name(function: &Function) -> String {
+    function.names().first().map_or_else(|| function.display_name().into_owned(), |name| name.mangled().to_owned())
+}
+
+fn no_trace(id: MeasurementId) -> Error {
+    let what = format!("measurement {} is no trace", id.0);
+    Error::new(ErrorKind::Usage, "no_trace", what, "read its values instead")
+}

@@ -1,0 +1,247 @@
+//! Traces of running programs, compared with an oracle that single-steps the same run and knows nothing of ingraft.
+
+#![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, TargetSpec};
+use ingraft_model::Capacity;
+use ingraft_model::buffer::SLACK;
+use ingraft_profile::{Step, TracedFunction, Unknown};
+use ingraft_report::{Chunk, TraceReplay, TracedCode};
+use ingraft_testing::{Mutatee, open_directory, output, program, target};
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// Functions of the program that always runs the same way.
+const FUNCTIONS: [&str; 7] = ["leaf", "guarded", "inner", "leaver", "middle", "outer", "rounds"];
+const RUN: &str = "run 5";
+
+fn engine() -> (Engine, tempfile::TempDir) {
+    let dir = open_directory();
+    let config = Config {
+        state_dir: dir.path().to_owned(),
+        program: "ingraft".into(),
+        max_overhead: 5.0,
+        clock: ClockChoice::Auto,
+    };
+    (Engine::start(config).unwrap(), dir)
+}
+
+fn request(pid: i32, functions: &[&str]) -> EnableRequest {
+    EnableRequest {
+        target: TargetSpec::Pid(ingraft_model::Pid(pid)),
+        pairs: Vec::new(),
+        functions: functions.iter().map(|f| (*f).to_owned()).collect(),
+        function_metric: String::new(),
+        definitions: Vec::new(),
+        flavors: Vec::new(),
+        keep: false,
+        max_overhead: None,
+        allow_calls: false,
+        family: false,
+        max_pairs: None,
+        await_modules: false,
+        profile: None,
+        trace: Capacity::of_bytes(1 << 16),
+        earlier: None,
+    }
+}
+
+/// Addresses of symbols, as in the file.
+fn symbols(name: &str) -> BTreeMap<String, u64> {
+    let table = output(Command::new("nm").arg(program(name).expect("a compiler")));
+    let symbol = |line: &str| {
+        let mut words = line.split(' ');
+        let at = u64::from_str_radix(words.next()?, 16).ok()?;
+        Some((words.nth(1)?.to_owned(), at))
+    };
+    table.lines().filter_map(symbol).collect()
+}
+
+fn stopped(pid: Pid) -> Signal {
+    match waitpid(pid, Some(WaitPidFlag::__WALL)) {
+        Ok(WaitStatus::Stopped(_, signal) | WaitStatus::PtraceEvent(_, signal, _)) => signal,
+        other => panic!("{pid} did not stop: {other:?}"),
+    }
+}
+
+/// Distance from the addresses in a program's file to those in the process.
+fn bias(pid: i32, name: &str) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let first = maps.lines().find(|line| line.ends_with(&format!("/{name}"))).unwrap();
+    let base = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
+    // A program at a fixed address begins at 4 MiB.
+    if base == 0x40_0000 { 0 } else { base }
+}
+
+/// The program counters of a run, as in the file, by single steps from the first instruction of a function until it has returned.
+fn counters(name: &str, run: &str, function: &str) -> Vec<u64> {
+    let mut target = Mutatee::start(name, &[]);
+    let bias = bias(target.pid(), name);
+    let start = symbols(name)[function] + bias;
+    let pid = Pid::from_raw(target.pid());
+    ptrace::seize(pid, ptrace::Options::empty()).unwrap();
+    ptrace::interrupt(pid).unwrap();
+    stopped(pid);
+    let address = start as ptrace::AddressType;
+    let word = ptrace::read(pid, address).unwrap();
+    ptrace::write(pid, address, word & !0xff | 0xcc).unwrap();
+    target.tell(run);
+    loop {
+        ptrace::cont(pid, None).unwrap();
+        if stopped(pid) == Signal::SIGTRAP && ptrace::getregs(pid).unwrap().rip == start + 1 {
+            break;
+        }
+    }
+    ptrace::write(pid, address, word).unwrap();
+    let mut registers = ptrace::getregs(pid).unwrap();
+    registers.rip = start;
+    ptrace::setregs(pid, registers).unwrap();
+    let bottom = registers.rsp;
+    let mut all = vec![start - bias];
+    loop {
+        ptrace::step(pid, None).unwrap();
+        assert_eq!(stopped(pid), Signal::SIGTRAP);
+        let registers = ptrace::getregs(pid).unwrap();
+        if registers.rsp > bottom {
+            break;
+        }
+        all.push(registers.rip.wrapping_sub(bias));
+    }
+    ptrace::detach(pid, None).unwrap();
+    target.reply();
+    all
+}
+
+/// Traces a run of a program. Returns the functions, and the chunks.
+fn trace(name: &str, functions: &[&str], run: &str) -> (TracedCode, Vec<Chunk>) {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start(name, &[]);
+    let before = target::Text::of(target.pid());
+    let Enabled { id, .. } = engine.enable(&request(target.pid(), functions), Caller::Engine, &|_| ()).unwrap();
+    let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+    target.tell(run);
+    target.reply();
+    let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+    let removed = engine.remove(id, Caller::Engine).unwrap();
+    assert!(removed.text_restored);
+    chunks.extend(removed.trace);
+    target::assert_clean(target.pid(), &before);
+    (code, chunks)
+}
+
+/// The blocks of a trace, by the addresses of their first instructions.
+fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
+    let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
+    let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
+    for chunk in chunks {
+        let mut note = |step| match step {
+            Step::Block { function, block, .. } => {
+                found.push(code.functions[function as usize].cfg.blocks[block].range.start.0);
+            }
+            Step::Enter { .. } | Step::Leave { .. } => {}
+            Step::Gap => panic!("the trace has a gap"),
+        };
+        replay.chunk(chunk, &mut note).unwrap();
+    }
+    (found, replay.unknown().map(|(_, unknown)| unknown).collect())
+}
+
+/// Traces a run and compares the blocks of these functions with those of single steps, which begin at a function.
+fn compare(name: &str, run: &str, begin: &str, functions: &[&str]) {
+    let steps = counters(name, run, begin);
+    let (code, chunks) = trace(name, functions, run);
+    assert_eq!(code.refused, []);
+    assert_eq!(code.functions.len(), functions.len());
+    let starts: Vec<u64> =
+        code.functions.iter().flat_map(|f| f.cfg.blocks.iter().map(|block| block.range.start.0)).collect();
+    let expected: Vec<u64> = steps.into_iter().filter(|pc| starts.contains(pc)).collect();
+    let (found, unknown) = blocks(&code, &chunks);
+    let bytes: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+    println!("{} blocks in {bytes} bytes of {functions:?}", found.len());
+    assert!(expected.len() >= functions.len(), "{}", expected.len());
+    let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    assert_eq!(differs, None, "{:x?}", chunks.iter().map(|chunk| &chunk.tokens).collect::<Vec<_>>());
+    assert_eq!(found.len(), expected.len());
+    // An activation that an exception leaves for a function that is not traced stays at the block that it was bound to reach.
+    assert!(unknown.iter().all(|unknown| unknown.ahead <= 1), "{unknown:?}");
+    let others: Vec<Unknown> = unknown.into_iter().map(|unknown| Unknown { ahead: 0, ..unknown }).collect();
+    assert_eq!(others, [Unknown::default()]);
+}
+
+#[test]
+fn calls_and_recursion_are_regenerated() {
+    compare("steps", RUN, "rounds", &FUNCTIONS[..3]);
+}
+
+#[test]
+fn calls_by_pointers_are_regenerated() {
+    compare("steps", RUN, "rounds", &["leaf", "guarded", "inner", "middle"]);
+}
+
+#[test]
+fn calls_that_longjmp_leaves_are_regenerated() {
+    compare("steps", RUN, "rounds", &FUNCTIONS);
+}
+
+#[test]
+fn calls_that_an_exception_leaves_are_regenerated() {
+    compare("throws", "throw 1", "outer", &["middle", "thrower"]);
+}
+
+/// Number of entries of each function, and of gaps.
+fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<Unknown>) {
+    let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
+    let (mut replay, mut found) = (TraceReplay::new(&traced), BTreeMap::new());
+    for chunk in chunks {
+        let mut note = |step| match step {
+            Step::Enter { function, .. } => {
+                *found.entry(code.functions[function as usize].name.clone()).or_default() += 1;
+            }
+            Step::Block { .. } | Step::Leave { .. } | Step::Gap => {}
+        };
+        replay.chunk(chunk, &mut note).unwrap();
+    }
+    (found, replay.unknown().map(|(_, unknown)| unknown).collect())
+}
+
+#[test]
+fn each_thread_has_its_own_trace() {
+    let functions = ["work_0", "work_1", "work_7"];
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("threads", &[]);
+    target.ask("threads 3");
+    let before = target::Text::of(target.pid());
+    let Enabled { id, .. } = engine.enable(&request(target.pid(), &functions), Caller::Engine, &|_| ()).unwrap();
+    let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+    let reply = target.ask("go 2000");
+    let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    target::assert_clean(target.pid(), &before);
+    let (found, unknown) = entries(&code, &chunks);
+    assert_eq!(found, functions.map(|f| (f.to_owned(), reply.tally(f))).into());
+    assert!(unknown.len() >= 3 && unknown.iter().all(|unknown| *unknown == Unknown::default()), "{unknown:?}");
+}
+
+#[test]
+fn a_full_buffer_leaves_a_gap_that_is_told() {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("threads", &[]);
+    let capacity = Capacity::of_bytes(0).unwrap();
+    let request = EnableRequest { trace: Some(capacity), ..request(target.pid(), &["work_0"]) };
+    let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
+    let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+    target.ask("solo 5000");
+    let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+    target.ask("solo 10");
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    let (found, unknown) = entries(&code, &chunks);
+    // An entry takes two bytes.
+    let before = u64::from((capacity.bytes() - SLACK) / 2);
+    assert_eq!(found["work_0"], before + 10);
+    assert_eq!(unknown, [Unknown { gaps: 1, ..Unknown::default() }]);
+}
