@@ -9,6 +9,10 @@
 //! | 0xf8 | 3 | [`Token::Enter`] of any function |
 //! | 0xf9 | 3 | [`Token::Resume`] |
 //! | 0xfa | 5 | [`Token::Stack`] |
+//! | 0xfb | 1 | [`Token::Leaving`] |
+//! | 0xfc | 1 | [`Token::Unwound`] |
+//! | 0xfd | 1 | [`Token::Switched`] |
+//! | 0xfe | 1 | [`Token::Continuing`] |
 //! | 0xff | 1 | [`Token::Gap`] |
 //!
 //! No byte of a token is 0. So a reader of a buffer, in which unwritten bytes are 0, sees whether a token is complete. The first byte tells
@@ -38,6 +42,10 @@ const LONG_PASSAGE: u8 = 0xe0;
 const SHORT_ENTER: u8 = 0xf0;
 const LONG_ENTER: u8 = 0xf8;
 const RESUME: u8 = 0xf9;
+const LEAVING: u8 = 0xfb;
+const UNWOUND: u8 = 0xfc;
+const SWITCHED: u8 = 0xfd;
+const CONTINUING: u8 = 0xfe;
 const GAP: u8 = 0xff;
 
 /// A token of a trace.
@@ -50,13 +58,21 @@ pub enum Token {
     /// The next token is a passage in this function, at which control may arrive from any activation: at the landing pad of an exception,
     /// or from a call that returns twice.
     Resume(u32),
-    /// Stack pointer at the next token, which is an entry or a resume: bits 3 to 30.
+    /// Stack pointer at the next token, which is an entry, a resume or an unwound: bits 3 to 30.
     Stack(u32),
+    /// The thread is about to leave activations by an exception or a longjmp. A resume or an unwound tells which ones.
+    Leaving,
+    /// The same, for an exception that goes on after a cleanup.
+    Continuing,
+    /// The thread has left the activations whose stack pointer at their entry is not above the one of the stack token before.
+    Unwound,
+    /// The thread continues on another stack, in other activations.
+    Switched,
     /// Tokens are missing. Threads never write this token; the reader of a buffer adds it.
     Gap,
 }
 
-/// A byte with which no token begins, or which does not belong to the token that it is in.
+/// A byte that does not belong to the token that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a byte of a trace belongs to no token: {0:#04x}")]
 pub struct NoToken(pub u8);
@@ -88,6 +104,10 @@ impl Token {
                 let part = |shift: u32| 0x80 | (sp >> shift) as u8;
                 vec![STACK, part(0), part(7), part(14), part(21)]
             }
+            Token::Leaving => vec![LEAVING],
+            Token::Continuing => vec![CONTINUING],
+            Token::Unwound => vec![UNWOUND],
+            Token::Switched => vec![SWITCHED],
             Token::Gap => vec![GAP],
             Token::Passage(_) | Token::Enter(_) | Token::Resume(_) | Token::Stack(_) => return None,
         })
@@ -123,8 +143,11 @@ impl Token {
                 };
                 Some((Token::Stack(a | b << 7 | c << 14 | d << 21), 5))
             }
+            LEAVING => Some((Token::Leaving, 1)),
+            UNWOUND => Some((Token::Unwound, 1)),
+            SWITCHED => Some((Token::Switched, 1)),
+            CONTINUING => Some((Token::Continuing, 1)),
             GAP => Some((Token::Gap, 1)),
-            0xfb..GAP => return Err(NoToken(first)),
         };
         Ok(token)
     }
@@ -144,7 +167,9 @@ mod tests {
         let numbers = (0..300).chain([2039, 2040, 4302, FUNCTIONS_MAX - 1]);
         let tokens = numbers.flat_map(|n| [Token::Enter(n), Token::Passage(n % PLACES_MAX), Token::Resume(n)]);
         let stacks = [0, 8, 0x7ffc_1234_5678, u64::MAX].map(Token::stack);
-        for token in tokens.chain(stacks).chain([Token::Gap]) {
+        for token in
+            tokens.chain(stacks).chain([Token::Leaving, Token::Continuing, Token::Unwound, Token::Switched, Token::Gap])
+        {
             let bytes = token.bytes().expect("a small number");
             assert!(bytes.len() <= TOKEN_MAX && !bytes.contains(&0), "{token:?} {bytes:x?}");
             assert_eq!(Token::read(&bytes), Ok(Some((token, bytes.len()))));
@@ -171,7 +196,6 @@ mod tests {
 
     #[test]
     fn other_bytes_are_no_tokens() {
-        assert_eq!(Token::read(&[0xfb, 1, 1]), Err(NoToken(0xfb)));
         assert_eq!(Token::read(&[0xfa, 0x80, 0x7f]), Err(NoToken(0x7f)));
     }
 }

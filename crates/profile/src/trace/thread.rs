@@ -43,6 +43,9 @@ pub struct Unknown {
     pub skipped: u64,
     /// Number of gaps: tokens that the thread could not write.
     pub gaps: u64,
+    /// Number of times at which the activations in progress were forgotten, because nothing told which of them an exception, a longjmp or a
+    /// switch of stacks had left.
+    pub lost: u64,
     /// Number of tokens that no execution of the known activations can have written. Each of them counts as a gap.
     pub defects: u64,
     /// Number of blocks at the ends of unfinished runs that control was bound to reach, and may not have reached when the trace ended.
@@ -75,6 +78,10 @@ pub struct ThreadReplay<'a> {
     stack: Option<u32>,
     /// Function of the next token, in which an exception has arrived.
     resumes: Option<u32>,
+    /// Number of activations, from the outermost one on, that the thread may have left. The next token of one of them loses all.
+    doubtful: usize,
+    /// Number of activations that an exception or a longjmp may leave whose end was not told yet.
+    leaving: usize,
     unknown: Unknown,
     /// Number of blocks of finished activations since the last token.
     ahead: u64,
@@ -88,6 +95,8 @@ impl<'a> ThreadReplay<'a> {
             activations: Vec::new(),
             stack: None,
             resumes: None,
+            doubtful: 0,
+            leaving: 0,
             unknown: Unknown::default(),
             ahead: 0,
         }
@@ -108,6 +117,20 @@ impl<'a> ThreadReplay<'a> {
         match token {
             Token::Stack(sp) => self.stack = Some(sp),
             Token::Resume(function) => self.resumes = Some(function),
+            Token::Leaving => {
+                self.doubtful = self.doubtful.max(self.leaving);
+                self.leaving = self.activations.len();
+            }
+            Token::Continuing => self.leaving = self.activations.len(),
+            Token::Unwound => match self.stack.take() {
+                Some(sp) => self.unwind(sp, out),
+                None => self.defect(out),
+            },
+            Token::Switched if self.activations.is_empty() => {}
+            Token::Switched => {
+                self.unknown.lost += 1;
+                self.lose(out);
+            }
             Token::Gap => {
                 self.unknown.gaps += 1;
                 self.lose(out);
@@ -134,10 +157,15 @@ impl<'a> ThreadReplay<'a> {
         u32::try_from(self.activations.len()).unwrap_or(u32::MAX)
     }
 
+    /// Whether the thread may have left the innermost activation.
+    fn is_doubtful(&self) -> bool {
+        self.activations.len() <= self.doubtful.max(self.leaving)
+    }
+
     /// Forgets all activations.
     fn lose(&mut self, out: &mut dyn FnMut(Step)) {
         self.activations.clear();
-        self.ahead = 0;
+        (self.ahead, self.doubtful, self.leaving) = (0, 0, 0);
         (self.stack, self.resumes) = (None, None);
         out(Step::Gap);
     }
@@ -155,6 +183,14 @@ impl<'a> ThreadReplay<'a> {
         stack: Option<u32>,
         out: &mut dyn FnMut(Step),
     ) {
+        if self
+            .activations
+            .last()
+            .is_some_and(|top| stack.is_some() && top.stack.is_some() && !is_deeper(stack, top.stack))
+        {
+            // The activations in progress are on another stack, or nothing has told that the thread has left them.
+            self.doubtful = self.activations.len();
+        }
         out(Step::Enter { function, depth: self.depth() });
         let run = Replay::new(traced.graph(), traced.witnesses(), at);
         let before = std::mem::take(&mut self.ahead);
@@ -180,6 +216,10 @@ impl<'a> ThreadReplay<'a> {
             self.unknown.skipped += 1;
             return;
         };
+        if self.is_doubtful() {
+            (self.unknown.lost, self.unknown.skipped) = (self.unknown.lost + 1, self.unknown.skipped + 1);
+            return self.lose(out);
+        }
         let Some(edge) = top.traced.edge(place) else { return self.defect(out) };
         if !top.calling {
             return self.proceed(Some(Way::Witness(edge)), out);
@@ -198,10 +238,34 @@ impl<'a> ThreadReplay<'a> {
         }
     }
 
+    /// The thread has left the activations at and below a stack pointer. If not all activations have noted theirs, on one stack, forgets all.
+    fn unwind(&mut self, sp: u32, out: &mut dyn FnMut(Step)) {
+        let is_ordered = |pair: &[Activation<'_>]| match pair {
+            [outer, inner] => is_deeper(inner.stack, outer.stack),
+            _ => true,
+        };
+        let all_known = self.activations.iter().all(|activation| activation.stack.is_some());
+        if !all_known || !self.activations.windows(2).all(is_ordered) {
+            self.unknown.lost += 1;
+            return self.lose(out);
+        }
+        self.leave(self.activations.partition_point(|activation| is_deeper(Some(sp), activation.stack)), out);
+    }
+
+    /// Ends all activations but this many of the outermost ones.
+    fn leave(&mut self, but: usize, out: &mut dyn FnMut(Step)) {
+        for (n, left) in self.activations.iter().enumerate().skip(but).rev() {
+            out(Step::Leave { function: left.function, depth: u32::try_from(n).unwrap_or(u32::MAX) });
+        }
+        self.activations.truncate(but);
+        (self.doubtful, self.leaving) = (self.doubtful.min(but), 0);
+    }
+
     /// Control arrives at a place of a function: along its edges, or from any activation that the function's one has led to.
     fn resume(&mut self, function: u32, stack: Option<u32>, place: u32, out: &mut dyn FnMut(Step)) {
         let Some(traced) = traced(self.functions, function) else { return self.defect(out) };
         if let Some(top) = self.activations.last()
+            && !self.is_doubtful()
             && top.function == function
             && (!top.calling || top.traced.returns(top.run.at(), place))
         {
@@ -211,11 +275,7 @@ impl<'a> ThreadReplay<'a> {
             activation.function == function && activation.calling && is_below(stack, activation.stack)
         };
         let known = self.activations.iter().rposition(is_it);
-        let first = known.map_or(0, |known| known + 1);
-        for (n, left) in self.activations.iter().enumerate().skip(first).rev() {
-            out(Step::Leave { function: left.function, depth: u32::try_from(n).unwrap_or(u32::MAX) });
-        }
-        self.activations.truncate(first);
+        self.leave(known.map_or(0, |known| known + 1), out);
         if known.is_none() {
             // The activation began before the trace.
             self.unknown.skipped += 1;
@@ -272,6 +332,11 @@ impl<'a> ThreadReplay<'a> {
 
 fn traced(functions: &[TracedFunction], function: u32) -> Option<&TracedFunction> {
     functions.get(usize::try_from(function).ok()?)
+}
+
+/// Whether a stack pointer is below another one. Stacks grow down; both lie within 1 GiB.
+fn is_deeper(inner: Option<u32>, outer: Option<u32>) -> bool {
+    inner != outer && is_below(inner, outer)
 }
 
 /// Whether the stack pointer of a landing is within or below the frame of an activation. Stacks grow down; both lie within 1 GiB.
