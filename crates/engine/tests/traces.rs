@@ -193,6 +193,36 @@ fn calls_that_an_exception_leaves_are_regenerated() {
     compare("throws", "throw 1", "outer", &["middle", "thrower"]);
 }
 
+#[test]
+fn longjmp_to_a_function_that_is_not_traced_is_regenerated() {
+    compare("steps", RUN, "rounds", &["leaf", "inner", "leaver", "middle", "outer", "rounds"]);
+}
+
+#[test]
+fn exceptions_and_their_cleanups_are_regenerated() {
+    compare("throws", "cut 1", "cut", &["through", "dive", "sink"]);
+}
+
+#[test]
+fn coroutines_lose_what_is_not_certain() {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("coroutines", &["2", "8"]);
+    let before = target::Text::of(target.pid());
+    let id = engine.enable(&request(target.pid(), &["work", "leaf"]), Caller::Engine, &|_| ()).unwrap().id;
+    let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+    let reply = target.ask("go 50");
+    let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    target::assert_clean(target.pid(), &before);
+    let (found, unknown) = entries(&code, &chunks);
+    assert_eq!(found, ["work", "leaf"].map(|f| (f.to_owned(), reply.tally(f))).into());
+    let works = reply.tally("work");
+    assert!(unknown.iter().all(|unknown| (unknown.gaps, unknown.defects) == (0, 0)), "{unknown:?}");
+    // Each activation of `work` switches stacks once, so its return is never told.
+    assert!(unknown.iter().map(|unknown| unknown.lost).sum::<u64>() >= works / 2, "{unknown:?}");
+    assert!(unknown.iter().map(|unknown| unknown.skipped).sum::<u64>() >= works, "{unknown:?}");
+}
+
 /// Number of entries of each function, and of gaps.
 fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<Unknown>) {
     let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();

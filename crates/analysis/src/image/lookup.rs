@@ -61,6 +61,12 @@ impl Image {
         self.elf.dynamic_name(imports[index].1)
     }
 
+    /// Whether the loader looks up one of these names for this file.
+    pub fn imports_any(&self, names: &[&str]) -> bool {
+        let imports = self.imports.get_or_init(|| relocs::imports(&self.elf));
+        imports.iter().any(|import| self.elf.dynamic_name(import.1).is_some_and(|name| names.contains(&name)))
+    }
+
     /// A slot of this file in which the loader puts the choice of a resolver (IFUNC), if there is one.
     pub fn chosen_by(&self, resolver: Svma) -> Option<Svma> {
         relocs::chosen_by(&self.elf, resolver.0).map(Svma)

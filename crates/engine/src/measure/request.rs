@@ -22,6 +22,7 @@ use crate::measure::source_lines;
 use crate::names::some_of;
 use crate::profile::plan::{self, Plan};
 use crate::profile::trace::{self, TracePlan};
+use crate::program::callees::may_unwind;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
@@ -373,7 +374,8 @@ fn traced(
             Err(why) => refused.push((*function, why)),
         }
     }
-    let instrumentation = trace::instrumentation(&traced, &refused, capacity).ok_or_else(|| {
+    let unwinds = may_unwind(modules, &functions);
+    let instrumentation = trace::instrumentation(&traced, &refused, capacity, unwinds).ok_or_else(|| {
         let what = format!("a trace of {} functions is not possible", functions.len());
         Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
     })?;

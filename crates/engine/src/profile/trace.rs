@@ -69,18 +69,9 @@ impl TracePlan {
     }
 
     /// The code at the entry and at all places of the function with this number.
-    fn insertions(&self, number: u32, capacity: Capacity) -> Option<Vec<Insertion>> {
-        let insertion = |point, parts, appended| Insertion {
-            function: self.function,
-            point,
-            parts,
-            order: Order::Append,
-            role: Role::Metric,
-            snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(BUFFER, capacity, appended)] }),
-            group: 0,
-            except: [].into(),
-        };
-        let enter = Appended { stack: self.resumes.contains(&true), bytes: Token::Enter(number).bytes()? };
+    fn insertions(&self, number: u32, capacity: Capacity, unwinds: bool) -> Option<Vec<Insertion>> {
+        let insertion = |point, parts, appended| insertion(self.function, (point, parts), capacity, appended);
+        let enter = Appended { stack: unwinds || self.resumes.contains(&true), bytes: Token::Enter(number).bytes()? };
         let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
         for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
             let passage = Token::Passage(n).bytes()?;
@@ -107,6 +98,30 @@ impl TracePlan {
     }
 }
 
+/// The code that appends a token where a thread leaves calls without a return.
+pub fn mark(function: FunctionRef, point: PointKind, token: Token, capacity: Capacity) -> Option<Insertion> {
+    let appended = Appended { stack: token == Token::Unwound, bytes: token.bytes()? };
+    Some(insertion(function, (point, Parts::All), capacity, appended))
+}
+
+fn insertion(
+    function: FunctionRef,
+    (point, parts): (PointKind, Parts),
+    capacity: Capacity,
+    appended: Appended,
+) -> Insertion {
+    Insertion {
+        function,
+        point,
+        parts,
+        order: Order::Append,
+        role: Role::Metric,
+        snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(BUFFER, capacity, appended)] }),
+        group: 0,
+        except: [].into(),
+    }
+}
+
 /// The blocks that end in a call which may return several times.
 fn twice(module: &Module, function: FunctionRef, f: &Function, cfg: &Cfg) -> Vec<usize> {
     let sites = module.image.call_sites(f).unwrap_or_default();
@@ -129,15 +144,17 @@ fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
 }
 
 /// The code of a trace: all functions append to one buffer of each thread. The number of a function is its index. The functions of
-/// `refused` have code that is refused for the reason.
+/// `refused` have code that is refused for the reason. `unwinds` says whether a thread may leave calls without a return, so that all entries
+/// write the stack pointer.
 pub fn instrumentation(
     plans: &[TracePlan],
     refused: &[(FunctionRef, Refusal)],
     capacity: Capacity,
+    unwinds: bool,
 ) -> Option<Instrumentation> {
     let mut insertions = Vec::new();
     for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
-        insertions.extend(plan.insertions(number, capacity)?);
+        insertions.extend(plan.insertions(number, capacity, unwinds)?);
     }
     if plans.len() > FUNCTIONS_MAX as usize {
         return None;

@@ -1,9 +1,11 @@
 //! Callees of the calls in a program: the function that a call names, and the function whose address its slot holds now.
 
-use ingraft_model::{Avma, CallSite, Callee, FunctionRef, Svma};
+use std::collections::BTreeSet;
+
+use ingraft_model::{Avma, CallSite, Callee, FunctionRef, ModuleRef, Svma};
 use ingraft_process::Target;
 
-use crate::program::modules::{Module, Modules};
+use crate::program::modules::{Module, ModuleFile, Modules};
 
 /// Whether it is certain that a function has no exit.
 pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
@@ -47,6 +49,23 @@ pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Op
     let Callee::Direct(at) = call.callee else { return None };
     let function = |number| FunctionRef { module: caller.module, function: number };
     module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
+}
+
+/// Functions whose last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. By the last
+/// one, glibc reaches the cleanup handlers of a thread that is cancelled.
+pub const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "__longjmp_cancel"];
+/// The libraries of which a program that throws exceptions has one.
+const UNWINDERS: [&str; 4] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind"];
+
+/// Whether a thread may leave calls of functions without a return: if a library for exceptions is mapped, or a function's module names longjmp.
+pub fn may_unwind(modules: &Modules, functions: &[FunctionRef]) -> bool {
+    let has_one = |file: &ModuleFile| file.names.iter().any(|name| UNWINDERS.contains(&name.as_str()));
+    let users: BTreeSet<ModuleRef> = functions.iter().map(|function| function.module).collect();
+    let names_one = |module: ModuleRef| {
+        let module = modules.module(module).map(|(_, module)| module);
+        module.is_some_and(|m| m.image.imports_any(&JUMPS) || JUMPS.iter().any(|name| !m.named(name).is_empty()))
+    };
+    modules.mapped().any(has_one) || users.into_iter().any(names_one)
 }
 
 /// Names of functions that may return several times from one call.

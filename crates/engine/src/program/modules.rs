@@ -115,7 +115,7 @@ impl ModuleFile {
 
 impl Module {
     /// Functions with this name, which may be mangled, demangled, without parameters, or with a version.
-    fn named(&self, name: &str) -> &[u32] {
+    pub fn named(&self, name: &str) -> &[u32] {
         let index = self.index.get_or_init(|| {
             let mut index: FxHashMap<Box<str>, Vec<u32>> = FxHashMap::default();
             for (i, function) in (0..).zip(self.image.functions()) {

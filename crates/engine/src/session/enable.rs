@@ -82,7 +82,7 @@ impl Session {
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
-        let trace = Session::begin_trace(id, &mut wanted);
+        let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty(), coming)?;
         if let (Some(capacity), Some(trace)) = (request.trace, trace) {

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::MeasurementId;
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
-use crate::profile::trace::TracePlan;
+use crate::profile::trace::{TracePlan, mark};
 use crate::readings::values::Shards;
 
 use super::clocks::now_ns;
@@ -57,9 +57,19 @@ struct Stream {
 }
 
 impl Session {
-    /// Makes the pair of a trace its own, because it has its own buffers.
-    pub(super) fn begin_trace(id: MeasurementId, wanted: &mut [Wanted]) -> Option<(PairKey, Arc<[TracePlan]>)> {
+    /// Makes the pair of a trace its own, because it has its own buffers, and adds the code that tells where a thread leaves calls.
+    pub(super) fn begin_trace(
+        &self,
+        control: &Control,
+        (id, capacity): (MeasurementId, Option<Capacity>),
+        wanted: &mut [Wanted],
+    ) -> Option<(PairKey, Arc<[TracePlan]>)> {
         let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
+        let marks = self.marks(&control.modules).into_iter();
+        // If such a function is traced itself, its entry comes after the mark.
+        let mut insertions: Vec<_> = marks.filter_map(|(f, kind, token)| mark(f, kind, token, capacity?)).collect();
+        insertions.append(&mut traced.instrumentation.insertions);
+        traced.instrumentation.insertions = insertions;
         traced.helpers = format!("trace {}", id.0).into();
         Some((PairKey::of(traced), Arc::clone(&traced.traced)))
     }

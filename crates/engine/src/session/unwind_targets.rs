@@ -1,26 +1,47 @@
 //! Unwind targets: the points at which a thread continues after an exception or a longjmp. All deeper calls have ended there. So flags are
-//! cleared and timers stopped at once, not only at a later entry.
+//! cleared and timers stopped at once, not only at a later entry, and traces know which activations have ended.
 
 use std::collections::BTreeSet;
 
 use ingraft_mdl::Program as _;
+use ingraft_model::token::Token;
 use ingraft_model::{CallSite, Callee, FunctionRef as MdlFunction, Instrumentation, PointKind, Stmt};
 
+use crate::program::callees::JUMPS;
 use crate::program::modules::{ModuleFile, Modules};
 
 use super::driver::Session;
 
 /// The first function that a handler calls, and the last one that a cleanup calls, each from the frame that the exception has reached.
 const CATCHES: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
-/// Functions whose last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. By the last
-/// one, glibc reaches the cleanup handlers of a thread that is cancelled.
-const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "__longjmp_cancel"];
 /// The library in which all jumps of this form are unwind targets, whatever the names of their functions; the library exports few of them.
 const LIBC: &str = "libc";
+/// Functions with which an exception, or the cancellation of a thread, begins to leave calls.
+const RAISES: [&str; 3] = ["_Unwind_RaiseException", "_Unwind_Resume_or_Rethrow", "_Unwind_ForcedUnwind"];
+/// Functions that continue on another stack.
+const SWITCHES: [&str; 4] = ["swapcontext", "setcontext", "jump_fcontext", "ontop_fcontext"];
 /// The libraries that have such functions.
 const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
 impl Session {
+    /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.
+    pub(super) fn marks(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind, Token)> {
+        let targets = self.unwind_targets(modules);
+        let named = |names: &[&str]| -> BTreeSet<MdlFunction> {
+            names.iter().flat_map(|name| modules.functions_named(name)).collect()
+        };
+        let at_entries = |names: &[&str], token| named(names).into_iter().map(move |f| (f, PointKind::Entry, token));
+        let continuing = named(&["_Unwind_Resume"]);
+        let mut marks: Vec<_> = at_entries(&RAISES, Token::Leaving).collect();
+        marks.extend(at_entries(&JUMPS, Token::Leaving));
+        marks.extend(at_entries(&SWITCHES, Token::Switched));
+        marks.extend(targets.into_iter().map(|(function, kind)| {
+            let goes_on = kind == PointKind::Entry && continuing.contains(&function);
+            (function, kind, if goes_on { Token::Continuing } else { Token::Unwound })
+        }));
+        marks
+    }
+
     /// The points that a thread passes right after an exception or a longjmp has cut its stack, as far as their libraries are mapped.
     pub(super) fn unwind_targets(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind)> {
         let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
