@@ -12,6 +12,7 @@ pub mod call;
 pub mod cfg;
 pub mod dominators;
 pub mod flavor;
+pub mod glob;
 pub mod histogram;
 pub mod history;
 pub mod instrumentation;

@@ -2,6 +2,7 @@
 //! separates module and function. At the end, `#0xOFFSET` selects the basic block that begins at this offset in each of the functions,
 //! `#0xFROM->0xTO` an edge and `#loop@0xOFFSET` a loop; `#*`, `#*->*` and `#loop@*` select all blocks, edges and loops.
 
+pub use ingraft_model::glob::glob_match;
 use std::num::NonZero;
 
 use ingraft_model::{Focus, PartName, Svma};
@@ -162,29 +163,6 @@ fn single_colon(text: &str) -> Option<usize> {
 /// Whether a text has wildcards. Brackets are no wildcards, because many C++ names contain them.
 pub fn has_wildcard(glob: &str) -> bool {
     glob.contains(['*', '?'])
-}
-
-/// Shell matching with `*` and `?`, in linear space and without recursion.
-pub fn glob_match(glob: &str, text: &str) -> bool {
-    let (g, t) = (glob.as_bytes(), text.as_bytes());
-    let (mut i, mut j) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while j < t.len() {
-        if i < g.len() && g[i] == b'*' {
-            star = Some((i, j));
-            i += 1;
-        } else if i < g.len() && (g[i] == b'?' || g[i] == t[j]) {
-            i += 1;
-            j += 1;
-        } else if let Some((si, sj)) = star {
-            i = si + 1;
-            j = sj + 1;
-            star = Some((si, sj + 1));
-        } else {
-            return false;
-        }
-    }
-    g[i..].iter().all(|&c| c == b'*')
 }
 
 /// Number of single-character edits between two names, for "did you mean"; `None` above `limit`.
