@@ -75,12 +75,12 @@ struct Frame {
     sp: u64,
 }
 
-/// What tells of an exception that a function catches which is not traced.
+/// Tokens that tell of an exception that a function catches which is not traced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Catch {
-    /// Its beginning, and the stack pointer at its end.
+    /// The beginning, and the stack pointer at the end.
     Told,
-    /// Its beginning.
+    /// The beginning.
     Untold,
 }
 
@@ -96,7 +96,7 @@ struct Machine<'a> {
     told: usize,
     /// For each activation, in the order of their beginnings, its function and blocks.
     activations: Vec<(usize, Vec<usize>)>,
-    /// What tells of exceptions that end in functions that are not traced; `None` if there are none.
+    /// Tokens of exceptions that end in functions that are not traced; `None` if there are none.
     catches: Option<Catch>,
 }
 
