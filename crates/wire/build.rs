@@ -6,8 +6,8 @@ use std::path::Path;
 
 use prost::Message;
 
-const FILES: [&str; 9] =
-    ["target", "processes", "code", "history", "metrics", "counts", "instrumentation", "profiles", "daemon"];
+const FILES: [&str; 10] =
+    ["target", "processes", "code", "history", "metrics", "counts", "instrumentation", "profiles", "traces", "daemon"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");

@@ -1,6 +1,7 @@
 //! The command line as types that clap fills in, and the checks that clap cannot express.
 
 mod report;
+mod trace;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use report::{Export, ReportArgs};
+pub(crate) use trace::{ReplayArgs, TraceArgs};
 
 /// Count what a running Linux program does, function by function, and leave no trace.
 #[derive(Debug, Parser)]
@@ -150,6 +152,10 @@ pub(crate) enum Command {
     Latency(LatencyArgs),
     /// Profile functions: exact counts of all blocks and edges, of instructions and other events
     Profile(ProfileArgs),
+    /// Write all blocks that functions execute to a file, for `ingraft replay`
+    Trace(TraceArgs),
+    /// Print the sequence of blocks or instructions that a trace has
+    Replay(ReplayArgs),
     /// Stream the values of metrics
     Watch(WatchArgs),
     /// List the metrics that are known
@@ -727,6 +733,12 @@ impl Cli {
         if let Command::Report(args) = &self.command {
             args.check(self.common.output.as_deref())?;
         }
+        if let Command::Replay(args) = &self.command {
+            args.check(self.common.output.as_deref())?;
+        }
+        if let Command::Trace(args) = &self.command {
+            args.check(&self.common)?;
+        }
         let flavors = match &self.command {
             Command::Watch(args) => args.include.flavors.names.len(),
             Command::Metrics(args) => args.include.flavors.names.len(),
@@ -741,6 +753,7 @@ impl Cli {
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
             Command::Profile(args) => (&args.target.running, args.target.has_others()),
+            Command::Trace(args) => (&args.target.running, args.target.has_others()),
             Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
             Command::Inspect(args) => (&args.target, false),
@@ -752,6 +765,7 @@ impl Cli {
             | Command::Fmt(_)
             | Command::Status(_)
             | Command::Read(_)
+            | Command::Replay(_)
             | Command::Report(_)
             | Command::Demo(_)
             | Command::Completions { .. }

@@ -51,13 +51,15 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
         return demo::server::run();
     }
     cli.check()?;
-    // The file of a profile gets the profile, not the text.
-    let file = cli.common.output.as_deref().filter(|_| !matches!(cli.command, Command::Profile(_)));
+    // The file of a profile or a trace gets that, not the text.
+    let saves = matches!(cli.command, Command::Profile(_) | Command::Trace(_));
+    let file = cli.common.output.as_deref().filter(|_| !saves);
     let mut out = Output::open(cli.common.format, file)?;
     // Commands that need no engine do not start one.
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
+        Command::Replay(args) => return command::replay::run(&args, cli.common.format, &mut out),
         Command::Report(args) => return command::report::run(&args, cli.common.format, &mut out),
         Command::Completions { shell, program } => return command::manual::completions(shell, program, &mut out),
         Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
@@ -83,6 +85,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Count(args) => command::count::run(args, context, out).await,
         Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Profile(args) => command::profile::run(args, context, out).await,
+        Command::Trace(args) => command::trace::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
         Command::Read(args) => command::read::run(args, &engines, common, out).await,
@@ -91,6 +94,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Demo(args) => demo::run(args, context, out).await,
         Command::Check(args) => command::lower::check(args, &engines, common, out).await,
         Command::Fmt(_)
+        | Command::Replay(_)
         | Command::Report(_)
         | Command::Completions { .. }
         | Command::Man { .. }

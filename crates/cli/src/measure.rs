@@ -6,9 +6,11 @@
 mod chosen;
 mod kin;
 mod lately;
+mod pull;
 mod together;
 
 pub(crate) use lately::Lately;
+pub(crate) use pull::TraceFile;
 pub(crate) use together::{Combined, Together, last as together};
 
 use std::collections::BTreeSet;
@@ -31,6 +33,7 @@ use crate::output::{self, Output, words};
 use crate::signals::Signals;
 use chosen::Chosen;
 use kin::Kin;
+use pull::Puller;
 
 /// Default time between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -51,6 +54,8 @@ pub(crate) struct Plan {
     phases: Option<Duration>,
     /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     scaled: bool,
+    /// File of the trace; `None` if the measurement is no trace, or if the trace has begun.
+    trace: Option<TraceFile>,
 }
 
 impl Plan {
@@ -71,12 +76,18 @@ impl Plan {
             measure: measure.clone(),
             phases: None,
             scaled: false,
+            trace: None,
         }
     }
 
     /// Returns the plan with histories in phases of this length.
     pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
         Plan { phases, ..self }
+    }
+
+    /// Returns the plan with a trace that is written to this file.
+    pub(crate) fn traced_to(self, file: TraceFile) -> Self {
+        Plan { trace: Some(file), ..self }
     }
 
     /// Returns the plan with or without scaling of events that were counted for a part of the time.
@@ -138,6 +149,8 @@ pub(crate) struct Site {
     pub(crate) chapters: Vec<Chapter>,
     /// Last counts of a profile, fetched at the removal; `None` if the measurement is no profile.
     pub(crate) profile: Option<Profile>,
+    /// The task that writes the file of a trace; `None` if the measurement is no trace, or if the file is whole.
+    trace: Option<Puller>,
 }
 
 /// Presentation of a measurement by a command.
@@ -202,7 +215,9 @@ impl Session<'_> {
         let (id, pairs) = (enabled.measurement, enabled.pairs.len());
         let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
         self.streams.push(tokio::spawn(stream));
-        self.sites.push(Site { scaled: self.plan.scaled, ..Site::new(client.clone(), enabled) });
+        let trace = self.plan.trace.take();
+        let trace = trace.map(|file| Puller::start((client.clone(), id), file, (self.sites.len(), events.clone())));
+        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client.clone(), enabled) });
         self.announce(out)
     }
 
@@ -506,6 +521,7 @@ impl Site {
             told_refused: Vec::new(),
             chapters: Vec::new(),
             profile: None,
+            trace: None,
         }
     }
 
@@ -646,7 +662,13 @@ impl Site {
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let Farewell { mut removed, grown, last, profile, ended } = self.client.remove(id, pairs).await?;
+        if let Some(puller) = &self.trace {
+            puller.end();
+        }
+        let Farewell { mut removed, grown, last, profile, trace, ended } = self.client.remove(id, pairs).await?;
+        if let Some(puller) = self.trace.take() {
+            puller.finish(&trace).await?;
+        }
         if let Some(grown) = grown {
             self.grow(grown, format);
         }

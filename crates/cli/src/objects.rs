@@ -4,6 +4,7 @@
 pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
+pub(crate) mod traces;
 
 pub(crate) use histograms::{Interval, Quantiles, Times};
 
@@ -13,6 +14,7 @@ use changes::{BlockChange, FunctionChange};
 use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
+use traces::{Gap, Replayed, Step, Traced};
 
 use crate::conn::PairInfo;
 
@@ -44,6 +46,10 @@ pub(crate) enum Object {
     Edge(Edge),
     Events(Events),
     Coverage(Coverage),
+    Traced(Traced),
+    Step(Step),
+    Gap(Gap),
+    Replayed(Replayed),
     FunctionChange(FunctionChange),
     BlockChange(BlockChange),
     Latency(Latency),

@@ -17,7 +17,7 @@ use ingraft_model::{
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
 pub use ingraft_profile::{Earlier, EarlierProfile};
-use ingraft_report::{Chunk, SavedProfile};
+use ingraft_report::{Chunk, SavedProfile, TraceEnd};
 
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
@@ -206,6 +206,15 @@ pub struct EnableRequest {
     pub trace: Option<Capacity>,
     /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
     pub earlier: Option<Arc<EarlierProfile>>,
+}
+
+/// The end of a trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TraceRest {
+    /// The last tokens.
+    pub chunks: Vec<Chunk>,
+    /// The end of the file.
+    pub end: TraceEnd,
 }
 
 /// Kind of a profile.
@@ -685,8 +694,8 @@ pub struct Removed {
     pub last: Option<Reading>,
     /// The last counts of a profile; `None` if the measurement is no profile.
     pub profile: Option<Box<ProfileReading>>,
-    /// The last tokens of a trace.
-    pub trace: Vec<Chunk>,
+    /// The end of a trace; `None` if the measurement is no trace.
+    pub trace: Option<TraceRest>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were
     /// repaired.
     pub warnings: Vec<String>,

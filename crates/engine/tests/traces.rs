@@ -129,7 +129,7 @@ fn trace(name: &str, functions: &[&str], run: &str) -> (TracedCode, Vec<Chunk>) 
     let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
     let removed = engine.remove(id, Caller::Engine).unwrap();
     assert!(removed.text_restored);
-    chunks.extend(removed.trace);
+    chunks.extend(removed.trace.unwrap().chunks);
     target::assert_clean(target.pid(), &before);
     (code, chunks)
 }
@@ -212,7 +212,7 @@ fn coroutines_lose_what_is_not_certain() {
     let (_, code) = engine.traced(id, Caller::Engine).unwrap();
     let reply = target.ask("go 50");
     let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
-    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace.unwrap().chunks);
     target::assert_clean(target.pid(), &before);
     let (found, unknown) = entries(&code, &chunks);
     assert_eq!(found, ["work", "leaf"].map(|f| (f.to_owned(), reply.tally(f))).into());
@@ -250,11 +250,34 @@ fn each_thread_has_its_own_trace() {
     let (_, code) = engine.traced(id, Caller::Engine).unwrap();
     let reply = target.ask("go 2000");
     let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
-    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace.unwrap().chunks);
     target::assert_clean(target.pid(), &before);
     let (found, unknown) = entries(&code, &chunks);
     assert_eq!(found, functions.map(|f| (f.to_owned(), reply.tally(f))).into());
     assert!(unknown.len() >= 3 && unknown.iter().all(|unknown| *unknown == Unknown::default()), "{unknown:?}");
+}
+
+#[test]
+fn traces_follow_each_other_beside_another_measurement() {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("threads", &[]);
+    let counted =
+        EnableRequest { function_metric: "calls".to_owned(), trace: None, ..request(target.pid(), &["work_0"]) };
+    let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
+    for round in 1..=3 {
+        // The buffer of the trace before is reused, and was full.
+        let small = EnableRequest { trace: Capacity::of_bytes(0), ..request(target.pid(), &["work_0"]) };
+        let id = engine.enable(&small, Caller::Engine, &|_| ()).unwrap().id;
+        let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+        target.ask("solo 40");
+        let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+        target.ask("solo 5000");
+        chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace.unwrap().chunks);
+        let (found, unknown) = entries(&code, &chunks);
+        assert!(found["work_0"] > 40, "{round} {found:?}");
+        assert_eq!(unknown, [Unknown { gaps: 1, ..Unknown::default() }], "{round}");
+    }
+    assert_eq!(engine.remove(count, Caller::Engine).unwrap().trace, None);
 }
 
 #[test]
@@ -268,7 +291,7 @@ fn a_full_buffer_leaves_a_gap_that_is_told() {
     target.ask("solo 5000");
     let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
     target.ask("solo 10");
-    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace);
+    chunks.extend(engine.remove(id, Caller::Engine).unwrap().trace.unwrap().chunks);
     let (found, unknown) = entries(&code, &chunks);
     // An entry takes two bytes.
     let before = u64::from((capacity.bytes() - SLACK) / 2);

@@ -18,6 +18,7 @@ pub use diff::{BlockChange, Change, FunctionChange, diff};
 pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
+pub use ingraft_profile::{Step as TraceStep, TracedFunction, Unknown};
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{

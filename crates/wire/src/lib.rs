@@ -10,6 +10,7 @@ pub mod parts;
 pub mod profile;
 pub mod refusal;
 pub mod sample;
+pub mod trace;
 pub mod version;
 
 /// The generated messages, clients and servers. Their documentation comes from the proto files.

@@ -60,6 +60,7 @@ mod started;
 mod tails;
 mod terminal;
 mod times;
+mod traces;
 mod tutorial;
 mod uprobes;
 mod waits;

@@ -59,6 +59,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
             Profiling::Counts { check }
         }),
         earlier: earlier.clone(),
+        trace: None,
     };
     let plan = Plan::new(&measure, &target, request, out);
     let format = context.common.format;

@@ -1,9 +1,9 @@
 //! `ingraft report`: saved profiles as tables, as differences, and in the formats of other tools. No engine is needed.
 
 mod coverage;
-mod modules;
+pub(crate) mod modules;
 pub(crate) mod records;
-mod tables;
+pub(crate) mod tables;
 
 use std::path::Path;
 

@@ -76,6 +76,7 @@ pub(super) async fn run(
         await_modules: asked.measure.wait.is_some() || target.is_started(),
         profile: None,
         earlier: None,
+        trace: None,
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),

@@ -23,6 +23,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         await_modules: args.measure.wait.is_some() || target.is_started(),
         profile: None,
         earlier: None,
+        trace: None,
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),

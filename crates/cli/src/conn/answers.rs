@@ -90,6 +90,8 @@ pub(crate) struct Request {
     pub(crate) profile: Option<Profiling>,
     /// A saved profile, by whose counts counters are placed.
     pub(crate) earlier: Option<Arc<SavedProfile>>,
+    /// Capacity in bytes of the buffer of each thread, if `functions` are traced.
+    pub(crate) trace: Option<u32>,
 }
 
 /// Kind of a profile.
@@ -237,6 +239,8 @@ pub(crate) struct Farewell {
     pub(crate) last: Option<Reading>,
     /// The last counts of a profile.
     pub(crate) profile: Option<Profile>,
+    /// The rest of the file of a trace.
+    pub(crate) trace: Vec<u8>,
     pub(crate) ended: Option<Ended>,
 }
 
@@ -293,6 +297,7 @@ impl Request {
             coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
             branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
             in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
+            trace_buffer: self.trace.unwrap_or(0),
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

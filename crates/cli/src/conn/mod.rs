@@ -26,6 +26,7 @@ use v1::code_client::CodeClient;
 use v1::instrumentation_client::InstrumentationClient;
 use v1::metrics_client::MetricsClient;
 use v1::processes_client::ProcessesClient;
+use v1::traces_client::TracesClient;
 
 use crate::args::Common;
 use crate::exit::{Failure, Kind};
@@ -422,6 +423,18 @@ impl Client {
         Ok(answers::reading(&snapshot, 0))
     }
 
+    /// Reads the next bytes of the file of a trace; with `begin`, its first ones too.
+    pub(crate) async fn read_trace(&self, measurement: u64, begin: bool) -> Result<Vec<u8>, Failure> {
+        let mut client = TracesClient::new(self.service.clone());
+        let answer = client.read(v1::ReadTraceRequest { measurement, begin }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(answer) = stream.message().await.map_err(|s| self.failure(&s))? {
+            bytes.extend(answer.part.map(|part| part.bytes).unwrap_or_default());
+        }
+        Ok(bytes)
+    }
+
     /// Removes a measurement, which has `pairs` pairs unless it has grown since.
     pub(crate) async fn remove(&self, measurement: u64, pairs: usize) -> Result<Farewell, Failure> {
         use v1::remove_response::Event as Wire;
@@ -430,7 +443,7 @@ impl Client {
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
         let (mut removed, mut complete, mut ended) = (None, false, None);
-        let mut profile: Option<Profile> = None;
+        let (mut profile, mut trace): (Option<Profile>, Vec<u8>) = (None, Vec::new());
         let mut grown = answers::Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
@@ -443,6 +456,7 @@ impl Client {
                 Some(Wire::Profile(part)) => {
                     profile.get_or_insert_default().add(part).map_err(|e| self.garbled(&e))?;
                 }
+                Some(Wire::Trace(part)) => trace.extend(part.bytes),
                 Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
                 None => {}
             }
@@ -453,7 +467,7 @@ impl Client {
             false => None,
         };
         let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
-        Ok(Farewell { removed, grown, last, profile, ended })
+        Ok(Farewell { removed, grown, last, profile, trace, ended })
     }
 
     /// Fetches the instrumentation in each target.

@@ -162,6 +162,7 @@ impl Stage<'_> {
             await_modules: false,
             profile: None,
             earlier: None,
+            trace: None,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

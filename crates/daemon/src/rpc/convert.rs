@@ -9,7 +9,7 @@ use ingraft_engine::{
     LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo,
     PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
-use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
+use ingraft_model::{Capacity, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
@@ -102,6 +102,10 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     let measure = required(measure, "measure")?;
     let profile = profiling(&measure)?;
     let earlier = earlier(measure.earlier, profile)?;
+    let trace = buffer(measure.trace_buffer)?;
+    if trace.is_some() && profile.is_some() {
+        return Err(FieldError::new("measure.trace_buffer", "is set with `profile`"));
+    }
     let pairs = measure
         .pairs
         .into_iter()
@@ -111,8 +115,8 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     if pairs.is_empty() && measure.functions.is_empty() {
         return Err(FieldError::new("measure", "names no pair and no function"));
     }
-    if measure.profile && !pairs.is_empty() {
-        return Err(FieldError::new("measure.pairs", "is not empty, and profiles are of functions"));
+    if (measure.profile || trace.is_some()) && !pairs.is_empty() {
+        return Err(FieldError::new("measure.pairs", "is not empty, and profiles and traces are of functions"));
     }
     let max_overhead = measure.max_overhead;
     if max_overhead.is_some_and(|percent| percent.is_nan() || percent <= 0.0) {
@@ -134,7 +138,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_pairs: None,
         await_modules: measure.await_modules,
         profile,
-        trace: None,
+        trace,
         earlier,
     })
 }
@@ -179,6 +183,17 @@ fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
         (true, false) => Ok(Some(Profiling::Counts { check })),
         (false, false) => Ok(None),
     }
+}
+
+/// The capacity of the buffers of a trace; `None` if the request is for none.
+fn buffer(bytes: u32) -> Result<Option<Capacity>, FieldError> {
+    let too_large = || FieldError::new("measure.trace_buffer", format!("is above {}", Capacity::MOST));
+    (bytes > 0).then(|| Capacity::of_bytes(bytes).ok_or_else(too_large)).transpose()
+}
+
+/// Checks that a request is for a trace.
+pub fn traced(request: EnableRequest) -> Result<EnableRequest, FieldError> {
+    if request.trace.is_none() { Err(FieldError::missing("buffer")) } else { Ok(request) }
 }
 
 /// Converts the flavors of a program from their names.

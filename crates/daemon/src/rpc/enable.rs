@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
 use ingraft_wire::failure::may_pass;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_wire::{Failure, Parts, trace, v1};
 use tonic::{Response, Status};
 
 use crate::audit::Asked;
@@ -321,7 +321,8 @@ pub fn removal(
     let last = last.into_iter().flatten();
     let profile = removed.profile.map(|profile| convert::profile(*profile)).into_iter().flatten();
     let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));
-    let events = events.chain(profile.map(Event::Profile));
+    let trace = removed.trace.map(|rest| trace::parts(trace::rest(rest.chunks, rest.end))).into_iter().flatten();
+    let events = events.chain(profile.map(Event::Profile)).chain(trace.map(Event::Trace));
     events.chain(ended.map(Event::Ended)).map(|event| v1::RemoveResponse { event: Some(event) })
 }
 
@@ -429,7 +430,7 @@ mod tests {
             warnings: Vec::new(),
             awaited: Vec::new(),
             profile: None,
-            trace: Vec::new(),
+            trace: None,
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
         assert_eq!(removal(5, removed.clone(), None).count(), 3);

@@ -23,6 +23,7 @@ mod instrumentation;
 mod metrics;
 mod processes;
 mod profiles;
+mod traces;
 
 /// The messages of an answer.
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -67,6 +68,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     use v1::metrics_server::MetricsServer;
     use v1::processes_server::ProcessesServer;
     use v1::profiles_server::ProfilesServer;
+    use v1::traces_server::TracesServer;
 
     let reflection = || {
         Builder::configure()
@@ -79,6 +81,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     health.set_serving::<MetricsServer<metrics::Service>>().await;
     health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
     health.set_serving::<ProfilesServer<profiles::Service>>().await;
+    health.set_serving::<TracesServer<traces::Service>>().await;
     health.set_serving::<DaemonServer<daemon::Service>>().await;
 
     let gate = || Gate { embedded: core.host() == Host::CommandLine, any_version: false };
@@ -92,6 +95,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
             gate(),
         ))
         .add_service(InterceptedService::new(ProfilesServer::new(profiles::Service(core.clone())), gate()))
+        .add_service(InterceptedService::new(TracesServer::new(traces::Service(core.clone())), gate()))
         // This service answers clients of any version, because a client learns the daemon's version from it.
         .add_service(InterceptedService::new(
             DaemonServer::new(daemon::Service(core.clone())),
@@ -113,6 +117,7 @@ impl Health {
         use tonic_health::ServingStatus::NotServing;
         use v1::{
             code_server, daemon_server, instrumentation_server, metrics_server, processes_server, profiles_server,
+            traces_server,
         };
         let names = [
             processes_server::SERVICE_NAME,
@@ -120,6 +125,7 @@ impl Health {
             metrics_server::SERVICE_NAME,
             instrumentation_server::SERVICE_NAME,
             profiles_server::SERVICE_NAME,
+            traces_server::SERVICE_NAME,
             daemon_server::SERVICE_NAME,
             // The empty name stands for the server as a whole.
             "",

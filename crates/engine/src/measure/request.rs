@@ -361,6 +361,11 @@ fn traced(
     capacity: Capacity,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
+    if functions.is_empty() {
+        let what = "a trace is of functions that are loaded when it begins, and none of these is";
+        let hint = "trace the running program (-p) once it has loaded the library";
+        return Err(Error::new(ErrorKind::NotFound, "not_loaded_yet", what, hint));
+    }
     let texts = texts(modules, &functions);
     let plan = |function: &FunctionRef| {
         let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;

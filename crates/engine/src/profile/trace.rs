@@ -162,6 +162,11 @@ pub fn instrumentation(
     for (function, why) in refused {
         insertions.push(plan::missing(*function, why.clone()));
     }
+    Some(buffered(insertions, capacity))
+}
+
+/// Code that appends to a buffer of this capacity.
+pub fn buffered(insertions: Vec<Insertion>, capacity: Capacity) -> Instrumentation {
     let variable = Variable {
         name: "buffer".to_owned(),
         kind: VariableKind::Scratch,
@@ -169,5 +174,5 @@ pub fn instrumentation(
         unit: ValueUnit::Plain,
         sampled: true,
     };
-    Some(Instrumentation { variables: [variable].into(), ..plan::empty(insertions, plan::metric_named(METRIC)) })
+    Instrumentation { variables: [variable].into(), ..plan::empty(insertions, plan::metric_named(METRIC)) }
 }

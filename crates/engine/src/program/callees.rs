@@ -57,13 +57,19 @@ pub const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_ch
 /// The libraries of which a program that throws exceptions has one.
 const UNWINDERS: [&str; 4] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind"];
 
-/// Whether a thread may leave calls of functions without a return: if a library for exceptions is mapped, or a function's module names longjmp.
+/// Functions that code with exceptions names.
+const EXCEPTIONS: [&str; 4] = ["__cxa_begin_catch", "__cxa_throw", "_Unwind_Resume", "_Unwind_RaiseException"];
+
+/// Whether a thread may leave calls of functions without a return: if a library for exceptions is mapped, or the module of a function names
+/// longjmp or throws.
 pub fn may_unwind(modules: &Modules, functions: &[FunctionRef]) -> bool {
     let has_one = |file: &ModuleFile| file.names.iter().any(|name| UNWINDERS.contains(&name.as_str()));
     let users: BTreeSet<ModuleRef> = functions.iter().map(|function| function.module).collect();
     let names_one = |module: ModuleRef| {
         let module = modules.module(module).map(|(_, module)| module);
-        module.is_some_and(|m| m.image.imports_any(&JUMPS) || JUMPS.iter().any(|name| !m.named(name).is_empty()))
+        let names = || JUMPS.iter().chain(&EXCEPTIONS);
+        let imports = |m: &Module| m.image.imports_any(&JUMPS) || m.image.imports_any(&EXCEPTIONS);
+        module.is_some_and(|m| imports(m) || names().any(|name| !m.named(name).is_empty()))
     };
     modules.mapped().any(has_one) || users.into_iter().any(names_one)
 }

@@ -95,7 +95,7 @@ pub fn untouched(pid: Pid) -> Removed {
         grown: None,
         last: None,
         profile: None,
-        trace: Vec::new(),
+        trace: None,
         warnings: Vec::new(),
         awaited: Vec::new(),
     }

@@ -45,7 +45,7 @@ impl Session {
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
-        let trace = self.take_trace(id).unwrap_or_default();
+        let trace = self.end_trace(id);
         self.shared_mut().leaving = false;
         let removed = taken?;
         if keep

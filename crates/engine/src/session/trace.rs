@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use ingraft_analysis::Function;
-use ingraft_model::buffer::Reader;
+use ingraft_model::buffer::{LOST, Reader, Words as _};
 use ingraft_model::token::Token;
-use ingraft_model::{Capacity, FunctionRef as MdlFunction, ModuleRef, Tid};
+use ingraft_model::{Capacity, FunctionRef as MdlFunction, Insertion, ModuleRef, PointKind, Tid};
 use ingraft_process::SharedArea;
-use ingraft_report::{Chunk, Refused, TracedCode, TracedProgram, TracedRoutine};
+use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, TracedRoutine};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::MeasurementId;
+use crate::api::{MeasurementId, TraceRest};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
-use crate::profile::trace::{TracePlan, mark};
+use crate::profile::trace::{TracePlan, buffered, mark};
 use crate::readings::values::Shards;
 
 use super::clocks::now_ns;
@@ -29,6 +29,16 @@ pub(super) struct Trace {
     key: PairKey,
     plans: Arc<[TracePlan]>,
     program: TracedProgram,
+    /// The points at which code tells where a thread leaves calls.
+    marked: FxHashSet<(MdlFunction, PointKind)>,
+}
+
+/// A trace that is about to begin.
+#[derive(Debug)]
+pub(super) struct NewTrace {
+    key: PairKey,
+    plans: Arc<[TracePlan]>,
+    marked: FxHashSet<(MdlFunction, PointKind)>,
 }
 
 /// The buffers of a trace.
@@ -63,15 +73,43 @@ impl Session {
         control: &Control,
         (id, capacity): (MeasurementId, Option<Capacity>),
         wanted: &mut [Wanted],
-    ) -> Option<(PairKey, Arc<[TracePlan]>)> {
+    ) -> Option<NewTrace> {
         let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
-        let marks = self.marks(&control.modules).into_iter();
+        let mut marked = FxHashSet::default();
         // If such a function is traced itself, its entry comes after the mark.
-        let mut insertions: Vec<_> = marks.filter_map(|(f, kind, token)| mark(f, kind, token, capacity?)).collect();
+        let mut insertions = self.new_marks(control, capacity?, &mut marked);
         insertions.append(&mut traced.instrumentation.insertions);
         traced.instrumentation.insertions = insertions;
         traced.helpers = format!("trace {}", id.0).into();
-        Some((PairKey::of(traced), Arc::clone(&traced.traced)))
+        Some(NewTrace { key: PairKey::of(traced), plans: Arc::clone(&traced.traced), marked })
+    }
+
+    /// The code for points at which a thread leaves calls that are not marked yet. Adds them to the marked ones.
+    fn new_marks(
+        &self,
+        control: &Control,
+        capacity: Capacity,
+        marked: &mut FxHashSet<(MdlFunction, PointKind)>,
+    ) -> Vec<Insertion> {
+        let all = self.marks(&control.modules).into_iter();
+        let new = all.filter(|(function, kind, _)| marked.insert((*function, *kind)));
+        new.filter_map(|(function, kind, token)| mark(function, kind, token, capacity)).collect()
+    }
+
+    /// Weaves the code that tells where a thread leaves calls into libraries that were loaded since.
+    pub(super) fn mark_more(&self, control: &mut Control, id: MeasurementId, capacity: Capacity) -> Result<(), Error> {
+        let Some(trace) = control.traces.get(&id) else { return Ok(()) };
+        let (key, mut marked) = (trace.key.clone(), trace.marked.clone());
+        let Some(counters) = control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
+        let insertions = self.new_marks(control, capacity, &mut marked);
+        if insertions.is_empty() {
+            return Ok(());
+        }
+        self.extend(control, vec![(key, buffered(insertions, capacity), counters)])?;
+        if let Some(trace) = control.traces.get_mut(&id) {
+            trace.marked = marked;
+        }
+        Ok(())
     }
 
     /// Notes a trace whose code was inserted.
@@ -80,7 +118,7 @@ impl Session {
         control: &mut Control,
         id: MeasurementId,
         capacity: Capacity,
-        (key, plans): (PairKey, Arc<[TracePlan]>),
+        NewTrace { key, plans, marked }: NewTrace,
     ) {
         let Some(first) = control.pairs.get(&key).and_then(|pair| pair.counters.first().copied()) else { return };
         let program = TracedProgram {
@@ -91,7 +129,7 @@ impl Session {
         };
         let drain = Drain { first, capacity, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
         self.shared_mut().traces.insert(id, drain);
-        control.traces.insert(id, Trace { key, plans, program });
+        control.traces.insert(id, Trace { key, plans, program, marked });
     }
 
     /// The program and the functions of a trace.
@@ -128,6 +166,17 @@ impl Session {
             refused: refused.collect(),
         };
         Ok((trace.program.clone(), code))
+    }
+
+    /// The last tokens of a trace whose code was taken out; `None` if the measurement is no trace.
+    pub(super) fn end_trace(&self, id: MeasurementId) -> Option<TraceRest> {
+        let chunks = self.take_trace(id).ok()?;
+        let shared = self.shared();
+        let unbuffered = shared.traces.get(&id).zip(shared.area.as_ref()).and_then(|(drain, area)| {
+            // Threads without a shard of their own count here what they would have written.
+            Some(area.buffer(0, drain.first, drain.capacity.slots())?.load(LOST))
+        });
+        Some(TraceRest { chunks, end: TraceEnd { ended_ns: now_ns(), unbuffered: unbuffered.unwrap_or(0) } })
     }
 
     /// The tokens that threads have written since the last call. Does not stop the target.

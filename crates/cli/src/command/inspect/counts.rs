@@ -99,6 +99,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         await_modules: false,
         profile: None,
         earlier: None,
+        trace: None,
     }
 }
 

@@ -13,7 +13,7 @@ const DEBUG: &str = "/usr/lib/debug/.build-id";
 
 /// The code of the modules that have profiled functions. A warning names each module whose file cannot be used. `binaries` are files to
 /// use instead of those that the profile names; fails if one of them belongs to no module.
-pub(super) fn code(profile: &SavedProfile, binaries: &[PathBuf], format: Format) -> Result<Vec<ModuleCode>, Failure> {
+pub(crate) fn code(profile: &SavedProfile, binaries: &[PathBuf], format: Format) -> Result<Vec<ModuleCode>, Failure> {
     let mut given: Vec<Option<ModuleCode>> = profile.modules.iter().map(|_| None).collect();
     for path in binaries {
         let name = path.display();

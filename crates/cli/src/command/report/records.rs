@@ -62,7 +62,7 @@ fn id(pid: u32, module: &str, name: &str, start: Svma) -> FunctionId {
 }
 
 /// Offset in a function. Parts of a function may lie before its first byte.
-pub(super) fn offset(at: Svma, start: Svma) -> String {
+pub(crate) fn offset(at: Svma, start: Svma) -> String {
     format!("{}{:#x}", if at < start { "-" } else { "" }, at.0.abs_diff(start.0))
 }
 

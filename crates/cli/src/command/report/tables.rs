@@ -12,7 +12,7 @@ use crate::output::{DIM, HEADING};
 const BLOCKS: usize = 5;
 
 /// A name as people read it.
-pub(super) fn shown(name: &str, start: Svma) -> String {
+pub(crate) fn shown(name: &str, start: Svma) -> String {
     if name.is_empty() {
         return format!("{:#x}", start.0);
     }
@@ -20,7 +20,7 @@ pub(super) fn shown(name: &str, start: Svma) -> String {
 }
 
 /// The functions and blocks with the most executed instructions.
-pub(super) fn profile(program: &Program<'_>, top: usize, width: Option<usize>) -> String {
+pub(crate) fn profile(program: &Program<'_>, top: usize, width: Option<usize>) -> String {
     let profile = program.profile();
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));

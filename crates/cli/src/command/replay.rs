@@ -1,0 +1,360 @@
+//! `ingraft replay`: regenerates the sequence of blocks from the file of a trace. No engine is needed.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use ingraft_model::glob::glob_match;
+use ingraft_model::{EdgeTarget, Svma};
+use ingraft_report::{
+    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, SavedProfile, TraceError,
+    TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+};
+
+use crate::args::{Format, ReplayArgs};
+use crate::command::report::{modules, records, tables};
+use crate::exit::{Failure, Kind, Stop};
+use crate::objects::{FunctionId, Object, traces};
+use crate::output::number::plural;
+use crate::output::{self, Output};
+
+/// Number of rows of the tables of a summary.
+const ROWS: usize = 20;
+
+/// Runs the command.
+pub(crate) fn run(args: &ReplayArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
+    let trace = Trace::read(&args.file, format)?;
+    let wanted = trace.wanted(&args.functions)?;
+    let traced: Result<Vec<TracedFunction>, _> = trace.routines.iter().map(TracedRoutine::traced).collect();
+    let traced = traced.map_err(|e| unreadable(&args.file, &e.into()))?;
+    let mut replay = Replay { trace: &trace, wanted, code: Vec::new(), profile: trace.profile(), args };
+    if args.instructions {
+        replay.code = modules::code(&replay.profile, &[], format)?;
+    }
+    let unknown = replay.all(&traced, out)?;
+    if args.summary {
+        replay.summary(format, out)?;
+    }
+    unknown.iter().try_for_each(|thread| out.object(&Object::Replayed(thread.clone())))?;
+    tell(&unknown, format);
+    Ok(())
+}
+
+/// Warns of what the trace does not tell.
+fn tell(unknown: &[traces::Replayed], format: Format) {
+    let sum = |of: fn(&traces::Replayed) -> u64| unknown.iter().map(of).fold(0, u64::saturating_add);
+    let gaps = sum(|thread| thread.gaps);
+    if gaps > 0 {
+        let what = format!("steps are missing at {}: a buffer was full there", plural(gaps, "gap", "gaps"));
+        output::warn(&what, format);
+    }
+    let lost = sum(|thread| thread.lost);
+    if lost > 0 {
+        let times = plural(lost, "time", "times");
+        let what = format!("activations were lost {times}: an exception, a longjmp or a switch of stacks left them");
+        output::warn(&what, format);
+    }
+    let skipped = sum(|thread| thread.skipped);
+    if skipped > 0 {
+        let tokens = plural(skipped, "token", "tokens");
+        output::warn(&format!("{tokens} of activations whose beginning is not known are left out"), format);
+    }
+    let defects = sum(|thread| thread.defects);
+    if defects > 0 {
+        let what = format!("{} of the file contradict the ones before", plural(defects, "token", "tokens"));
+        output::warn(&what, format);
+    }
+}
+
+fn unreadable(path: &Path, why: &TraceError) -> Failure {
+    let hint = "name a file that `ingraft trace … -o FILE` has written";
+    Failure::failed(format!("cannot read {}: {why}", path.display()), hint)
+}
+
+/// The records of a file up to its end, or to where it is cut.
+fn records_of(path: &Path) -> Result<TraceRecords<BufReader<File>>, Failure> {
+    let cannot = |e: std::io::Error| Failure::usage(format!("cannot read {}: {e}", path.display()), "check the path");
+    TraceRecords::new(BufReader::new(File::open(path).map_err(cannot)?)).map_err(|e| unreadable(path, &e))
+}
+
+/// A trace without its chunks.
+struct Trace {
+    program: TracedProgram,
+    modules: Vec<ModuleInfo>,
+    routines: Vec<TracedRoutine>,
+}
+
+impl Trace {
+    /// Reads what the chunks refer to. Warns if the file has no end.
+    fn read(path: &Path, format: Format) -> Result<Self, Failure> {
+        let mut trace = Trace { program: TracedProgram::default(), modules: Vec::new(), routines: Vec::new() };
+        let mut ended = false;
+        for record in records_of(path)? {
+            match record {
+                Ok(TraceRecord::Program(program)) => trace.program = program,
+                Ok(TraceRecord::Code(code)) => {
+                    let before = trace.modules.len();
+                    trace.modules.extend(code.modules);
+                    let later = |f: TracedRoutine| TracedRoutine { module: f.module + before, ..f };
+                    trace.routines.extend(code.functions.into_iter().map(later));
+                }
+                Ok(TraceRecord::Chunk(_)) => {}
+                Ok(TraceRecord::End(_)) => ended = true,
+                Err(TraceError::Cut) => break,
+                Err(why) => return Err(unreadable(path, &why)),
+            }
+        }
+        if !ended {
+            let what = format!("{} has no end: its writer was killed, or still writes", path.display());
+            output::warn(&what, format);
+        }
+        Ok(trace)
+    }
+
+    fn module(&self, routine: &TracedRoutine) -> &str {
+        self.modules.get(routine.module).map(|module| module.name.as_str()).unwrap_or_default()
+    }
+
+    /// For each function, whether it matches one of the patterns. Fails if a pattern matches none.
+    fn wanted(&self, patterns: &[String]) -> Result<Vec<bool>, Failure> {
+        let matches = |pattern: &String, routine: &TracedRoutine| {
+            let name = tables::shown(&routine.name, start(routine));
+            let is_it = |glob: &str| glob_match(glob, &name) || glob_match(glob, &routine.name);
+            let of_module = |at: usize| {
+                let (module, glob) = (pattern.get(..at), pattern.get(at + 1..));
+                module.zip(glob).is_some_and(|(module, glob)| glob_match(module, self.module(routine)) && is_it(glob))
+            };
+            is_it(pattern) || pattern.match_indices(':').any(|(at, _)| of_module(at))
+        };
+        if let Some(none) = patterns.iter().find(|pattern| !self.routines.iter().any(|f| matches(pattern, f))) {
+            let hint = "`ingraft replay FILE --summary` names the functions of the trace";
+            return Err(Failure::new(Kind::NotFound, format!("the trace has no function {none}"), hint));
+        }
+        let one = |f: &TracedRoutine| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, f));
+        Ok(self.routines.iter().map(one).collect())
+    }
+
+    /// A profile of the functions in which nothing was executed.
+    fn profile(&self) -> SavedProfile {
+        let function = |routine: &TracedRoutine| FunctionProfile {
+            module: routine.module,
+            name: routine.name.clone(),
+            start: start(routine),
+            size: routine.size,
+            calls: 0,
+            blocks: blocks(routine),
+            unknown: Vec::new(),
+            edges: edges(routine),
+            call_sites: Vec::new(),
+            inexact: None,
+        };
+        SavedProfile {
+            host: self.program.host.clone(),
+            pid: self.program.pid,
+            program: self.program.program.clone(),
+            began_ns: self.program.began_ns,
+            modules: self.modules.clone(),
+            functions: self.routines.iter().map(function).collect(),
+            ..SavedProfile::default()
+        }
+    }
+}
+
+/// First byte of a function.
+fn start(routine: &TracedRoutine) -> Svma {
+    let entry = routine.cfg.entry.and_then(|entry| routine.cfg.blocks.get(entry));
+    entry.map_or(Svma(0), |block| block.range.start)
+}
+
+fn blocks(routine: &TracedRoutine) -> Vec<BlockCount> {
+    let block = |block: &ingraft_model::Block| BlockCount {
+        start: block.range.start,
+        size: u32::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or(u32::MAX),
+        instructions: block.instructions,
+        // The file of a trace does not have the bytes.
+        last: block.range.start,
+        count: 0,
+    };
+    routine.cfg.blocks.iter().map(block).collect()
+}
+
+/// The edges of a function. A replay does not tell apart several edges between two blocks, so they have no counts.
+fn edges(routine: &TracedRoutine) -> Vec<EdgeCount> {
+    let edge = |edge: &ingraft_model::Edge| EdgeCount {
+        from: edge.from,
+        to: match edge.to {
+            EdgeTarget::Block(block) => EdgeEnd::Block(block),
+            EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
+            EdgeTarget::Dynamic => EdgeEnd::Dynamic,
+        },
+        kind: edge.kind,
+        count: None,
+    };
+    routine.cfg.edges.iter().map(edge).collect()
+}
+
+/// A replay, and what it has counted.
+struct Replay<'a> {
+    trace: &'a Trace,
+    /// For each function, whether its steps are wanted.
+    wanted: Vec<bool>,
+    /// Code of each module; empty if blocks are printed.
+    code: Vec<ModuleCode>,
+    /// Number of calls and executions so far.
+    profile: SavedProfile,
+    args: &'a ReplayArgs,
+}
+
+impl Replay<'_> {
+    /// Replays all chunks. Returns what is not known of each thread.
+    fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::Replayed>, Stop> {
+        let mut replay = TraceReplay::new(traced);
+        let mut threads: Vec<(u32, u32)> = Vec::new();
+        for record in records_of(&self.args.file)? {
+            let chunk = match record {
+                Ok(TraceRecord::Chunk(chunk)) => chunk,
+                Ok(TraceRecord::Program(_) | TraceRecord::Code(_) | TraceRecord::End(_)) => continue,
+                Err(_) => break, // The first reading has told why.
+            };
+            if !self.args.threads.is_empty() && !self.args.threads.contains(&chunk.tid) {
+                continue;
+            }
+            if !threads.iter().any(|(stream, _)| *stream == chunk.stream) {
+                threads.push((chunk.stream, chunk.tid));
+            }
+            let mut printed = Ok(());
+            let mut take = |step| {
+                if printed.is_ok() {
+                    printed = self.step((chunk.tid, chunk.stream), step, out);
+                }
+            };
+            let read = replay.chunk(&chunk, &mut take);
+            printed?;
+            read.map_err(|e| unreadable(&self.args.file, &e.into()))?;
+        }
+        if threads.is_empty() && !self.args.threads.is_empty() {
+            let hint = "leave out --thread to see all threads";
+            return Err(Failure::new(Kind::NotFound, "the trace has no such thread", hint).into());
+        }
+        threads.sort_unstable();
+        let pid = self.trace.program.pid.cast_signed();
+        let one = |((stream, tid), (_, unknown)): (&(u32, u32), (u32, ingraft_report::Unknown))| traces::Replayed {
+            pid,
+            tid: *tid,
+            stream: *stream,
+            gaps: unknown.gaps,
+            lost: unknown.lost,
+            skipped: unknown.skipped,
+            defects: unknown.defects,
+            ahead: unknown.ahead,
+        };
+        Ok(threads.iter().zip(replay.unknown()).map(one).collect())
+    }
+
+    /// Counts a step, or prints it.
+    fn step(&mut self, (tid, stream): (u32, u32), step: TraceStep, out: &mut Output) -> Result<(), Stop> {
+        let (number, depth) = match step {
+            TraceStep::Enter { function, depth }
+            | TraceStep::Block { function, depth, .. }
+            | TraceStep::Leave { function, depth } => (function as usize, depth),
+            TraceStep::Gap if self.args.summary => return Ok(()),
+            TraceStep::Gap => {
+                let pid = self.trace.program.pid.cast_signed();
+                out.object(&Object::Gap(traces::Gap { pid, tid, stream }))?;
+                return out.text(&format!("{tid}  steps are missing\n"));
+            }
+        };
+        if !self.wanted.get(number).copied().unwrap_or_default() {
+            return Ok(());
+        }
+        if self.args.summary {
+            self.count(number, step);
+            return Ok(());
+        }
+        let mut print = |word, at: Option<Svma>| self.print((tid, stream), number, (word, depth, at), out);
+        match step {
+            TraceStep::Enter { .. } => print("enter", None),
+            TraceStep::Leave { .. } => print("leave", None),
+            TraceStep::Gap => Ok(()),
+            TraceStep::Block { block, .. } => {
+                let function = self.profile.functions.get(number);
+                let Some(block) = function.and_then(|function| function.blocks.get(block)) else { return Ok(()) };
+                let code = function.and_then(|function| self.code.get(function.module));
+                match code {
+                    Some(code) => code.steps(block).iter().try_for_each(|step| print("instruction", Some(step.at))),
+                    None => print("block", Some(block.start)),
+                }
+            }
+        }
+    }
+
+    fn count(&mut self, number: usize, step: TraceStep) {
+        let Some(function) = self.profile.functions.get_mut(number) else { return };
+        match step {
+            TraceStep::Enter { .. } => function.calls += 1,
+            TraceStep::Block { block, .. } => {
+                if let Some(block) = function.blocks.get_mut(block) {
+                    block.count += 1;
+                }
+            }
+            TraceStep::Leave { .. } | TraceStep::Gap => {}
+        }
+    }
+
+    fn print(
+        &self,
+        (tid, stream): (u32, u32),
+        number: usize,
+        (step, depth, at): (&'static str, u32, Option<Svma>),
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let Some(routine) = self.trace.routines.get(number) else { return Ok(()) };
+        let start = start(routine);
+        let at = at.map(|at| records::offset(at, start));
+        if out.json() {
+            let id = self.id(routine);
+            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at }));
+        }
+        let name = tables::shown(&routine.name, start);
+        let indent = "  ".repeat(depth.min(64) as usize);
+        let text = match (at, step) {
+            (Some(at), "block") => format!("  {name}#{at}"),
+            (Some(at), _) => format!("  {name}+{at}"),
+            (None, step) => format!("{step} {name}"),
+        };
+        out.text(&format!("{tid}  {indent}{text}\n"))
+    }
+
+    fn id(&self, routine: &TracedRoutine) -> FunctionId {
+        let start = start(routine);
+        FunctionId {
+            host: None,
+            pid: self.trace.program.pid.cast_signed(),
+            module: self.trace.module(routine).to_owned(),
+            function: tables::shown(&routine.name, start),
+            offset: format!("{:#x}", start.0),
+        }
+    }
+
+    /// Prints how often functions and blocks were executed.
+    fn summary(&mut self, format: Format, out: &mut Output) -> Result<(), Stop> {
+        let mut wanted = self.wanted.iter();
+        self.profile.functions.retain(|_| wanted.next().copied().unwrap_or_default());
+        if !out.json() {
+            let code = modules::code(&self.profile, &[], format)?;
+            return out.text(&tables::profile(&Program::new(&self.profile, code), ROWS, out.width()));
+        }
+        for function in &self.profile.functions {
+            let module = self.trace.modules.get(function.module).map(|module| module.name.clone()).unwrap_or_default();
+            let id = FunctionId {
+                host: None,
+                pid: self.profile.pid.cast_signed(),
+                module,
+                function: tables::shown(&function.name, function.start),
+                offset: format!("{:#x}", function.start.0),
+            };
+            records::blocks(function, &id).iter().try_for_each(|block| out.object(block))?;
+        }
+        Ok(())
+    }
+}

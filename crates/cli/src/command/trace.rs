@@ -1,0 +1,119 @@
+//! `ingraft trace`: writes all blocks that a process executes in some functions to a file.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use ingraft_model::token::Token;
+use ingraft_report::{TraceError, TraceRecord, TraceRecords};
+
+use crate::args::TraceArgs;
+use crate::conn::{Request, Target};
+use crate::exit::{Failure, Stop};
+use crate::measure::{self, Context, Plan, Site, TraceFile, View};
+use crate::objects::{Object, traces};
+use crate::output::number::{grouped, plural};
+use crate::output::{self, Output};
+
+/// Runs the command.
+pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
+    let TraceArgs { buffer, measure, functions, target } = args;
+    let request = |target: Target| Request {
+        await_modules: measure.wait.is_some() || target.is_started(),
+        target,
+        pairs: Vec::new(),
+        functions: functions.clone(),
+        function_metric: "calls",
+        definitions: Vec::new(),
+        flavors: Vec::new(),
+        keep: false,
+        max_overhead: measure.max_overhead,
+        allow_calls: false,
+        family: false,
+        history: false,
+        wait: measure.wait.unwrap_or_default(),
+        profile: None,
+        earlier: None,
+        trace: Some(buffer << 10),
+    };
+    let path = context.common.output.clone().unwrap_or_default();
+    // A file that cannot be written is refused before the target is touched.
+    let file = TraceFile { file: output::create(&path)?, path: path.clone() };
+    let plan = Plan::new(&measure, &target, request, out).traced_to(file);
+    let format = context.common.format;
+    measure::run(plan, context, &mut Traces { path: &path, format }, out).await
+}
+
+struct Traces<'a> {
+    path: &'a Path,
+    format: crate::args::Format,
+}
+
+impl View for Traces<'_> {
+    fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
+        Ok(())
+    }
+
+    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+        let Some(site) = sites.first() else { return Ok(()) };
+        let traced = self.traced(site).map_err(|e| {
+            Failure::failed(format!("cannot read {}: {e}", self.path.display()), "trace again into another file")
+        })?;
+        let number = |of: u64| grouped(i64::try_from(of).unwrap_or(i64::MAX));
+        if traced.gaps + traced.unbuffered > 0 {
+            let what = match traced.unbuffered {
+                0 => format!("the trace has {}: buffers were full", plural(traced.gaps, "gap", "gaps")),
+                n => format!(
+                    "the trace has {} and lacks {} tokens of threads without a buffer",
+                    plural(traced.gaps, "gap", "gaps"),
+                    number(n)
+                ),
+            };
+            output::warn(&format!("{what}; --buffer makes them larger"), self.format);
+        }
+        out.text(&format!(
+            "{} of {} in {}, written to {}\n",
+            plural(traced.bytes, "byte", "bytes"),
+            plural(traced.threads, "thread", "threads"),
+            plural(traced.functions, "function", "functions"),
+            traced.file,
+        ))?;
+        out.object(&Object::Traced(traced))
+    }
+}
+
+impl Traces<'_> {
+    /// Describes the file.
+    fn traced(&self, site: &Site) -> Result<traces::Traced, TraceError> {
+        let mut traced = traces::Traced {
+            host: site.host(),
+            pid: site.enabled.pid,
+            file: self.path.display().to_string(),
+            functions: 0,
+            threads: 0,
+            bytes: 0,
+            gaps: 0,
+            unbuffered: 0,
+        };
+        let mut streams = BTreeSet::new();
+        for record in TraceRecords::new(BufReader::new(File::open(self.path)?))? {
+            match record? {
+                TraceRecord::Program(_) => {}
+                TraceRecord::Code(code) => traced.functions += code.functions.len() as u64,
+                TraceRecord::Chunk(chunk) => {
+                    streams.insert(chunk.stream);
+                    traced.bytes += chunk.tokens.len() as u64;
+                    let mut rest = chunk.tokens.as_slice();
+                    while let Ok(Some((token, length))) = Token::read(rest) {
+                        traced.gaps += u64::from(token == Token::Gap);
+                        rest = rest.get(length..).unwrap_or_default();
+                    }
+                }
+                TraceRecord::End(end) => traced.unbuffered = end.unbuffered,
+            }
+        }
+        traced.threads = streams.len() as u64;
+        Ok(traced)
+    }
+}

@@ -1,0 +1,175 @@
+//! Traces: the regenerated sequences, compared with profiles of the same run and with the program's own counts. The tests of the engine
+//! compare them with single steps.
+
+use std::collections::BTreeMap;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, open_directory, program, wait_until};
+use serde_json::Value;
+
+use crate::tool;
+
+/// Number of executions of each block, by function and offset.
+fn blocks(outcome: &Outcome) -> BTreeMap<(String, String), u64> {
+    let text = |record: &Value, key: &str| record[key].as_str().expect("a text").to_owned();
+    let one = |record: &&Value| {
+        let block = (text(record, "function"), text(record, "block"));
+        (block, record["count"].as_u64().expect("a count"))
+    };
+    outcome.all("block").iter().map(one).collect()
+}
+
+/// Number of entries of a function in a replay.
+fn entries(outcome: &Outcome, function: &str) -> u64 {
+    let is_one = |record: &&&Value| record["step"] == "enter" && record["function"] == function;
+    outcome.all("step").iter().filter(is_one).count() as u64
+}
+
+/// Sum of a number over all threads of a replay.
+fn sum(outcome: &Outcome, key: &str) -> u64 {
+    outcome.all("replayed").iter().map(|thread| thread[key].as_u64().expect("a number")).sum()
+}
+
+/// Fails unless the replay tells everything.
+fn assert_whole(outcome: &Outcome) {
+    for key in ["gaps", "lost", "skipped", "defects"] {
+        assert_eq!(sum(outcome, key), 0, "{key}");
+    }
+    assert!(!outcome.stderr.contains("has no end"), "{}", outcome.stderr);
+}
+
+/// The functions of the deterministic program that can be traced.
+const DETERM: &[&str] = &["hash_step", "hash_text", "fib", "even", "odd", "compare"];
+
+#[test]
+fn a_summary_equals_a_profile_of_the_same_run() {
+    let directory = open_directory();
+    let file = directory.path().join("determ.trace").to_str().expect("a path").to_owned();
+    let determ = program("determ").expect("gcc").to_str().expect("a path").to_owned();
+    let trace = [&["trace", "-o", &file, "--until-exit"], DETERM, &["--", &determ, "1"]].concat();
+    let traced = tool().run(trace).assert_code(0);
+    assert_eq!(traced.one("traced")["gaps"], 0, "{}", traced.stderr);
+    let summary = tool().run(["replay", &file, "--summary"]).assert_code(0);
+    assert_whole(&summary);
+    let profile = [&["profile", "blocks", "--until-exit"], DETERM, &["--", &determ, "1"]].concat();
+    let profile = tool().run(profile).assert_code(0);
+    let (found, expected) = (blocks(&summary), blocks(&profile));
+    assert!(expected.values().sum::<u64>() > 10_000, "{expected:?}");
+    assert_eq!(found, expected);
+    let bytes = traced.one("traced")["bytes"].as_u64().expect("a number");
+    println!("{bytes} bytes for {} blocks", found.values().sum::<u64>());
+    // The sequence has the same blocks, and its instructions are those of the blocks.
+    let sequence = tool().run(["replay", &file, "fib", "determ:even"]).assert_code(0);
+    let of = |blocks: &BTreeMap<(String, String), u64>, names: &[&str]| -> u64 {
+        blocks.iter().filter(|((function, _), _)| names.contains(&function.as_str())).map(|(_, count)| count).sum()
+    };
+    let steps = sequence.all("step").iter().filter(|step| step["step"] == "block").count() as u64;
+    assert_eq!(steps, of(&expected, &["fib", "even"]));
+    let _ = tool().run(["replay", &file, "no_such_function"]).assert_error(3, &["no_such_function"]);
+    let _ = tool().run(["replay", &file, "--thread", "1"]).assert_error(3, &["no such thread"]);
+    let _ = tool().run(["replay", &determ]).assert_error(1, &["cannot read"]);
+    let _ = tool().run(["replay", &file, "-o", &file]).assert_error(2, &["would replace"]);
+    let again = tool().run(["replay", &file, "--summary"]).assert_code(0);
+    assert_eq!(blocks(&again), expected);
+}
+
+#[test]
+fn instructions_are_those_of_the_blocks() {
+    let directory = open_directory();
+    let file = directory.path().join("small.trace").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("threads", &["1"]);
+    let session = tool().measure("trace", target.pid(), &["-o", &file, "work_0"]);
+    target.ask("solo 20");
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    let per_block: BTreeMap<(String, String), u64> = tool()
+        .run(["replay", &file, "--summary"])
+        .all("block")
+        .iter()
+        .map(|block| {
+            let text = |key: &str| block[key].as_str().expect("a text").to_owned();
+            ((text("function"), text("block")), block["instructions"].as_u64().expect("a number"))
+        })
+        .collect();
+    let blocks = tool().run(["replay", &file]);
+    let key =
+        |step: &Value| (step["function"].as_str().expect("a name").to_owned(), step["at"].as_str().map(str::to_owned));
+    let all = blocks.all("step");
+    let executed = all.iter().filter(|step| step["step"] == "block").map(|step| {
+        let (function, at) = key(step);
+        per_block[&(function, at.expect("an offset"))]
+    });
+    let expected: u64 = executed.sum();
+    let instructions = tool().run(["replay", &file, "--instructions"]);
+    let found = instructions.all("step").iter().filter(|step| step["step"] == "instruction").count() as u64;
+    assert!(found >= 20 && found == expected, "{found} {expected}");
+}
+
+#[test]
+fn threads_and_signal_handlers_are_told_apart() {
+    let directory = open_directory();
+    let file = directory.path().join("signals.trace").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("signals", &["3"]);
+    let before = Text::of(target.pid());
+    let functions = ["work", "on_signal", "in_handler"];
+    let session = tool().measure("trace", target.pid(), &[&["-o", file.as_str()], &functions[..]].concat());
+    let reply = target.ask("go 2000");
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    let replay = tool().run(["replay", &file]).assert_code(0);
+    assert_whole(&replay);
+    for function in functions {
+        assert_eq!(entries(&replay, function), reply.tally(function), "{function}");
+    }
+    assert!(replay.all("replayed").len() >= 3);
+}
+
+#[test]
+fn a_full_buffer_is_a_gap() {
+    let directory = open_directory();
+    let file = directory.path().join("full.trace").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("threads", &["1"]);
+    let session = tool().measure("trace", target.pid(), &["-o", &file, "--buffer", "4", "work_0"]);
+    let reply = target.ask("solo 3000000");
+    let traced = session.interrupt().assert_code(0).assert_removed();
+    let gaps = traced.one("traced")["gaps"].as_u64().expect("a number");
+    assert!(gaps > 0 && traced.stderr.contains("buffers were full"), "{gaps} {}", traced.stderr);
+    let replay = tool().run(["replay", &file, "--summary"]).assert_code(0);
+    assert_eq!((sum(&replay, "gaps"), sum(&replay, "defects")), (gaps, 0));
+    assert!(blocks(&replay).values().all(|count| *count < reply.tally("work_0")));
+}
+
+#[test]
+fn the_file_of_a_killed_writer_is_readable() {
+    let directory = open_directory();
+    let path = directory.path().join("killed.trace");
+    let file = path.to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("threads", &["1"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    let session = tool.measure("trace", target.pid(), &["-o", &file, "work_0"]);
+    let reply = target.ask("solo 5000");
+    let length = || std::fs::metadata(&path).map_or(0, |file| file.len());
+    // An entry takes two bytes.
+    wait_until("the tokens are in the file", || length() > 2 * reply.tally("work_0"));
+    session.kill();
+    let replay = tool.run(["replay", &file]).assert_code(0);
+    assert!(replay.stderr.contains("has no end"), "{}", replay.stderr);
+    assert_eq!(entries(&replay, "work_0"), reply.tally("work_0"));
+    tool.detach(target.pid());
+    target::assert_clean(target.pid(), &before);
+    target.ask("solo 10").assert_right();
+}
+
+#[test]
+fn what_a_trace_cannot_do_is_refused() {
+    let directory = open_directory();
+    let file = directory.path().join("none.trace").to_str().expect("a path").to_owned();
+    let target = Mutatee::start("threads", &["1"]);
+    let (tool, pid) = (tool(), target.pid_text());
+    let _ = tool.run(["trace", "-p", &pid, "work_0"]).assert_error(2, &["-o FILE"]);
+    let _ = tool.run(["trace", "-p", &pid, "-p", "1", "work_0", "-o", &file]).assert_error(2, &["one process"]);
+    let _ = tool.run(["trace", "-p", &pid, "work_0#*", "-o", &file]).assert_error(2, &["part of a function"]);
+    let _ = tool.run(["trace", "-p", &pid, "absent", "-o", &file]).assert_error(3, &["absent"]);
+    let _ =
+        tool.run(["trace", "-p", &pid, "work_0", "--follow", "fork", "-o", &file]).assert_error(2, &["one program"]);
+}
