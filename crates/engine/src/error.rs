@@ -117,7 +117,7 @@ impl Error {
             ApplyError::Changed { .. } => ("text_changed", "something else patches the same code; end it first"),
             ApplyError::SharedText { .. } => ("shared_text", "start the program from a private mapping of its file"),
             ApplyError::NotMapped { .. } => ("not_mapped", "the module was unloaded meanwhile; try again"),
-            ApplyError::Busy { .. } => ("busy", "try again; nothing was changed"),
+            ApplyError::Busy { .. } | ApplyError::Suspended { .. } => ("busy", "try again; nothing was changed"),
             ApplyError::BadPlan { .. } | ApplyError::Process(_) => {
                 ("bad_plan", "this is a defect of ingraft; nothing was changed")
             }

@@ -116,6 +116,9 @@ pub mod header {
     pub const FORKS: u32 = LISTENING + 48;
     /// Number of forks that found no free shard for their child, u32, atomic. Such a child begins without its parent's state.
     pub const BIRTHS_MISSED: u32 = LISTENING + 52;
+    /// Offset from fs of the pointer to the goroutine that a thread executes, i32; 0 if the area has no records of goroutines. See
+    /// [`super::goroutine`].
+    pub const GOROUTINE: u32 = LISTENING + 56;
     /// Creation time of the data area, u64 in clock ticks since boot, as in field 22 of /proc/PID/stat. A thread that is older and has no
     /// claim never had a gs base of the engine. 0 in areas of earlier engines, where the time is unknown.
     pub const MADE: u32 = LISTENING + 40;
@@ -228,6 +231,49 @@ pub mod record {
     pub const KEPT: u32 = 0x18;
     /// Maximum number of words in [`KEPT`].
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
+}
+
+/// Activation records of goroutines. A goroutine moves between threads, and its stack moves in memory, so its open calls are not in the
+/// shard of a thread. They are in shard [`goroutine::SHARD`], which no thread claims, in a list for each goroutine with the last call first.
+/// A record is keyed by the stack pointer minus the top of the goroutine's stack, which stays the same when the runtime copies the stack.
+/// Only the thread that executes a goroutine uses its list.
+///
+/// Code builds a record at the top of the records of its own thread and puts it into the list ([`record::SAVED`] holds the number of the
+/// next record). At the end of the call, code takes the record back there. In between, [`record::SP`] of the copy in the thread is
+/// `u64::MAX`, so that no search of the thread's own records passes it.
+///
+/// The runtime reuses the descriptors of ended goroutines and never frees them. A list whose goroutine has ended is emptied by the first
+/// measured call of the next goroutine with the same descriptor.
+pub mod goroutine {
+    /// Index of the shard with the lists.
+    pub const SHARD: u32 = super::FIRST_SHARD;
+    /// Smallest distance between shards with which an area has lists of goroutines.
+    pub const STRIDE_MIN: u64 = 1 << 24;
+    /// Offset in a descriptor of a goroutine (`g` in runtime/runtime2.go) of the lowest address of its stack, u64; the end of the stack
+    /// follows.
+    pub const STACK: u32 = 0;
+    /// Offset in a descriptor of the saved stack pointer, u64; the saved program counter follows.
+    pub const SAVED: u32 = 0x38;
+    /// Offset in the shard of the unused records: in the lower half the number of the first one, 0 if there is none, in the upper half the
+    /// number of changes, u64, atomic.
+    pub const FREE: u32 = 0x2_0000;
+    /// Offset of the number of records that were ever used, u32, atomic.
+    pub const USED: u32 = FREE + 8;
+    /// Offset of the places of goroutines.
+    pub const PLACES: u32 = 0x3_0000;
+    /// Size in bytes of a place: the address of the descriptor, u64, and the number of the goroutine's last record, u64.
+    pub const PLACE: u32 = 16;
+    /// Number of bits of the number of a place, and number of places.
+    pub const PLACE_BITS: u32 = 17;
+    /// Number of places in a row that may belong to a goroutine. The last ones lie behind the numbered places.
+    pub const PROBES: u32 = 64;
+    /// Factor for the hash of a descriptor's address.
+    pub const MULTIPLIER: u64 = crate::table::MULTIPLIER;
+    /// Offset of record 0. Records are numbered from 1 on.
+    pub const RECORDS: u32 = 0x40_0000;
+    /// Largest number of records.
+    pub const RECORDS_MAX: u32 = ((STRIDE_MIN - RECORDS as u64) / super::record::SIZE as u64) as u32 - 1;
+    const _: () = assert!(PLACES + PLACE * ((1 << PLACE_BITS) + PROBES) <= RECORDS);
 }
 
 /// State that a fork child inherits if children are measured with their parent. Before fork(2), the forking thread claims a shard for the

@@ -12,6 +12,7 @@ use crate::bases;
 use crate::error::{ApplyError, Error};
 use crate::frame;
 use crate::gadgets::{LONGEST_BYTES, SYSCALL};
+use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
 use crate::stack::{Frames, SavedPc, Stacks, contains};
 use crate::sys::{self, Regs};
@@ -45,6 +46,8 @@ pub struct Options {
     pub readings: Option<DataArea>,
     /// Area whose gs bases are reset to 0. If the result is quiet, a temporary thread pointer in this area is reset too.
     pub reset_gs: Option<DataArea>,
+    /// Goroutines of the target. None may be suspended inside of a write.
+    pub goroutines: Option<Goroutines>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
     pub clear_slots: Option<DataArea>,
 }
@@ -58,6 +61,7 @@ impl Default for Options {
             calls: None,
             readings: None,
             reset_gs: None,
+            goroutines: None,
             clear_slots: None,
         }
     }
@@ -214,6 +218,7 @@ impl Target {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
+                    self.check_goroutines(options.goroutines.as_ref(), &stacks, &plan.text)?;
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
                     let unknown = unknown.collect::<HashSet<usize>>();
@@ -529,7 +534,7 @@ fn write_before(text: &[TextWrite], at: Avma) -> Option<&TextWrite> {
 }
 
 /// Whether an address is inside of a write, but not at its first byte.
-fn strictly_inside(text: &[TextWrite], at: Avma) -> bool {
+pub(crate) fn strictly_inside(text: &[TextWrite], at: Avma) -> bool {
     write_before(text, at).is_some_and(|w| at > w.at && at.0 < w.at.0 + u64::from(w.len))
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ingraft_model::layout::{self, birth, header, record};
+use ingraft_model::layout::{self, birth, goroutine, header, record};
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
@@ -299,6 +299,10 @@ impl SharedArea {
         if request.family {
             self.write_u64(claim_at(birth::RULES), 1 << birth::RESERVED)?;
         }
+        if let Some(goroutine) = request.goroutine {
+            self.write_u64(claim_at(goroutine::SHARD), 1 << birth::RESERVED)?;
+            self.write_u32(header::GOROUTINE.into(), goroutine.cast_unsigned())?;
+        }
         self.write_u64(header::WALL_CLOCK.into(), request.wall.word())?;
         self.write_u64(header::MADE.into(), bases::now_ticks())?;
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
@@ -323,6 +327,12 @@ impl SharedArea {
         self.write_u32(header::HOLDER_PID.into(), holder.pid.0 as u32)?;
         self.write_u64(header::HOLDER_START.into(), holder.start_time)?;
         self.write_bytes(header::BOOT_ID.into(), &holder.boot_id)
+    }
+
+    /// Offset from fs of the pointer to the goroutine that a thread executes, if the area has records of goroutines.
+    pub fn goroutine(&self) -> Result<Option<i32>, Error> {
+        let offset = self.read_u32(header::GOROUTINE.into())?.cast_signed();
+        Ok(Some(offset).filter(|offset| *offset != 0 && self.layout.stride >= goroutine::STRIDE_MIN))
     }
 
     /// Whether fork children are measured with the target, like its threads.
@@ -668,6 +678,25 @@ impl SharedArea {
         Ok(())
     }
 
+    /// The records of goroutines that were ever used: the offset of each in the area, and the name that identifies it.
+    fn goroutine_records(&self) -> Result<Vec<(u64, u32)>, Error> {
+        if self.goroutine()?.is_none() {
+            return Ok(Vec::new());
+        }
+        let start = self.shard_start(goroutine::SHARD);
+        let used = self.read_u32(start + u64::from(goroutine::USED))?.min(goroutine::RECORDS_MAX);
+        let at = |n: u32| start + u64::from(goroutine::RECORDS) + u64::from(n) * u64::from(record::SIZE);
+        (1..=used).map(at).map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
+    }
+
+    /// Clears the names of the records of goroutines, as [`SharedArea::forget_records`] does for a shard.
+    pub fn forget_goroutine_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
+        for (at, _) in self.goroutine_records()?.into_iter().filter(|(_, name)| names.contains(name)) {
+            self.write_u32(at + u64::from(record::NAME), 0)?;
+        }
+        Ok(())
+    }
+
     /// Clears the open records, in all shards, whose names are not among `names`; see [`SharedArea::forget_records`].
     pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for claim in self.claims()? {
@@ -675,6 +704,8 @@ impl SharedArea {
             let others = open.into_iter().map(|(_, name)| name).filter(|name| *name != 0 && !names.contains(name));
             self.forget_records(claim.shard, &others.collect::<HashSet<u32>>())?;
         }
+        let parked = self.goroutine_records()?.into_iter().map(|(_, name)| name);
+        self.forget_goroutine_records(&parked.filter(|name| !names.contains(name)).collect::<HashSet<u32>>())?;
         Ok(())
     }
 

@@ -331,6 +331,12 @@ pub enum ApplyError {
         /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
+    /// A goroutine is suspended inside of code that changes, and did not continue.
+    #[error("a goroutine is suspended at {at}, inside of what changes")]
+    Suspended {
+        /// Address at which the goroutine continues.
+        at: Avma,
+    },
     /// Any other error.
     #[error(transparent)]
     Process(#[from] Error),
@@ -339,7 +345,8 @@ pub enum ApplyError {
 impl ApplyError {
     /// Whether another attempt a moment later may succeed.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, ApplyError::Busy { .. } | ApplyError::Process(Error::Unstoppable { .. }))
+        let stopped = matches!(self, ApplyError::Process(Error::Unstoppable { .. }));
+        stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Suspended { .. })
     }
 
     /// The thread that did not stop, if that is the reason; otherwise `None`.
@@ -351,6 +358,7 @@ impl ApplyError {
             | ApplyError::SharedText { .. }
             | ApplyError::NotMapped { .. }
             | ApplyError::Busy { .. }
+            | ApplyError::Suspended { .. }
             | ApplyError::Process(_) => None,
         }
     }
@@ -363,7 +371,7 @@ impl ApplyError {
                 "another tool (a debugger, uprobes) changed this code; end it and try again".into()
             }
             ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
-            ApplyError::Busy { .. } => "try again when the function is less busy".into(),
+            ApplyError::Busy { .. } | ApplyError::Suspended { .. } => "try again when the function is less busy".into(),
             ApplyError::Process(e) => e.hint(),
         }
     }

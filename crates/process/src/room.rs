@@ -58,6 +58,9 @@ pub struct DataAreaRequest {
     pub wall: WallClock,
     /// Whether fork children are measured with the target. This excludes [`ThreadIdentity::FsBase`], because a child inherits the fs base.
     pub family: bool,
+    /// Offset from fs of the pointer to the goroutine that a thread executes, if calls of goroutines may be followed. Not together with
+    /// `family`.
+    pub goroutine: Option<i32>,
 }
 
 impl Default for DataAreaRequest {
@@ -70,6 +73,7 @@ impl Default for DataAreaRequest {
             cpu: CpuClock::None,
             wall: WallClock::Tsc,
             family: false,
+            goroutine: None,
         }
     }
 }

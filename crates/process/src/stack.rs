@@ -89,6 +89,12 @@ impl Stacks {
         offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
     }
 
+    /// The words at the top of each stack, at most `count` of each.
+    pub(crate) fn tops(&self, count: usize) -> impl Iterator<Item = &[u64]> {
+        let words = move |part: &Part| self.words.get(part.words.start..part.words.end.min(part.words.start + count));
+        self.parts.iter().filter_map(words)
+    }
+
     /// The program counters that are saved in signal frames on these stacks.
     pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &Frames) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();
