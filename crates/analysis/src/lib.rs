@@ -31,6 +31,6 @@ pub use file::symbol::Label;
 pub use flow::points::{FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;
-pub use image::Image;
+pub use image::{Goroutines, Image};
 pub use text::disassembly::{Disassembled, disassemble};
 pub use text::events::block_events;

@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             cpu: CpuClock::None,
             vectors: None,
             loader: None,
+            goroutine: None,
             readable: Readable::default(),
         };
         let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -65,6 +65,7 @@ fn any_site() -> impl Strategy<Value = Site> {
                 bytes,
                 landings: landings.into_iter().map(Svma).collect(),
                 clearings,
+                moving: false,
             }
         },
     )

@@ -20,6 +20,7 @@ pub mod layout;
 pub mod listed;
 pub mod loops;
 pub mod metric;
+mod moving;
 pub mod object;
 pub mod part;
 pub mod patch;

@@ -161,9 +161,9 @@ pub enum Refusal {
         /// Offset of the block from the function's first byte.
         offset: Offset,
     },
-    /// The function's language moves calls in progress between threads, and their stacks in memory (Go). So an exit cannot be assigned to
-    /// an entry.
-    #[error("its calls move between threads, so entry and exit cannot be paired")]
+    /// The function's language moves calls in progress between threads, and their stacks in memory (Go). The point, or the state that the
+    /// code keeps for a thread, cannot follow them.
+    #[error("its calls move between threads, where this code cannot follow them")]
     MovingCalls,
     /// The symbol is an IFUNC. The code there chooses an implementation; callers of the function do not run it.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
@@ -344,13 +344,16 @@ pub struct Site {
     /// If `bytes` are too short for a springboard of five bytes: displaceable ranges that can make room for an island within reach of a
     /// springboard of two bytes. The nearest comes first.
     pub clearings: Vec<Clearing>,
+    /// Whether calls of the function move between threads, and their stacks in memory (Go). Activation records then belong to a goroutine,
+    /// see [`crate::layout::goroutine`].
+    pub moving: bool,
 }
 
 impl Site {
     /// A site without padding, landings and clearings, whose point is at the first byte.
     pub fn new(kind: SiteKind, function: Svma, at: Svma, bytes: Vec<u8>) -> Site {
         let own = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
-        Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), clearings: Vec::new() }
+        Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), clearings: Vec::new(), moving: false }
     }
 
     /// Kind of the point.

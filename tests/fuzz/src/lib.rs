@@ -168,6 +168,7 @@ pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> 
         vectors: VECTORS,
         readable: READABLE,
         loader: None,
+        goroutine: None,
     };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();

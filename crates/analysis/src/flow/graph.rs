@@ -106,7 +106,12 @@ impl Graph {
 
     /// Whether control can arrive at an address other than by falling through.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
-        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.is_resumed(at)
+        self.arrives(body, at) || body.is_resumed(at)
+    }
+
+    /// As [`Graph::lands`], apart from calls that the language's runtime has suspended.
+    pub fn arrives(&self, body: &Body<'_>, at: u64) -> bool {
+        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok()
     }
 }
 

@@ -12,6 +12,7 @@ use crate::file::relocs::Pointers;
 use crate::file::symbol::Label;
 use crate::functions::discovered::{Discovered, Door};
 use crate::functions::function::Function;
+use crate::image::goroutines::Goroutines;
 use crate::image::memo::Memo;
 use crate::text::bits::TextBits;
 
@@ -29,6 +30,8 @@ pub struct Image {
     pub(super) parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, each with the offset of its symbol's name; sorted, computed when first asked for.
     pub(super) imports: OnceLock<Vec<(u64, u64)>>,
+    /// Places by which goroutines are found; computed when first asked for.
+    pub(super) goroutines: OnceLock<Option<Goroutines>>,
     /// Indices of the functions that leave by a jump like longjmp's; computed when first asked for.
     pub(crate) leaping: OnceLock<Vec<usize>>,
     /// Entry sites of the functions for which they were asked.

@@ -2,8 +2,10 @@
 
 mod analysed;
 mod control;
+mod goroutines;
 mod lookup;
 mod memo;
 mod parse;
 
 pub use self::analysed::Image;
+pub use self::goroutines::Goroutines;

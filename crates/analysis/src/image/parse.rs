@@ -82,6 +82,7 @@ impl Image {
             padding,
             parts,
             imports: OnceLock::new(),
+            goroutines: OnceLock::new(),
             leaping: OnceLock::new(),
             entries: Memo::default(),
             exits: Memo::default(),

@@ -90,6 +90,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         own: own as u8,
         landings,
         clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
+        moving: elf.is_go(),
     })
 }
 
@@ -130,6 +131,12 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
 /// branches must land on it.
 pub(crate) fn runs_on(i: &Instruction) -> bool {
     i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
+}
+
+/// Whether a goroutine's code must stay in its place because of an instruction. If a fault occurs outside of Go's code, Go looks for the
+/// return address at the stack pointer, where a function with a frame has none (runtime/panic.go, `shouldPushSigpanic`).
+pub(crate) fn stays_in_go(image: &Image, i: &Instruction) -> bool {
+    image.elf().is_go() && may_fault(i)
 }
 
 /// Whether an instruction may fault at a memory access: at any access but those relative to the stack pointer or the program counter.

@@ -98,7 +98,7 @@ pub(crate) struct Known<'a> {
 /// Finds the exits of a function. An error if it is not certain that these are all.
 pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
     entry::check_kind(function)?;
-    if image.elf().is_go() {
+    if image.elf().is_go() && (image.goroutines().is_none() || !image.has_stack_room(function)) {
         return Err(Refusal::MovingCalls);
     }
     if let Some(at) = function.facts.unresolved {
@@ -106,7 +106,9 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     }
     let body = Body::new(image, function);
     let flow = Graph::complete(&body)?;
+    // The engine looks for suspended goroutines in the stop of the insertion. Later, none can be suspended in displaced code.
     let mut stretches = Stretches::new(&body, &flow);
+    stretches.resumed = false;
     let mut sites: Vec<Result<Site, Refusal>> =
         flow.found.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
     for &behind in &flow.found.runs_on {
@@ -165,12 +167,19 @@ fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
         false => (stretches.choose(&stretches.starts(exit, true), &[end + padding])?, end + padding),
     };
     stretches.floor = end + padding;
+    // A signal may suspend a goroutine in an island, where the runtime takes it for one in the function.
+    if image.elf().is_go() && !within && !fits(at, until, SPRINGBOARD) {
+        return Err(Refusal::TooShort {
+            available: (until - at) as u32,
+            next: "code at which a goroutine may be suspended",
+        });
+    }
     let len = (until - at).min(SITE_MAX);
     if image.in_restartable_sequence(at, len) {
         return Err(Refusal::RestartableSequence);
     }
     let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
-    Ok(exit_at(within, function, at, point, end, bytes))
+    Ok(Site { moving: image.elf().is_go(), ..exit_at(within, function, at, point, end, bytes) })
 }
 
 /// The exit of a function whose control runs off its end, through padding, into the next function: the exit is where the padding begins.

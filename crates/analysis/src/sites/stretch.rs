@@ -23,13 +23,16 @@ pub(crate) struct Stretches<'a> {
     home: u64,
     /// First address that no earlier site uses.
     pub floor: u64,
+    /// Whether control arrives where the language's runtime may have suspended a call. It does not if the engine makes sure that no call is
+    /// suspended within the range when the code is inserted.
+    pub resumed: bool,
 }
 
 impl<'a> Stretches<'a> {
     pub fn new(body: &'a Body<'a>, flow: &'a Graph) -> Self {
         let entry = entry::first_byte(body.image, body.function);
         let home = entry::displaced_until(body.image, body.function);
-        Stretches { body, flow, entry, home, floor: 0 }
+        Stretches { body, flow, entry, home, floor: 0, resumed: true }
     }
 
     /// Whether the entry's springboard displaces an instruction, and control reaches the instruction by the entry alone.
@@ -48,6 +51,7 @@ impl<'a> Stretches<'a> {
                 let i = &code[*before];
                 i.next_ip() == code[index].ip()
                     && self.flow.reaches(*before)
+                    && !entry::stays_in_go(self.body.image, i)
                     && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
                     && !self.lands_within(i.ip(), i.next_ip())
             };
@@ -84,7 +88,7 @@ impl<'a> Stretches<'a> {
 
     /// Whether control can arrive at an address other than by falling through.
     pub fn lands(&self, at: u64) -> bool {
-        self.flow.lands(self.body, at)
+        if self.resumed { self.flow.lands(self.body, at) } else { self.flow.arrives(self.body, at) }
     }
 
     /// Whether control can arrive in a range after its first byte.

@@ -1,7 +1,7 @@
 //! Facts about a target on which generated code relies.
 
 use ingraft_model::histogram::Scale;
-use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
+use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX, goroutine};
 use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState, WallClock};
 
 /// Facts about a target that decide the shape of its trampolines.
@@ -25,6 +25,9 @@ pub struct Environment {
     pub loader: Option<Avma>,
     /// Memory of the program that snippets may read.
     pub readable: Readable,
+    /// Offset from fs of the pointer to the goroutine that a thread executes, if the data area has records of goroutines
+    /// ([`ingraft_model::layout::goroutine`]).
+    pub goroutine: Option<i32>,
 }
 
 /// Memory of the program that snippets may read.
@@ -127,6 +130,13 @@ pub enum CodegenError {
     /// A snippet reads a hardware event, but the threads have no known ids, or may not make system calls.
     #[error("events of the processor cannot be read here")]
     NoEvents,
+    /// A snippet follows calls that move between threads, but the data area has no records of goroutines, or the snippet keeps state for
+    /// the thread.
+    #[error("calls that move between threads cannot be followed here: {why}")]
+    NoGoroutines {
+        /// Reason in words.
+        why: &'static str,
+    },
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,
@@ -155,6 +165,9 @@ impl Environment {
         }
         if data.shards <= FIRST_SHARD || data.shards > SHARDS_MAX {
             return bad("number of shards out of range");
+        }
+        if self.goroutine.is_some() && data.stride < goroutine::STRIDE_MIN {
+            return bad("shards are too small for records of goroutines");
         }
         Ok(())
     }

@@ -11,6 +11,14 @@ pub(crate) enum Routine {
     Find,
     /// Removes all records of this frame whose name is in ecx, because their calls cannot be followed. Returns the top in rcx.
     GiveUp,
+    /// As [`Routine::Prune`], for the records of the goroutine that this thread executes, see `goroutine`.
+    PruneGoroutine,
+    /// Moves the thread's last record into the list of the goroutine that it executes. If it cannot be kept there, counts the call as
+    /// unrecorded. Returns the top in rcx.
+    Park,
+    /// Before a record is closed: takes the record of this call whose name is in ecx from the list of the goroutine. Returns the top in
+    /// rcx, or 0 if there is no such record.
+    Fetch,
     /// Reads the thread's processor time by a system call. Leaves the result in the shard (`CPU_LAST`) and keeps rcx.
     CpuTime,
     /// Reads the time if the time stamp counter is unusable, see `wall`. Returns it in rdx and keeps rcx.
@@ -37,10 +45,13 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 13] = [
+    pub const ALL: [Routine; 16] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
+        Routine::PruneGoroutine,
+        Routine::Park,
+        Routine::Fetch,
         Routine::CpuTime,
         Routine::Read,
         Routine::Write,

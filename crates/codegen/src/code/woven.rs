@@ -170,13 +170,15 @@ pub struct StackView {
     pub key: i8,
     /// Offset of the first argument on the stack.
     pub arguments: i8,
+    /// Whether calls of the function move between threads, and their stacks in memory ([`ingraft_model::Site::moving`]).
+    pub moving: bool,
 }
 
 impl StackView {
     /// Layout at entries and exits.
-    pub const FUNCTION: StackView = StackView { key: 0, arguments: 8 };
+    pub const FUNCTION: StackView = StackView { key: 0, arguments: 8, moving: false };
     /// Layout at a call whose return address is pushed.
-    pub const CALLED: StackView = StackView { key: 7, arguments: 8 };
+    pub const CALLED: StackView = StackView { key: 7, arguments: 8, moving: false };
     /// Layout before and after a call.
-    pub const CALLING: StackView = StackView { key: -1, arguments: 0 };
+    pub const CALLING: StackView = StackView { key: -1, arguments: 0, moving: false };
 }

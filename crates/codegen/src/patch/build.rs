@@ -152,6 +152,7 @@ impl<'a> Builder<'a> {
         let r = self.register(site);
         let save = Save::at(site, r);
         let slow = r.map(|r| self.slow(r)).transpose()?;
+        let function = StackView { moving: site.moving, ..StackView::FUNCTION };
         let (home, stack) = match (site.point_kind(), head.displaced.last()) {
             (PointKind::CallBefore, Some(call)) if head.is_called() => {
                 (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
@@ -160,8 +161,8 @@ impl<'a> Builder<'a> {
                 (Back::To(head.point), StackView::CALLED)
             }
             (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
-            (PointKind::Entry, _) if head.probe.is_none() => (Back::To(head.at), StackView::FUNCTION),
-            _ => (Back::To(head.point), StackView::FUNCTION),
+            (PointKind::Entry, _) if head.probe.is_none() => (Back::To(head.at), function),
+            _ => (Back::To(head.point), function),
         };
         let frame = Frame {
             home,

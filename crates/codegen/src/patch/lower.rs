@@ -150,6 +150,7 @@ mod tests {
             cpu: CpuClock::None,
             vectors: None,
             loader: None,
+            goroutine: None,
             readable: crate::Readable::default(),
         }
     }

@@ -18,9 +18,11 @@ use crate::snippet::routines;
 /// Counters of a timer: depth of nesting (the timer runs if it is not 0), and clock at all stops less clock at all starts.
 const NEST: u32 = 0;
 const SUM_OF_STOPS: u32 = 1;
-/// Counters of a record's activations: exits whose call began before the measurement, and calls that could not be recorded.
+/// Counters of a record's activations: exits whose call began before the measurement, calls that could not be recorded, and calls that left
+/// by a tail jump.
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
+const LEFT_BY_TAIL_JUMP: u32 = 3;
 /// Counters of a histogram: sum, largest value, complement of the smallest value, and the first bucket.
 const SUM: u32 = 0;
 const LARGEST: u32 = 1;
@@ -51,12 +53,12 @@ impl Generator<'_> {
     }
 
     /// Offset in a shard of the first counter of a variable.
-    fn offset(&self, v: VariableId) -> u32 {
+    pub(crate) fn offset(&self, v: VariableId) -> u32 {
         COUNTERS + 8 * self.index(v)
     }
 
     /// Loads the stack pointer that identifies this call into rdx.
-    fn call(&mut self) -> Result<(), Assembly> {
+    pub(crate) fn call(&mut self) -> Result<(), Assembly> {
         Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
@@ -82,6 +84,9 @@ impl Generator<'_> {
     pub(crate) fn prune(&mut self) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
+        }
+        if self.frame.stack.moving {
+            return self.prune_goroutine();
         }
         self.used = [true; 3];
         let mut end = self.a.create_label();
@@ -114,9 +119,17 @@ impl Generator<'_> {
         self.a.lea(eax, dword_ptr(rcx - record::SIZE as i32))?;
         self.a.cmp(eax, (record::ROOM - record::SIZE) as i32)?;
         self.a.jae(full)?;
-        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
-        self.a.add(self.top(), record::SIZE as i32)?;
-        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
+        let sp = qword_ptr(rcx + new(record::SP)).gs();
+        for step in 0..2 {
+            match self.frame.stack.moving {
+                // No search of the thread's own records passes this record.
+                true => self.a.mov(sp, -1)?,
+                false => self.a.mov(sp, rdx)?,
+            }
+            if step == 0 {
+                self.a.add(self.top(), record::SIZE as i32)?;
+            }
+        }
         self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
         let restore = match r.restore {
             Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v))),
@@ -144,6 +157,9 @@ impl Generator<'_> {
         if !r.is_optional() {
             self.stmts(body)?;
         }
+        if self.frame.stack.moving {
+            self.park()?;
+        }
         self.a.jmp(end)?;
         self.place(&mut full)?;
         self.unrecorded(r)?;
@@ -163,12 +179,19 @@ impl Generator<'_> {
     }
 
     pub(crate) fn hand_over(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
-        let mark = |g: &mut Self| Ok(g.a.or(dword_ptr(rcx + g.last(record::RESTORE)).gs(), record::HANDED)?);
+        let mark = |g: &mut Self| {
+            g.a.or(dword_ptr(rcx + g.last(record::RESTORE)).gs(), record::HANDED)?;
+            if g.frame.stack.moving { g.park() } else { Ok(()) }
+        };
         self.at_record(r, whose, mark, |g| g.without_record(r, body))
     }
 
     pub(crate) fn give_up(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
         let take_away = |g: &mut Self| {
+            if g.frame.stack.moving {
+                g.a.inc(g.slot(r.activations, LEFT_BY_TAIL_JUMP))?;
+                return Ok(g.a.sub(g.top(), record::SIZE as i32)?);
+            }
             let mut done = g.a.create_label();
             g.a.mov(ecx, g.offset(r.activations) as i32)?;
             g.routine(Routine::GiveUp, done)?;
@@ -196,7 +219,15 @@ impl Generator<'_> {
         }
         self.used = [true; 3];
         let name = self.offset(r.activations) as i32;
-        let [mut search, mut found, mut answer, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let [mut search, mut found, mut answer, mut missed, mut end] = std::array::from_fn(|_| self.a.create_label());
+        if self.frame.stack.moving {
+            self.fetch(r, missed)?;
+            found_it(self)?;
+            self.a.jmp(end)?;
+            self.place(&mut missed)?;
+            self.missed(r, whose, missed_it)?;
+            return self.place(&mut end);
+        }
         self.a.mov(rcx, self.top())?;
         self.call()?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
@@ -216,11 +247,22 @@ impl Generator<'_> {
         self.place(&mut answer)?;
         self.a.test(ecx, ecx)?;
         self.a.jne(found)?;
-        if whose == Whose::Own {
-            self.a.inc(self.slot(r.activations, UNSEEN))?;
-            missed_it(self)?;
-        }
+        self.missed(r, whose, missed_it)?;
         self.place(&mut end)
+    }
+
+    /// Emits the end of a call without a record.
+    fn missed(
+        &mut self,
+        r: &Record,
+        whose: Whose,
+        missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
+    ) -> Result<(), Assembly> {
+        if whose == Whose::Earlier {
+            return Ok(());
+        }
+        self.a.inc(self.slot(r.activations, UNSEEN))?;
+        missed_it(self)
     }
 
     /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.

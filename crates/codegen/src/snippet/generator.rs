@@ -208,7 +208,10 @@ struct Compiler<'a> {
 
 impl<'a> Compiler<'a> {
     fn compile(&self) -> Result<Code, Assembly> {
-        if let Some((first, gate, rest)) = split(&self.snippet.stmts).filter(|_| self.access == Access::Own) {
+        // A thread has no records of a goroutine, so the gate by its records does not apply.
+        let gated = |gate: &Gate| !self.frame.stack.moving || !matches!(gate, Gate::Records);
+        let parts = split(&self.snippet.stmts).filter(|(_, gate, _)| self.access == Access::Own && gated(gate));
+        if let Some((first, gate, rest)) = parts {
             let mut g = self.generator(Vec::new())?;
             g.stmts(first)?;
             if g.gate(&gate)? && self.saves(g.used).is_empty() {

@@ -183,6 +183,14 @@ pub(crate) fn compile<'a>(
     request: &MiniRequest<'a>,
     templates: &mut Templates<'a>,
 ) -> Result<Compiled<'a>, CodegenError> {
+    let why = match (frame.stack.moving, env.goroutine) {
+        (true, _) if request.snippet.is_bound_to_thread() => Some("the snippet keeps state for its thread"),
+        (true, None) if request.snippet.has_records() => Some("there are no records of goroutines"),
+        (true | false, _) => None,
+    };
+    if let Some(why) = why {
+        return Err(CodegenError::NoGoroutines { why });
+    }
     match request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
         Some(&index) => Ok(Compiled::Count(env.data.counter(index))),
         None => {
@@ -223,7 +231,8 @@ impl Parts {
         let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
-        let called = of(Routine::Call).chain(of(Routine::Time));
+        let moving = [Routine::PruneGoroutine, Routine::Park, Routine::Fetch].into_iter().flat_map(of);
+        let called = of(Routine::Call).chain(of(Routine::Time)).chain(moving);
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;
         // The cost of the snippet's own code is known; the block knows the cost of the instructions before it.

@@ -9,6 +9,7 @@ pub(crate) mod cpu;
 pub(crate) mod event;
 pub(crate) mod float;
 pub(crate) mod generator;
+pub(crate) mod goroutine;
 pub(crate) mod listed;
 pub(crate) mod loader;
 pub(crate) mod mini;

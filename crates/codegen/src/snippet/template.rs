@@ -228,6 +228,7 @@ mod tests {
             cpu: CpuClock::None,
             vectors: None,
             loader: None,
+            goroutine: None,
             readable: Readable { start: Avma(0), end: Avma(0), process: None },
         }
     }

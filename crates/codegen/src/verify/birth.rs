@@ -228,6 +228,7 @@ mod tests {
             cpu: CpuClock::None,
             vectors: None,
             loader: None,
+            goroutine: None,
             readable: Readable::default(),
         };
         let listing = |bytes: &[u8]| -> Vec<String> {

@@ -20,6 +20,7 @@ mod change;
 mod equivalence;
 mod event;
 mod form;
+mod goroutine;
 mod inner;
 mod interpreter;
 mod listed;

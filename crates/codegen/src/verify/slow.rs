@@ -271,6 +271,7 @@ mod tests {
             cpu: CpuClock::None,
             vectors: None,
             loader: None,
+            goroutine: None,
             readable: Readable::default(),
         }
     }

@@ -66,7 +66,16 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Time,
             _,
         ) => CLOCK_CALL,
-        (Routine::Call | Routine::Event | Routine::Fork | Routine::Forked, _) => 0,
+        (
+            Routine::Call
+            | Routine::Event
+            | Routine::Fork
+            | Routine::Forked
+            | Routine::PruneGoroutine
+            | Routine::Park
+            | Routine::Fetch,
+            _,
+        ) => 0,
         (Routine::Read, identity) => READ_CALL + named(identity),
         (Routine::Write, identity) => WRITE_CALL + named(identity),
     }
@@ -88,7 +97,14 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         Routine::Prune | Routine::Find | Routine::GiveUp => processor_time() || time(),
         Routine::Time => time(),
         Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
-        Routine::Call | Routine::Event | Routine::Await | Routine::Fork | Routine::Forked => false,
+        Routine::Call
+        | Routine::Event
+        | Routine::Await
+        | Routine::Fork
+        | Routine::Forked
+        | Routine::PruneGoroutine
+        | Routine::Park
+        | Routine::Fetch => false,
         Routine::Read => is_memory(env, Access::Read, at, before),
         Routine::Write => is_memory(env, Access::Write, at, before),
     }

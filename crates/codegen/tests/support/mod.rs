@@ -38,6 +38,7 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
         vectors: None,
         readable: READABLE,
         loader: None,
+        goroutine: None,
     }
 }
 

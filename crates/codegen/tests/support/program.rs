@@ -93,6 +93,7 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
         cpu: CpuClock::None,
         vectors: None,
         loader: None,
+        goroutine: None,
         readable: Readable::default(),
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -47,6 +47,7 @@ fn environment(wall: WallClock) -> Environment {
         cpu,
         vectors: vector_state(),
         loader: None,
+        goroutine: None,
         readable,
     }
 }

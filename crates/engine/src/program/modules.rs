@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment, TypeError};
+use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Segment, TypeError};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
@@ -296,6 +296,24 @@ impl Modules {
             None if loader.is_none() && is_go() => Some((ThreadIdentity::FsBase, None)),
             None => None,
         }
+    }
+
+    /// Places by which the goroutines of the program are found, and the bias of the addresses; `None` if it is no Go program, or not analysed yet.
+    fn goroutines(&self) -> Option<(Bias, &Goroutines)> {
+        let mut loaded = self.loaded().filter(|(_, file, _)| file.is_program);
+        loaded.find_map(|(_, _, module)| Some((module.bias, module.image.goroutines()?)))
+    }
+
+    /// Offset from fs of the pointer to the goroutine that a thread executes, if it is known.
+    pub fn goroutine_pointer(&self) -> Option<i32> {
+        self.goroutines().map(|(_, found)| found.pointer)
+    }
+
+    /// The places in memory by which goroutines are found that a signal has suspended.
+    pub fn goroutine_places(&self) -> Option<ingraft_process::Goroutines> {
+        let (bias, found) = self.goroutines()?;
+        let suspended = found.suspended.start.to_avma(bias)..found.suspended.end.to_avma(bias);
+        Some(ingraft_process::Goroutines { all: found.all.to_avma(bias), suspended })
     }
 
     /// Address of the first byte that differs from the file, in the pages of the target's text around these places. Breakpoints of other

@@ -217,6 +217,7 @@ impl Session {
         let identity = area.identity().map_err(failed)?;
         let cpu = area.cpu_clock().map_err(failed)?;
         let family = area.is_family().map_err(failed)?;
+        let goroutine = area.goroutine().map_err(failed)?;
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
         let wall = area.wall_clock().map_err(failed)?;
@@ -250,6 +251,7 @@ impl Session {
                     vectors: vector_state(),
                     readable: Readable::default(),
                     loader: None,
+                    goroutine,
                 },
                 area,
                 journal,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_codegen::{Environment, Readable};
+use ingraft_model::layout::goroutine;
 use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
 use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 
@@ -55,7 +56,13 @@ impl Session {
         if survey.residue && own_gs_is_free {
             self.target.reset_residue().map_err(failed)?;
         }
-        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::of_stride(control.stride) };
+        let distinct = identity != ThreadIdentity::Locked && !family;
+        let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
+        if goroutine.is_some() {
+            control.stride = control.stride.max(goroutine::STRIDE_MIN);
+        }
+        let request =
+            DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(control.stride) };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         control.births = Births::NotNeeded;
         let since_ns = now_ns();
@@ -72,7 +79,8 @@ impl Session {
         let ticks = Scale::ONE;
         let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
         let readable = Readable::default();
-        let env = Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None };
+        let env =
+            Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None, goroutine };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),

@@ -496,7 +496,9 @@ impl Session {
                 let (w, own) = (std::slice::from_ref(w), std::slice::from_mut(&mut found));
                 let copies = Copies::choose(woven, (&text, modules), w, own);
                 let [w] = w else { continue };
-                reasons.extend(w.refused(&found, &copies));
+                let records = || control.modules.goroutine_pointer().is_some();
+                let records = control.attached.as_ref().map_or_else(records, |a| a.env.goroutine.is_some());
+                reasons.extend(w.refused(&found, &copies, records));
                 self.name_kept(control, &mut reasons);
             }
             let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
@@ -590,7 +592,9 @@ impl Session {
             let area = Some(attached.env.data);
             // A thread that reads the clock would return to code that is about to go.
             let readings = area.filter(|_| !change.gone.is_empty());
-            let options = ApplyOptions { check_quiet: woven.idle(), calls: area, readings, ..ApplyOptions::default() };
+            let goroutines = control.modules.goroutine_places();
+            let check_quiet = woven.idle();
+            let options = ApplyOptions { check_quiet, calls: area, readings, goroutines, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let watch = control.watch.as_mut().filter(|watch| watch.concerns(wanted));
             let applied = match watch {

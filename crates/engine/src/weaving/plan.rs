@@ -470,7 +470,7 @@ impl Woven {
         let mut moving = moving::points(self, (&text, modules), &mut copies);
         let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
-            refused.extend(w.refused(sites, &copies));
+            refused.extend(w.refused(sites, &copies, subject.env.goroutine.is_some()));
         }
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
@@ -486,7 +486,12 @@ impl Woven {
             change.not_copied.extend(woven.idle_bodies(&change.refused));
             if !change.not_copied.is_empty() {
                 copies.give_up(change.not_copied);
-                refused.extend(wanted.iter().zip(&sites).flat_map(|(w, sites)| w.refused(sites, &copies)));
+                refused.extend(
+                    wanted
+                        .iter()
+                        .zip(&sites)
+                        .flat_map(|(w, sites)| w.refused(sites, &copies, subject.env.goroutine.is_some())),
+                );
                 continue;
             }
             if copies.add_refused((&text, modules), wanted, &mut sites, &change.refused) {

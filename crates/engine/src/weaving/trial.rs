@@ -34,6 +34,7 @@ pub fn environment() -> Environment {
         cpu: CpuClock::None,
         vectors: None,
         loader: None,
+        goroutine: None,
         readable: Readable::default(),
     }
 }

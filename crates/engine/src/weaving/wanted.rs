@@ -134,10 +134,12 @@ impl Wanted<'_> {
     }
 
     /// The pairs that are refused in the function, with the reasons: if a point is missing, a value from the others would not be exact.
+    /// `records` says whether the target has activation records of goroutines.
     pub fn refused(
         &self,
         sites: &Result<Vec<Found>, Refusal>,
         copies: &Copies,
+        records: bool,
     ) -> Vec<((FunctionRef, usize), Refusal)> {
         let pair =
             |m: &NewMini<'_>, refusal: &Refusal| (m.id != PRUNE).then(|| ((self.function, m.pair), refusal.clone()));
@@ -145,14 +147,22 @@ impl Wanted<'_> {
             Parts::Missing(why) => Some(((self.function, m.pair), Refusal::clone(why))),
             Parts::All | Parts::Block(_) | Parts::Edges(_) => None,
         };
+        // The state of a thread, and records if there are none of goroutines, do not follow calls that move between threads.
+        let cannot_move = |m: &&NewMini<'_>| m.snippet.is_bound_to_thread() || !records && m.snippet.has_records();
+        let moving = |f: &Found| f.site.as_ref().is_ok_and(|site| site.moving);
         match sites {
             Err(refusal) => self.minis.iter().filter_map(|m| pair(m, refusal)).collect(),
-            Ok(sites) => sites
-                .iter()
-                .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
-                .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
-                .chain(self.minis.iter().filter_map(missing))
-                .collect(),
+            Ok(sites) => {
+                sites
+                    .iter()
+                    .filter_map(|f| Some((f, copies.site(self.function, f).err()?)))
+                    .flat_map(|(f, r)| self.minis_for(f).filter_map(move |m| pair(m, &r)))
+                    .chain(sites.iter().filter(|f| moving(f)).flat_map(|f| {
+                        self.minis_for(f).filter(cannot_move).filter_map(|m| pair(m, &Refusal::MovingCalls))
+                    }))
+                    .chain(self.minis.iter().filter_map(missing))
+                    .collect()
+            }
         }
     }
 }

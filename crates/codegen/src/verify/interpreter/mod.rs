@@ -17,6 +17,7 @@ mod transfers;
 use super::birth;
 use super::calling;
 use super::event;
+use super::goroutine;
 use super::listed::Listed;
 use super::memory::Memory;
 use super::proof_cache::{Executed, Known, Part};
@@ -535,6 +536,9 @@ impl<'a> Walk<'a> {
         if matches!(routine, Routine::Fork | Routine::Forked) {
             return birth::prove(self, self.env, routine, at);
         }
+        if matches!(routine, Routine::PruneGoroutine | Routine::Park | Routine::Fetch) {
+            return goroutine::prove(self, self.env, routine, at);
+        }
         if let (Routine::Time, WallClock::Vdso(function)) = (routine, self.env.wall) {
             return time::prove(self, self.env, function, at);
         }
@@ -641,7 +645,7 @@ impl<'a> Walk<'a> {
                 let target = instruction.near_branch_target();
                 if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
                     let back = self.past_routine(at, state, *routine)?;
-                    let answers = matches!(routine, Routine::Prune | Routine::Find | Routine::GiveUp);
+                    let answers = matches!(routine, Routine::Prune | Routine::Find | Routine::GiveUp | Routine::Fetch);
                     if !self.passes.contains(&(at, back, answers)) {
                         self.passes.push((at, back, answers));
                     }
@@ -676,7 +680,12 @@ impl<'a> Walk<'a> {
             state.parent = Parent::Unknown;
         }
         match routine {
-            Routine::Prune | Routine::Find | Routine::GiveUp => {
+            Routine::Prune
+            | Routine::Find
+            | Routine::GiveUp
+            | Routine::PruneGoroutine
+            | Routine::Park
+            | Routine::Fetch => {
                 state.lose(1);
                 state.bound = Bound::Top(1);
             }

@@ -1,0 +1,345 @@
+//! Activation records of goroutines, see [`ingraft_model::layout::goroutine`]. A goroutine moves between threads, so the record of a call
+//! lies in the list of its goroutine between entry and exit. It is in the records of the executing thread only while code builds it, or uses
+//! it at the exit.
+//!
+//! Only the thread that executes a goroutine uses its list. The runtime never moves a goroutine while its program counter lies in generated
+//! code, because it knows no such code (runtime/preempt.go, `isAsyncSafePoint`). A signal handler of the runtime has a goroutine of its own.
+//! Before the handler has switched to it, its stack pointer lies outside the stack of the interrupted goroutine, and such calls have no
+//! record. The unused records are common to all threads, and change by a `cmpxchg` of their head, whose upper half counts the changes.
+//!
+//! In a fork child, which shares the data area, calls have no records.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, CodeLabel, dword_ptr, eax, ecx, edi, esi, qword_ptr, r8, r9, r10, rax, rcx, rdi, rdx, rsi, rsp,
+};
+use ingraft_model::Record;
+use ingraft_model::layout::goroutine::{
+    FREE, MULTIPLIER, PLACE, PLACE_BITS, PLACES, PROBES, RECORDS, RECORDS_MAX, SHARD, STACK, USED,
+};
+use ingraft_model::layout::record;
+
+use crate::code::environment::Assembly;
+use crate::code::routine::Routine;
+use crate::snippet::generator::Generator;
+use crate::snippet::routines::{self, Writer};
+
+/// Counters of a record's activations: calls that ended without an exit, and calls that could not be recorded.
+const LEFT: u32 = 0;
+const UNRECORDED: u32 = 2;
+/// Number of words that a record keeps.
+const KEPT: u32 = record::KEPT_MAX;
+
+impl Generator<'_> {
+    /// Moves the record that was just built into the list of the goroutine.
+    pub(crate) fn park(&mut self) -> Result<(), Assembly> {
+        let mut parked = self.a.create_label();
+        self.call()?;
+        self.routine(Routine::Park, parked)?;
+        self.place(&mut parked)
+    }
+
+    /// Ends the records of the goroutine's calls that have ended without an exit.
+    pub(crate) fn prune_goroutine(&mut self) -> Result<(), Assembly> {
+        if self.env.goroutine.is_none() {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let mut end = self.a.create_label();
+        self.call()?;
+        self.routine(Routine::PruneGoroutine, end)?;
+        self.place(&mut end)
+    }
+
+    /// Takes the record of this call from the list of the goroutine, and jumps to `none` if there is none. The record is then the thread's
+    /// last one, and rcx holds the top.
+    pub(crate) fn fetch(&mut self, r: &Record, none: CodeLabel) -> Result<(), Assembly> {
+        let mut answer = self.a.create_label();
+        self.call()?;
+        self.a.mov(ecx, self.offset(r.activations) as i32)?;
+        self.routine(Routine::Fetch, answer)?;
+        self.place(&mut answer)?;
+        self.a.test(ecx, ecx)?;
+        Ok(self.a.je(none)?)
+    }
+}
+
+impl Writer<'_> {
+    /// Operand for a field of the record at r9.
+    fn field(field: u32) -> AsmMemoryOperand {
+        qword_ptr(r9 + field)
+    }
+
+    /// Operand for a field of the thread's record after the last one; rcx holds the top.
+    fn next(&self, field: u32) -> AsmMemoryOperand {
+        qword_ptr(rcx + self.env.data.displacement(self.env.data.records() + field)).gs()
+    }
+
+    fn own_last(&self, field: u32) -> AsmMemoryOperand {
+        qword_ptr(rcx + routines::last(self.env, field)).gs()
+    }
+
+    /// Saves the registers that the routines for goroutines use.
+    fn begin(&mut self) -> Result<(), Assembly> {
+        self.save()?;
+        self.a.push(rdx)?;
+        self.a.push(rsi)?;
+        Ok(self.a.push(rdi)?)
+    }
+
+    fn finish(&mut self) -> Result<(), Assembly> {
+        self.a.pop(rdi)?;
+        self.a.pop(rsi)?;
+        self.a.pop(rdx)?;
+        self.leave()
+    }
+
+    /// Loads the top of the thread's records into rcx. Creates the first record, which belongs to no call, if the thread has none.
+    fn load_top(&mut self) -> Result<(), Assembly> {
+        let mut used = self.a.create_label();
+        let first = self.env.data.displacement(self.env.data.records());
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(used)?;
+        self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
+        self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
+        self.a.mov(routines::top(self.env), record::SIZE as i32)?;
+        self.a.mov(ecx, record::SIZE)?;
+        self.a.set_label(&mut used)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// Loads the address of the goroutine's place into r8, that of the shard with the lists into r10, and replaces the stack pointer in rdx
+    /// by the key of the call. Jumps to `none` if the thread executes no goroutine, if the call is not on its stack, or if no place is free.
+    fn goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+        let Some(pointer) = self.env.goroutine else { return Err(Assembly("no goroutines".to_owned())) };
+        let [mut probe, mut next, mut found] = std::array::from_fn(|_| self.a.create_label());
+        self.a.cmp(dword_ptr(u64::from(self.env.data.alive())), 0)?;
+        self.a.je(none)?;
+        // A thread that has no thread pointer yet executes no goroutine.
+        self.a.rdfsbase(rax)?;
+        self.a.test(rax, rax)?;
+        self.a.je(none)?;
+        self.a.mov(rax, qword_ptr(i64::from(pointer).cast_unsigned()).fs())?;
+        self.a.test(rax, rax)?;
+        self.a.je(none)?;
+        self.a.mov(r9, qword_ptr(rax + (STACK + 8)))?;
+        self.a.cmp(rdx, r9)?;
+        self.a.jae(none)?;
+        self.a.cmp(rdx, qword_ptr(rax + STACK))?;
+        self.a.jb(none)?;
+        self.a.sub(rdx, r9)?;
+        self.a.mov(r10, self.env.data.base.0 + self.env.data.stride * u64::from(SHARD))?;
+        self.a.mov(r9, MULTIPLIER)?;
+        self.a.imul_2(r9, rax)?;
+        self.a.shr(r9, u64::BITS - PLACE_BITS)?;
+        self.a.shl(r9, PLACE.trailing_zeros())?;
+        self.a.lea(r8, qword_ptr(r10 + r9 + PLACES))?;
+        self.a.mov(esi, PROBES)?;
+        self.a.set_label(&mut probe)?;
+        self.a.cmp(qword_ptr(r8), rax)?;
+        self.a.je(found)?;
+        self.a.cmp(qword_ptr(r8), 0)?;
+        self.a.jne(next)?;
+        self.a.mov(r9, rax)?;
+        self.a.xor(eax, eax)?;
+        self.a.lock().cmpxchg(qword_ptr(r8), r9)?;
+        self.a.mov(rax, r9)?;
+        self.a.je(found)?;
+        self.a.set_label(&mut next)?;
+        self.a.add(r8, PLACE as i32)?;
+        self.a.dec(esi)?;
+        self.a.jne(probe)?;
+        self.a.jmp(none)?;
+        self.a.set_label(&mut found)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// Loads the address of the record whose number is in rsi into r9.
+    fn locate(&mut self) -> Result<(), Assembly> {
+        self.a.mov(r9, rsi)?;
+        self.a.shl(r9, record::SIZE.trailing_zeros())?;
+        Ok(self.a.lea(r9, qword_ptr(r10 + r9 + RECORDS))?)
+    }
+
+    /// Loads number and address of the record in the word at r8 + 8, the goroutine's last one. Jumps to `none` if there is none.
+    fn last_of_goroutine(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+        self.a.mov(esi, dword_ptr(r8 + 8))?;
+        self.a.test(esi, esi)?;
+        self.a.je(none)?;
+        self.locate()
+    }
+
+    /// Adds the record at r9, whose number is in rsi, to the unused ones.
+    fn give_back(&mut self) -> Result<(), Assembly> {
+        let mut again = self.a.create_label();
+        self.a.mov(rax, qword_ptr(r10 + FREE))?;
+        self.a.set_label(&mut again)?;
+        self.a.mov(edi, eax)?;
+        self.a.mov(Self::field(record::SAVED), rdi)?;
+        self.a.mov(rdi, rax)?;
+        self.a.shr(rdi, 32)?;
+        self.a.inc(edi)?;
+        self.a.shl(rdi, 32)?;
+        self.a.or(rdi, rsi)?;
+        self.a.lock().cmpxchg(qword_ptr(r10 + FREE), rdi)?;
+        self.a.jne(again)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// Takes an unused record: its number in rsi, its address in r9. Jumps to `none` if there is none.
+    fn take(&mut self, none: CodeLabel) -> Result<(), Assembly> {
+        let [mut again, mut fresh, mut taken] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rax, qword_ptr(r10 + FREE))?;
+        self.a.set_label(&mut again)?;
+        self.a.mov(esi, eax)?;
+        self.a.test(esi, esi)?;
+        self.a.je(fresh)?;
+        self.locate()?;
+        self.a.mov(rdi, rax)?;
+        self.a.shr(rdi, 32)?;
+        self.a.inc(edi)?;
+        self.a.shl(rdi, 32)?;
+        // If another thread takes the record meanwhile, this word may be anything, and the exchange fails.
+        self.a.or(rdi, Self::field(record::SAVED))?;
+        self.a.lock().cmpxchg(qword_ptr(r10 + FREE), rdi)?;
+        self.a.jne(again)?;
+        self.a.jmp(taken)?;
+        self.a.set_label(&mut fresh)?;
+        self.a.cmp(dword_ptr(r10 + USED), RECORDS_MAX as i32)?;
+        self.a.jae(none)?;
+        self.a.mov(esi, 1)?;
+        self.a.lock().xadd(dword_ptr(r10 + USED), esi)?;
+        self.a.inc(esi)?;
+        // Other threads may have taken the last ones since the comparison.
+        self.a.cmp(esi, RECORDS_MAX as i32)?;
+        self.a.ja(none)?;
+        self.locate()?;
+        self.a.set_label(&mut taken)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// Removes the goroutine's last record, which is at r9 and whose call has ended without an exit.
+    fn drop_stale(&mut self) -> Result<(), Assembly> {
+        let mut counted = self.a.create_label();
+        // A record whose measurement was removed has the name 0.
+        self.a.mov(eax, dword_ptr(r9 + record::NAME))?;
+        self.a.test(eax, eax)?;
+        self.a.je(counted)?;
+        self.a.inc(qword_ptr(rax + (self.env.data.displacement(0) + 8 * LEFT)).gs())?;
+        self.a.set_label(&mut counted)?;
+        self.a.mov(rax, Self::field(record::SAVED))?;
+        self.a.mov(qword_ptr(r8 + 8), rax)?;
+        self.give_back()
+    }
+
+    /// Emits [`Routine::PruneGoroutine`].
+    pub(crate) fn prune_goroutine(&mut self) -> Result<(), Assembly> {
+        let [mut again, mut left, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.begin()?;
+        self.load_top()?;
+        self.goroutine(done)?;
+        self.a.set_label(&mut again)?;
+        self.last_of_goroutine(done)?;
+        self.a.cmp(Self::field(record::SP), rdx)?;
+        self.a.ja(done)?;
+        self.a.je(own)?;
+        self.a.set_label(&mut left)?;
+        self.drop_stale()?;
+        self.a.jmp(again)?;
+        self.a.set_label(&mut own)?;
+        // The record belongs to this very frame: either it was handed over, or an earlier call with the same frame has left it.
+        self.a.test(dword_ptr(r9 + record::RESTORE), record::HANDED)?;
+        self.a.je(left)?;
+        self.a.set_label(&mut unmark)?;
+        self.a.and(dword_ptr(r9 + record::RESTORE), !record::HANDED.cast_signed())?;
+        self.a.mov(rsi, Self::field(record::SAVED))?;
+        self.a.test(rsi, rsi)?;
+        self.a.je(done)?;
+        self.locate()?;
+        self.a.cmp(Self::field(record::SP), rdx)?;
+        self.a.jne(done)?;
+        self.a.test(dword_ptr(r9 + record::RESTORE), record::HANDED)?;
+        self.a.jne(unmark)?;
+        self.a.set_label(&mut done)?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.finish()
+    }
+
+    /// Emits [`Routine::Park`].
+    pub(crate) fn park(&mut self) -> Result<(), Assembly> {
+        let [mut none, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.begin()?;
+        self.goroutine(none)?;
+        self.take(none)?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(Self::field(record::SP), rdx)?;
+        for field in std::iter::once(record::NAME).chain((0..KEPT).map(|n| record::KEPT + 8 * n)) {
+            self.a.mov(rax, self.own_last(field))?;
+            self.a.mov(Self::field(field), rax)?;
+        }
+        self.a.mov(rax, qword_ptr(r8 + 8))?;
+        self.a.mov(Self::field(record::SAVED), rax)?;
+        self.a.mov(qword_ptr(r8 + 8), rsi)?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut none)?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(eax, dword_ptr(rcx + routines::last(self.env, record::NAME)).gs())?;
+        self.a.inc(qword_ptr(rax + (self.env.data.displacement(0) + 8 * UNRECORDED)).gs())?;
+        self.a.set_label(&mut done)?;
+        self.a.sub(routines::top(self.env), record::SIZE as i32)?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.finish()
+    }
+
+    /// Emits [`Routine::Fetch`].
+    pub(crate) fn fetch(&mut self) -> Result<(), Assembly> {
+        let [mut again, mut level, mut walk, mut hit, mut none, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        self.begin()?;
+        self.a.push(rcx)?;
+        self.load_top()?;
+        self.a.cmp(ecx, record::ROOM as i32)?;
+        self.a.jae(none)?;
+        self.goroutine(none)?;
+        self.a.set_label(&mut again)?;
+        self.last_of_goroutine(none)?;
+        self.a.cmp(Self::field(record::SP), rdx)?;
+        self.a.jae(level)?;
+        self.drop_stale()?;
+        self.a.jmp(again)?;
+        // The frame has several records if several pairs measure its function.
+        self.a.set_label(&mut level)?;
+        self.a.lea(rdi, qword_ptr(r8 + 8))?;
+        self.a.set_label(&mut walk)?;
+        self.a.cmp(Self::field(record::SP), rdx)?;
+        self.a.jne(none)?;
+        self.a.mov(eax, dword_ptr(r9 + record::NAME))?;
+        self.a.cmp(rax, qword_ptr(rsp))?;
+        self.a.je(hit)?;
+        self.a.lea(rdi, Self::field(record::SAVED))?;
+        self.a.mov(rsi, qword_ptr(rdi))?;
+        self.a.test(rsi, rsi)?;
+        self.a.je(none)?;
+        self.locate()?;
+        self.a.jmp(walk)?;
+        self.a.set_label(&mut hit)?;
+        self.a.mov(rax, Self::field(record::SAVED))?;
+        self.a.mov(qword_ptr(rdi), rax)?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.mov(self.next(record::SP), -1)?;
+        for field in std::iter::once(record::NAME).chain((0..KEPT).map(|n| record::KEPT + 8 * n)) {
+            self.a.mov(rax, Self::field(field))?;
+            self.a.mov(self.next(field), rax)?;
+        }
+        self.a.add(routines::top(self.env), record::SIZE as i32)?;
+        self.give_back()?;
+        self.a.mov(rcx, routines::top(self.env))?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut none)?;
+        self.a.xor(ecx, ecx)?;
+        self.a.set_label(&mut done)?;
+        // The name.
+        self.a.pop(rdi)?;
+        self.finish()
+    }
+}

@@ -1,0 +1,49 @@
+//! Properties of snippets that decide whether they can follow calls that move between threads (Go).
+
+use crate::snippet::{Clock, Kept, Snippet, Stmt};
+
+impl Snippet {
+    /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, or the
+    /// processor time. A call that moves to another thread would leave it behind.
+    pub fn is_bound_to_thread(&self) -> bool {
+        fn any(stmts: &[Stmt]) -> bool {
+            stmts.iter().any(|stmt| match stmt {
+                Stmt::Start(..) | Stmt::Stop(..) | Stmt::Fork | Stmt::Forked => true,
+                Stmt::Open(record, body)
+                | Stmt::Close(record, body)
+                | Stmt::HandOver(record, _, body)
+                | Stmt::GiveUp(record, _, body)
+                | Stmt::CloseHanded(record, body) => {
+                    record.restore.is_some() || record.kept.contains(&Kept::Time(Clock::Cpu)) || any(body)
+                }
+                Stmt::If(_, body) => any(body),
+                Stmt::Mark(..)
+                | Stmt::Add(..)
+                | Stmt::Set(..)
+                | Stmt::AddAt(..)
+                | Stmt::AddIn(..)
+                | Stmt::AddListed(..)
+                | Stmt::Prune
+                | Stmt::Observe(..)
+                | Stmt::Call(_)
+                | Stmt::Await
+                | Stmt::Store(..)
+                | Stmt::Write(..) => false,
+            })
+        }
+        any(&self.stmts)
+    }
+
+    /// Whether the snippet opens, closes or hands over activation records.
+    pub fn has_records(&self) -> bool {
+        fn any(stmts: &[Stmt]) -> bool {
+            stmts.iter().any(|stmt| match stmt {
+                Stmt::Open(..) | Stmt::Close(..) | Stmt::HandOver(..) | Stmt::GiveUp(..) | Stmt::CloseHanded(..) => {
+                    true
+                }
+                other => other.body().is_some_and(any),
+            })
+        }
+        any(&self.stmts)
+    }
+}
