@@ -44,11 +44,18 @@ fn measure(program: &Path) {
     let outcome = session.interrupt().assert_code(0);
     let calls = truth.tally("main.fault") - earlier.tally("main.fault");
     assert_eq!(outcome.calls("main.fault"), calls, "after {rounds} rounds");
+    println!("{}: {rounds} rounds", program.display());
+    end_clean(target, &before);
+}
+
+/// Panics unless a Go program is as before a measurement that was removed. Then ends the program.
+pub fn end_clean(mut target: Mutatee, before: &Text) {
+    let pid = target.pid();
     // A dead signal frame of another thread may look like a saved context, so that an arena stays although nothing leads to it.
     let begin = Instant::now();
     while target::arenas(pid) > 0 && begin.elapsed() < Duration::from_secs(20) {
-        target.ask("go 1").assert_right();
-        let _ = tool.run(["detach", "-p", &target.pid_text()]);
+        target.ask("go 1");
+        let _ = tool().run(["detach", "-p", &target.pid_text()]);
     }
     before.assert_in(pid);
     assert_eq!(target::tracer(pid), 0, "nobody traces it");
@@ -56,7 +63,6 @@ fn measure(program: &Path) {
         target::arenas(pid) == 0 || target::keeps_context_in_arena(pid),
         "an arena is left, and no signal frame keeps it"
     );
-    println!("{}: {rounds} rounds", program.display());
     target.ask("go 1").assert_right();
     assert!(target.end().success());
 }

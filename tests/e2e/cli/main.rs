@@ -31,6 +31,7 @@ mod families;
 mod field;
 mod figures;
 mod go;
+mod goroutines;
 mod histograms;
 mod holds;
 mod inspect;

@@ -134,6 +134,8 @@ fn recipe(name: &str) -> Recipe {
         "tails-rust" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["tails.rs"], false),
         "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
         "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),
+        "clocks" => ("go", &["build"] as &[_], &["clocks.go"], false),
+        "handlers" => ("go", &["build"] as &[_], &["handlers.go"], false),
         "web" => ("go", &["build"] as &[_], &["web.go"], false),
         "parked" => ("go", &["build"] as &[_], &["parked.go"], false),
         "parked-stripped" => ("go", &["build", "-ldflags", "-s -w"] as &[_], &["parked.go"], false),
