@@ -73,10 +73,20 @@ fn find(image: &Image) -> Option<Goroutines> {
         image.functions().iter().find(is)
     };
     let (leave, suspended) = (named(LEAVE)?, named(SUSPENDED)?);
+    // A suspended goroutine waits at a call that the code itself makes.
+    calls(image, suspended, leave).then_some(())?;
     let pointer = pointer(image, leave)?;
     let all = DataSymbol::named(image.elf(), None, ALL);
     let [DataSymbol { at, per_thread: false, .. }] = all[..] else { return None };
     Some(Goroutines { pointer, all: at, suspended: suspended.range() })
+}
+
+/// Whether a function calls another one directly.
+fn calls(image: &Image, function: &Function, callee: &Function) -> bool {
+    let bytes = image.elf().data_at(function.start().0, function.size()).unwrap_or_default();
+    let mut cursor = Cursor::new(bytes, function.start().0);
+    std::iter::from_fn(|| cursor.next())
+        .any(|i| i.code() == Code::Call_rel32_64 && i.near_branch_target() == callee.start().0)
 }
 
 /// Offset from fs of the pointer to a descriptor. `None` if the function does not have the form of `mcall`: it stores program counter and
