@@ -20,6 +20,8 @@ pub struct Block {
 pub struct BlockEvents {
     /// Address of the last instruction.
     pub last: Svma,
+    /// Number of instructions.
+    pub instructions: u32,
     /// Number of calls.
     pub calls: u32,
     /// Number of branches: jumps, conditional or not, direct or not. Calls and returns do not count.
@@ -28,6 +30,16 @@ pub struct BlockEvents {
     pub reads: u32,
     /// Number of memory operands that are written, those of the stack included.
     pub writes: u32,
+}
+
+/// Names of the kinds of events that [`BlockEvents`] counts, in the order of [`BlockEvents::numbers`].
+pub const EVENT_NAMES: [&str; 5] = ["instructions", "calls", "branches", "memory-reads", "memory-writes"];
+
+impl BlockEvents {
+    /// The numbers of events, in the order of [`EVENT_NAMES`].
+    pub fn numbers(&self) -> [u32; EVENT_NAMES.len()] {
+        [self.instructions, self.calls, self.branches, self.reads, self.writes]
+    }
 }
 
 /// Kind of a transfer of control at the end of a block.

@@ -36,7 +36,7 @@ pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use buffer::Capacity;
 pub use call::{Call, Called, VectorState};
-pub use cfg::{Block, BlockEvents, Cfg, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
+pub use cfg::{Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeKind, EdgeTarget, WayIn, WayInReason};
 pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};

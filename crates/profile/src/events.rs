@@ -13,7 +13,7 @@ use crate::correction::Corrections;
 use crate::graph::{Edge, EdgeKind, Graph};
 use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
 use crate::profile::Defect;
-use crate::tree::Tree;
+use crate::tree::{Rooted, Tree};
 use crate::weights::Weights;
 
 /// Numbers of events of vertices and edges, each 0 at first.
@@ -75,7 +75,7 @@ impl EventPlan {
     /// increment form a cycle whose events do not add up to 0, an edge of the cycle is refused. Takes `O(edges × log edges)`.
     pub fn new(graph: &Graph, weights: &Weights, barred: &Barred, events: &Events) -> Result<Self, Uncountable> {
         let (tree, bare) = Tree::with_bare(graph, weights, barred, |_| false);
-        let potential = potentials(graph, &tree, events);
+        let potential = potentials(graph, &tree.rooted(graph), events);
         let mut increments = Vec::new();
         for id in tree.chords(graph) {
             let Some(edge) = graph.edge(id) else { continue };
@@ -131,8 +131,7 @@ impl EventPlan {
 
 /// Returns the potential of each vertex that control can reach: the events along the tree from its root to the vertex. It is a sum of at
 /// most `u32::MAX` numbers of 65 bits, so it fits in 128 bits.
-fn potentials(graph: &Graph, tree: &Tree, events: &Events) -> PerVertex<i128> {
-    let rooted = tree.rooted(graph);
+pub(crate) fn potentials(graph: &Graph, rooted: &Rooted, events: &Events) -> PerVertex<i128> {
     let mut potential = graph.per_vertex::<i128>();
     for vertex in &rooted.order {
         let Some((id, edge)) = rooted.above.get(*vertex).and_then(|id| Some((id, graph.edge(id)?))) else { continue };

@@ -37,6 +37,7 @@ mod reach;
 mod runs;
 mod shape;
 mod structure;
+mod totals;
 mod trace;
 mod tree;
 mod union;
@@ -55,6 +56,7 @@ pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
 pub use runs::{Counted, NotCounted, Partial, Position, Probes, RunCounts, Runs};
 pub use shape::{Inexact, Shape};
+pub use totals::RunEvents;
 pub use trace::{
     NotTraced, Place, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,
 };

@@ -205,8 +205,18 @@ impl Runs {
         })
     }
 
+    /// The cut graph.
+    pub(crate) fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The counters in the cut graph.
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// The vertex of a position. The position in front of a block without an arrival is the block.
-    fn vertex(&self, position: Position) -> usize {
+    pub(crate) fn vertex(&self, position: Position) -> usize {
         match position {
             Position::Block(block) => block,
             Position::Arrival(block) => self.arrivals.get(block).copied().flatten().unwrap_or(block),

@@ -190,6 +190,7 @@ fn counts(function: v1::FunctionCounts) -> Result<(FunctionProfile, Details), Fi
     };
     let events = |block: &v1::BlockCounts| BlockEvents {
         last: Svma(block.last),
+        instructions: block.instructions,
         calls: block.calls,
         branches: block.branches,
         reads: block.reads,
@@ -287,7 +288,14 @@ mod tests {
             unknown: if n == 5 { vec![0, 3] } else { Vec::new() },
             inexact: (n == 3).then(|| "why".to_owned()),
         };
-        let events = |n: u64| BlockEvents { last: Svma(16 * n + 12), calls: 1, branches: 2, reads: 3, writes: 4 };
+        let events = |n: u64| BlockEvents {
+            last: Svma(16 * n + 12),
+            instructions: 4,
+            calls: 1,
+            branches: 2,
+            reads: 3,
+            writes: 4,
+        };
         let functions: Vec<_> = (0..3000).map(function).collect();
         let details = Details { name: "f()".to_owned(), events: (0..40).map(events).collect() };
         let module =

@@ -14,6 +14,7 @@ pub fn block_events(at: Svma, code: &[u8]) -> BlockEvents {
             break;
         }
         events.last = Svma(instruction.ip());
+        events.instructions += 1;
         match instruction.flow_control() {
             FlowControl::Call | FlowControl::IndirectCall => events.calls += 1,
             FlowControl::UnconditionalBranch | FlowControl::IndirectBranch | FlowControl::ConditionalBranch => {
@@ -48,11 +49,17 @@ mod tests {
         // add [rdi], rax; mov rcx, [rsi]; push rcx; call 0x100e
         let code = [0x48, 0x01, 0x07, 0x48, 0x8b, 0x0e, 0x51, 0xe8, 0x02, 0x00, 0x00, 0x00];
         let events = block_events(Svma(0x1000), &code);
-        assert_eq!(events, BlockEvents { last: Svma(0x1007), calls: 1, branches: 0, reads: 2, writes: 3 });
+        assert_eq!(
+            events,
+            BlockEvents { last: Svma(0x1007), instructions: 4, calls: 1, branches: 0, reads: 2, writes: 3 }
+        );
         // test eax, eax; jne 0x2000
         let code = [0x85, 0xc0, 0x75, 0xfc];
         let events = block_events(Svma(0x2000), &code);
-        assert_eq!(events, BlockEvents { last: Svma(0x2002), calls: 0, branches: 1, reads: 0, writes: 0 });
+        assert_eq!(
+            events,
+            BlockEvents { last: Svma(0x2002), instructions: 2, calls: 0, branches: 1, reads: 0, writes: 0 }
+        );
         assert_eq!(block_events(Svma(0x3000), &[]), BlockEvents { last: Svma(0x3000), ..BlockEvents::default() });
     }
 }

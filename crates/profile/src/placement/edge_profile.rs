@@ -22,6 +22,10 @@ impl EdgeProfile {
         Ok(EdgeProfile { tree, rooted, chords })
     }
 
+    pub(super) fn rooted(&self) -> &Rooted {
+        &self.rooted
+    }
+
     pub(super) fn chords(&self) -> &[EdgeId] {
         &self.chords
     }

@@ -15,6 +15,7 @@ use crate::correction::Corrections;
 use crate::graph::Graph;
 use crate::map::{EdgeId, Key, PerEdge, Vertex};
 use crate::profile::{Defect, Profile, narrow};
+use crate::tree::Rooted;
 use crate::weights::Weights;
 
 /// A set of counters from which a profile can be derived.
@@ -136,6 +137,19 @@ impl Placement {
             }
         }
         Ok(profile)
+    }
+
+    /// The tree whose chords carry the counters; `None` if the counters are not those of [`Placement::edge_profile`].
+    pub(crate) fn rooted(&self) -> Option<&Rooted> {
+        match &self.scheme {
+            Scheme::Edges(scheme) => Some(scheme.rooted()),
+            Scheme::Blocks(_) | Scheme::Counted(_) | Scheme::EveryBlock => None,
+        }
+    }
+
+    /// Number of counters without the redundant one, which is the last.
+    pub(crate) fn needed(&self) -> usize {
+        self.counters.len().saturating_sub(usize::from(self.check.is_some()))
     }
 
     fn can_check(&self, graph: &Graph, barred: &Barred, id: EdgeId) -> bool {

@@ -2,7 +2,7 @@
 //! ends, and with calls that never return.
 
 use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, Runs};
+use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, RunEvents, Runs};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -171,6 +171,35 @@ proptest! {
             // The return of a call to a landing pad is not told from other arrivals there.
             prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
         }
+    }
+
+    #[test]
+    fn event_totals_are_those_of_the_walk(
+        cfg in random_cfg(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        moments in (0usize..100, 0usize..200),
+        seed in prop::collection::vec(-9i64..10, 9),
+        no_blocks in prop::collection::vec(any::<bool>(), 9),
+        check: bool,
+    ) {
+        let mut probes = all(&cfg);
+        probes.blocks.iter_mut().zip(&no_blocks).for_each(|(probe, none)| *probe &= !none);
+        let Ok(runs) = Runs::new(&cfg, &probes, check) else { return Ok(()) };
+        let truth = walk(&cfg, &choices, (moments.0, moments.0 + moments.1));
+        let blocks = &seed[..cfg.blocks.len()];
+        let events = RunEvents::new(&runs, blocks);
+        let counted = counters(&runs, &truth).into_iter().zip(events.increments()).map(|(n, each)| n.cast_signed() * each);
+        // Every position of the walk is behind its block.
+        let behind = |positions: &[Position]| -> i64 {
+            let one = |position: &Position| match position {
+                Position::Block(block) => events.before(*position) + blocks[*block],
+                Position::Arrival(_) => unreachable!("a walk is in blocks"),
+            };
+            positions.iter().map(one).sum()
+        };
+        let total = counted.sum::<i64>() + behind(&truth.partial.early) - behind(&truth.partial.late);
+        let known: i64 = truth.blocks.iter().zip(blocks).map(|(n, each)| n.cast_signed() * each).sum();
+        prop_assert_eq!(total, known);
     }
 
     #[test]
