@@ -12,6 +12,7 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/changes.rs",
     "crates/cli/src/objects/code.rs",
     "crates/cli/src/objects/histograms.rs",
+    "crates/cli/src/objects/totals.rs",
     "crates/cli/src/objects/traces.rs",
 ];
 

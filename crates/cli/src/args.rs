@@ -439,6 +439,7 @@ pub(crate) enum ProfileKind {
   ingraft profile blocks -n redis-server 'redis-server:*' --for 10s
   ingraft profile edges -p 4711 parse --for 10s --format json
   ingraft profile events --until-exit 'libbz2:*' -- bzip2 -k file
+  ingraft profile events -p 4711 --query --interval 500ms        (the events of each thread, while it runs)
   ingraft profile edges -n postgres --all --for 1m -o profile    (for `ingraft report profile --as bolt`)
   ingraft profile coverage -p 4711 'shop:*' -o shop.coverage     (for `ingraft report shop.coverage --as lcov`)
 
@@ -446,7 +447,8 @@ KIND is edges, blocks, events or coverage. A FUNCTION is a name, a glob, MODULE:
 functions of the program are profiled. The counts are exact: counters are on some edges only, and the other counts are
 derived from them. A function whose counts cannot all be derived is not profiled, and is named with the reason.
 Ctrl-C ends the measurement, removes it, and prints the counts. `-o FILE` also saves them for `ingraft report`; the
-counts of several processes of one program are added up there.
+counts of several processes of one program are added up there. With --interval, the counts are also printed while the
+program runs. For each reading the threads are held for a moment.
 
 A coverage tells which blocks and branches have run since the start. A probe is removed when it has told that, so that
 the program soon runs as without. `unknown` is what cannot be told."
@@ -459,6 +461,10 @@ pub(crate) struct ProfileArgs {
     /// Count one more edge of each function, and compare its count with the one derived from the others
     #[arg(long)]
     pub(crate) check: bool,
+
+    /// Events: print at each interval how many events each thread has executed, up to its present instruction
+    #[arg(long)]
+    pub(crate) query: bool,
 
     /// Coverage: tell also what needs a copy of its function: branches that the blocks do not show, and blocks without room
     #[arg(long)]

@@ -24,7 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use crate::args::{self, Common, Format};
 use crate::conn::{
     Chapter, Choice, Client, Enabled, Ended, Engines, Event, Farewell, Grown, PairInfo, Reading, RefusedFunction,
-    Request, Source, Target, Value,
+    Request, Source, Target, Totals, Value,
 };
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Cost, Object, PairFacts, hex, millis};
@@ -56,6 +56,17 @@ pub(crate) struct Plan {
     scaled: bool,
     /// File of the trace; `None` if the measurement is no trace, or if the trace has begun.
     trace: Option<TraceFile>,
+    /// Reading of a profile while it runs; `None` if it is read at the end only.
+    query: Option<Query>,
+}
+
+/// Reading of a profile at each interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Query {
+    /// All counts.
+    Counts,
+    /// The event totals of each thread.
+    Totals,
 }
 
 impl Plan {
@@ -77,7 +88,13 @@ impl Plan {
             phases: None,
             scaled: false,
             trace: None,
+            query: None,
         }
+    }
+
+    /// Returns the plan with queries of a profile at each interval.
+    pub(crate) fn queried(self, query: Option<Query>) -> Self {
+        Plan { query, ..self }
     }
 
     /// Returns the plan with histories in phases of this length.
@@ -147,16 +164,22 @@ pub(crate) struct Site {
     told_refused: Vec<RefusedFunction>,
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
-    /// Last counts of a profile, fetched at the removal; `None` if the measurement is no profile.
+    /// Latest counts of a profile, the last of them fetched at the removal; `None` if the measurement is no profile.
     pub(crate) profile: Option<Profile>,
     /// The task that writes the file of a trace; `None` if the measurement is no trace, or if the file is whole.
     trace: Option<Puller>,
+    /// Latest event totals of a profile; `None` if they were not asked for.
+    pub(crate) totals: Option<Totals>,
 }
 
 /// Presentation of a measurement by a command.
 pub(crate) trait View {
     /// Presents a new reading of `sites[at]`.
     fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop>;
+    /// Presents what was read of the profile of `sites[at]` while it runs.
+    fn queried(&mut self, _sites: &[Site], _at: usize, _out: &mut Output) -> Result<(), Stop> {
+        Ok(())
+    }
     /// Presents the last values.
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop>;
 }
@@ -266,6 +289,8 @@ impl Session<'_> {
         let mut kin = tokio::time::interval(kin::LOOK);
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let format = self.format();
+        let mut query = tokio::time::interval_at(Instant::now() + self.plan.interval, self.plan.interval);
+        query.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
         while self.sites.iter().any(Site::goes_on) || self.kin.comes() || self.awaits_newcomers() {
             tokio::select! {
@@ -285,6 +310,7 @@ impl Session<'_> {
                         site.client.start_phase(site.enabled.measurement).await?;
                     }
                 }
+                _ = query.tick(), if self.plan.query.is_some() => self.query(view, out).await?,
                 arrival = arriving.recv() => {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
@@ -307,6 +333,20 @@ impl Session<'_> {
         }
         // The failure of the first lost site decides how the command ends.
         self.sites.iter_mut().find_map(|s| s.lost.take()).map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Reads the profiles and presents them.
+    async fn query(&mut self, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+        for at in 0..self.sites.len() {
+            let Some(site) = self.sites.get_mut(at).filter(|site| site.goes_on()) else { continue };
+            match self.plan.query {
+                Some(Query::Counts) => site.profile = Some(site.client.profile(site.enabled.measurement).await?),
+                Some(Query::Totals) => site.totals = Some(site.client.event_totals(site.enabled.measurement).await?),
+                None => continue,
+            }
+            view.queried(&self.sites, at, out)?;
+        }
+        Ok(())
     }
 
     /// Reports the pairs that were taken out since the last reading; fails if nothing is left to measure.
@@ -427,6 +467,12 @@ impl Session<'_> {
             if counted && self.plan.keeps_history() {
                 site.fetch_history(format).await;
             }
+            if counted && self.plan.query == Some(Query::Totals) {
+                match site.client.event_totals(site.enabled.measurement).await {
+                    Ok(totals) => site.totals = Some(totals),
+                    Err(failure) => output::warn(&failure.to_string(), format),
+                }
+            }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
                     let differs = (removed.text_restored == Some(false)).then(|| words::not_restored(&removed));
@@ -522,6 +568,7 @@ impl Site {
             chapters: Vec::new(),
             profile: None,
             trace: None,
+            totals: None,
         }
     }
 

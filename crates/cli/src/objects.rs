@@ -4,6 +4,7 @@
 pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
+pub(crate) mod totals;
 pub(crate) mod traces;
 
 pub(crate) use histograms::{Interval, Quantiles, Times};
@@ -14,6 +15,7 @@ use changes::{BlockChange, FunctionChange};
 use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
+use totals::{EventTotals, ProfileHead};
 use traces::{Gap, Replayed, Step, Traced};
 
 use crate::conn::PairInfo;
@@ -45,6 +47,8 @@ pub(crate) enum Object {
     Count(Count),
     Edge(Edge),
     Events(Events),
+    EventTotals(EventTotals),
+    Profile(ProfileHead),
     Coverage(Coverage),
     Traced(Traced),
     Step(Step),

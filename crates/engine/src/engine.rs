@@ -590,6 +590,11 @@ impl Engine {
         self.of_measurement(id, caller)?.take_trace(id)
     }
 
+    /// Event totals of each thread in a profile's functions, at one moment at which all threads of the target are held.
+    pub fn event_totals(&self, id: MeasurementId, caller: Caller) -> Result<TotalsReading, Error> {
+        self.of_measurement(id, caller)?.event_totals(id)
+    }
+
     /// Calls a listener as soon as the target of a measurement has ended, if the listener still exists then.
     pub fn at_end(&self, id: MeasurementId, caller: Caller, tell: &Arc<AtEnd>) -> Result<(), Error> {
         self.of_measurement(id, caller)?.at_end(tell);

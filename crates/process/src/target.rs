@@ -273,6 +273,17 @@ impl Target {
         procfs::thread_status(self.pid(), tid)
     }
 
+    /// Time at which a thread began, in clock ticks since the start of the machine; `None` if the thread has ended. It tells a thread from an
+    /// earlier one with the same id.
+    pub fn thread_began(&self, tid: Tid) -> Option<u64> {
+        procfs::thread_stat(tid).map(|stat| stat.start_time)
+    }
+
+    /// Name of a thread (comm); `None` if the thread has ended.
+    pub fn thread_name(&self, tid: Tid) -> Option<String> {
+        procfs::comm(Pid(tid.0))
+    }
+
     /// Processor time of a thread in nanoseconds. It is exact while the thread sleeps, and at most one tick of the kernel old while it
     /// runs. `None` if the thread has ended, or if the kernel does not show it.
     pub fn thread_cpu_ns(&self, tid: Tid) -> Option<u64> {

@@ -62,16 +62,17 @@ impl Held<'_> {
         self.threads
     }
 
-    /// The program counters of all threads before the plan moved any: those of the threads, also of threads that sleep in the kernel and did
-    /// not stop, and those that signal frames on their stacks save.
-    pub fn program_counters(&self) -> impl Iterator<Item = Avma> {
+    /// The program counters of all threads before the plan moved any, each with its thread: those of the threads, also of threads that sleep
+    /// in the kernel and did not stop, and those that signal frames on their stacks save.
+    pub fn program_counters(&self) -> impl Iterator<Item = (Tid, Avma)> {
         let asleep = |thread: &HeldThread| match self.tracer.threads.get(thread.index)?.state {
             State::Asleep { pc, .. } => Some(pc),
             State::Stopped(_) | State::Running | State::Gone => None,
         };
-        let own =
-            self.threads.iter().filter_map(move |thread| thread.registers.map(|r| r.pc).or_else(|| asleep(thread)));
-        own.chain(self.saved.iter().map(|saved| saved.pc))
+        let at =
+            move |thread: &HeldThread| Some((thread.tid, thread.registers.map(|r| r.pc).or_else(|| asleep(thread))?));
+        let saved = self.saved.iter().filter_map(|saved| Some((self.tracer.threads.get(saved.thread)?.tid, saved.pc)));
+        self.threads.iter().filter_map(at).chain(saved)
     }
 
     /// Reads eight bytes of memory for a thread, given by its index in [`Held::threads`]. Its stack has been read already.

@@ -61,6 +61,7 @@ mod started;
 mod tails;
 mod terminal;
 mod times;
+mod totals;
 mod traces;
 mod tutorial;
 mod uprobes;

@@ -32,7 +32,7 @@ fn symbols() -> BTreeMap<String, u64> {
 }
 
 /// Waits until a held process has stopped again.
-fn stopped(pid: Pid) -> Signal {
+pub(crate) fn stopped(pid: Pid) -> Signal {
     match waitpid(pid, Some(WaitPidFlag::__WALL)) {
         Ok(WaitStatus::Stopped(_, signal) | WaitStatus::PtraceEvent(_, signal, _)) => signal,
         other => panic!("{pid} did not stop: {other:?}"),
@@ -40,7 +40,7 @@ fn stopped(pid: Pid) -> Signal {
 }
 
 /// Holds a program right before the first instruction of its run, by a breakpoint that is then removed.
-fn hold_at_start(target: &mut Mutatee, start: u64) -> Pid {
+pub(crate) fn hold_at_start(target: &mut Mutatee, start: u64, command: &str) -> Pid {
     let pid = Pid::from_raw(target.pid());
     ptrace::seize(pid, ptrace::Options::empty()).expect("seize the program");
     ptrace::interrupt(pid).expect("interrupt the program");
@@ -48,7 +48,7 @@ fn hold_at_start(target: &mut Mutatee, start: u64) -> Pid {
     let address = start as ptrace::AddressType;
     let word = ptrace::read(pid, address).expect("read the program");
     ptrace::write(pid, address, word & !0xff | 0xcc).expect("write the program");
-    target.tell(RUN);
+    target.tell(command);
     loop {
         ptrace::cont(pid, None).expect("let the program go on");
         // The first stop may be the one that PTRACE_INTERRUPT asked for, in a system call.
@@ -63,7 +63,7 @@ fn hold_at_start(target: &mut Mutatee, start: u64) -> Pid {
     pid
 }
 
-fn step(pid: Pid) -> (u64, u64) {
+pub(crate) fn step(pid: Pid) -> (u64, u64) {
     ptrace::step(pid, None).expect("step");
     assert_eq!(stopped(pid), Signal::SIGTRAP);
     let registers = ptrace::getregs(pid).expect("its registers");
@@ -90,7 +90,7 @@ struct Event {
 fn look(symbols: &BTreeMap<String, u64>) -> (Vec<Event>, u64) {
     let mut target = Mutatee::start("steps", &[]);
     let entries: BTreeMap<u64, &'static str> = FUNCTIONS.iter().map(|f| (symbols[*f], *f)).collect();
-    let pid = hold_at_start(&mut target, symbols["rounds"]);
+    let pid = hold_at_start(&mut target, symbols["rounds"], RUN);
     let bottom = ptrace::getregs(pid).expect("its registers").rsp;
     // `open` holds for each call in progress the location of its return address, the return address, and the function.
     let (mut events, mut open, mut after) = (Vec::new(), Vec::<(u64, u64, &'static str)>::new(), 0);
@@ -198,7 +198,7 @@ fn values_are_right_from_any_moment_on() {
         let moment = instructions * round / moments + round * 7919 % (instructions / moments);
         let mut target = Mutatee::start("steps", &[]);
         let before = Text::of(target.pid());
-        let pid = hold_at_start(&mut target, symbols["rounds"]);
+        let pid = hold_at_start(&mut target, symbols["rounds"], RUN);
         let mut at = None;
         for _ in 0..moment {
             at = Some(step(pid));

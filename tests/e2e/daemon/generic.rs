@@ -68,7 +68,7 @@ fn converse(address: &str, token: Option<&str>) -> Result<(), String> {
     assert!(child.wait().expect("wait for the client").success());
     target::assert_clean(target.pid(), &before);
     let services: Vec<&str> = seen["services"].as_array().expect("services").iter().filter_map(Value::as_str).collect();
-    for service in ["Processes", "Code", "Metrics", "Instrumentation", "Daemon"] {
+    for service in ["Processes", "Code", "Metrics", "Profiles", "Instrumentation", "Daemon"] {
         assert!(services.contains(&format!("ingraft.v1.{service}").as_str()), "{services:?}");
     }
     let contains = |key: &str, pid: i32| seen[key].as_array().is_some_and(|list| list.iter().any(|item| *item == pid));
@@ -83,6 +83,10 @@ fn converse(address: &str, token: Option<&str>) -> Result<(), String> {
     assert_eq!(seen["last"], truth.tally("work_0"));
     assert_eq!(seen["text_restored"], true);
     assert!(contains("inserted", target.pid()), "{seen}");
+    assert_eq!(seen["profiled"], serde_json::json!(["work_0"]));
+    assert_eq!(seen["totals"], serde_json::json!({"functions": 1, "inexact": ""}));
+    let idle: Vec<_> = target::threads(target.pid()).into_iter().map(|tid| serde_json::json!([tid, 0])).collect();
+    assert_eq!(seen["threads"].as_array(), Some(&idle), "{seen}");
     Ok(())
 }
 

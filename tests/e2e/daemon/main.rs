@@ -10,6 +10,7 @@ mod files;
 mod generic;
 mod hostile;
 mod life;
+mod profiles;
 mod reading;
 mod returns;
 mod shared_points;

@@ -126,6 +126,20 @@ fn recipe(name: &str) -> Recipe {
         "execs" => ("gcc", C, &["execs.c"], false),
         "ticks" => ("gcc", C, &["ticks.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
+        "paces" => {
+            let flags = &[
+                "-O2",
+                "-g",
+                "-pthread",
+                "-static",
+                "-no-pie",
+                "-fno-optimize-sibling-calls",
+                "-fno-reorder-blocks-and-partition",
+                "-Wall",
+                "-Werror",
+            ];
+            ("gcc", flags as &[_], &["paces.c"], false)
+        }
         "events" => ("gcc", C, &["events.c"], false),
         "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),

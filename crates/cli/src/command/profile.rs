@@ -1,31 +1,34 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
 
+mod totals;
+
 use std::cmp::Reverse;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use ingraft_model::{BlockEvents, Offset, Svma};
+use ingraft_model::{BlockEvents, EVENT_NAMES, Offset, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionProfile, ProfileKind as SavedKind, SavedProfile};
 use ingraft_wire::profile::Profile;
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::{self, records};
-use crate::conn::{Profiling, Request, Target};
+use crate::conn::{Profiling, Request, Target, Totals};
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context, Plan, Site, View};
-use crate::objects::{Events, FunctionId, Object, hex};
+use crate::measure::{self, Context, Plan, Query, Site, View};
+use crate::objects::totals::ProfileHead;
+use crate::objects::{Events, FunctionId, Object, hex, millis};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
-use crate::output::{self, DIM, Output};
+use crate::output::{self, DIM, HEADING, Output};
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, branches, weights, measure, functions, target } = args;
+    let ProfileArgs { kind, check, query, branches, weights, measure, functions, target } = args;
     let coverage = kind == ProfileKind::Coverage;
     if branches && !coverage {
         let hint = "use `ingraft profile coverage --branches`";
@@ -37,6 +40,14 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     if weights.is_some() && coverage {
         return Err(Failure::usage("a coverage has no counters to place", "leave out --weights").into());
     }
+    if query && kind != ProfileKind::Events {
+        return Err(Failure::usage("--query belongs to events", "use `ingraft profile events --query`").into());
+    }
+    let query = match (query, measure.interval) {
+        (true, _) => Some(Query::Totals),
+        (false, Some(_)) => Some(Query::Counts),
+        (false, None) => None,
+    };
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
     let request = |target: Target| Request {
@@ -61,12 +72,13 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         earlier: earlier.clone(),
         trace: None,
     };
-    let plan = Plan::new(&measure, &target, request, out);
+    let plan = Plan::new(&measure, &target, request, out).queried(query);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
     let save =
         context.common.output.as_deref().map(|path| Ok::<_, Failure>((path, output::create(path)?))).transpose()?;
-    measure::run(plan, context, &mut Profiles { kind, format, save }, out).await
+    let mut view = Profiles { kind, format, save, query, told: false };
+    measure::run(plan, context, &mut view, out).await
 }
 
 /// Reads the profile by whose counts counters are placed.
@@ -91,6 +103,10 @@ struct Profiles<'a> {
     format: crate::args::Format,
     /// The file to save the counts in.
     save: Option<(&'a Path, File)>,
+    /// Reading of the profile while it runs.
+    query: Option<Query>,
+    /// Whether the user has been told that a reading is not exact.
+    told: bool,
 }
 
 impl View for Profiles<'_> {
@@ -98,20 +114,23 @@ impl View for Profiles<'_> {
         Ok(())
     }
 
+    fn queried(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
+        let Some(site) = sites.get(at) else { return Ok(()) };
+        if let Some(totals) = &site.totals {
+            return self.totals(site, totals, out);
+        }
+        let Some(profile) = &site.profile else { return Ok(()) };
+        out.text(&heading(site, (profile.saved.ended_ns, profile.held_ns), profile.saved.functions.len() as u64))?;
+        self.counts(site, profile, out)
+    }
+
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
         for site in sites {
+            if let Some(totals) = &site.totals {
+                self.totals(site, totals, out)?;
+            }
             let Some(profile) = &site.profile else { continue };
-            for counts in Counts::all(site, profile) {
-                counts.objects(self.kind, out)?;
-            }
-            if !out.json() {
-                out.text(&match self.kind {
-                    ProfileKind::Coverage => coverage_table(site, profile, out.width()),
-                    ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => {
-                        self.tables(site, profile, out.width())
-                    }
-                })?;
-            }
+            self.counts(site, profile, out)?;
             self.tell_inexact(profile);
         }
         self.save(sites)
@@ -119,6 +138,42 @@ impl View for Profiles<'_> {
 }
 
 impl Profiles<'_> {
+    /// Prints the counts of a process.
+    fn counts(&self, site: &Site, profile: &Profile, out: &mut Output) -> Result<(), Stop> {
+        if self.query == Some(Query::Counts) {
+            out.object(&Object::Profile(ProfileHead {
+                host: site.host(),
+                pid: site.enabled.pid,
+                time_ns: profile.saved.ended_ns,
+                functions: profile.saved.functions.len() as u64,
+                stopped_ms: millis(profile.held_ns),
+            }))?;
+        }
+        for counts in Counts::all(site, profile) {
+            counts.objects(self.kind, out)?;
+        }
+        if out.json() {
+            return Ok(());
+        }
+        out.text(&match self.kind {
+            ProfileKind::Coverage => coverage_table(site, profile, out.width()),
+            ProfileKind::Edges | ProfileKind::Blocks | ProfileKind::Events => self.tables(site, profile, out.width()),
+        })
+    }
+
+    /// Prints the event totals of a process, and warns once if they are not exact.
+    fn totals(&mut self, site: &Site, totals: &Totals, out: &mut Output) -> Result<(), Stop> {
+        totals::records(site, totals).iter().try_for_each(|record| out.object(record))?;
+        if !out.json() {
+            out.text(&totals::table(site, totals, out.width()))?;
+        }
+        if let Some(why) = totals.inexact.as_deref().filter(|_| !self.told) {
+            output::warn(&format!("the totals are not exact: {why}"), self.format);
+            self.told = true;
+        }
+        Ok(())
+    }
+
     /// Saves the counts, added up over all processes.
     fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
         let Some((path, file)) = &mut self.save else { return Ok(()) };
@@ -171,6 +226,13 @@ impl Profiles<'_> {
         }
         text
     }
+}
+
+/// A line before what was read while a profile runs: the time since the beginning, and how long the threads were held.
+fn heading(site: &Site, (time_ns, held_ns): (u64, u64), functions: u64) -> String {
+    let seconds = time_ns.saturating_sub(site.first_ns.unwrap_or(time_ns)) as f64 / 1e9;
+    let (functions, held) = (plural(functions, "function", "functions"), millis(held_ns));
+    format!("{HEADING}after {seconds:.1} s{HEADING:#}  {DIM}{functions}, threads held for {held:.1} ms{DIM:#}\n")
 }
 
 /// The functions with most blocks that have not run.
@@ -378,18 +440,15 @@ impl<'a> Counts<'a> {
                 records::ran_blocks(self.counts, &self.id).iter().try_for_each(|block| out.object(block))?;
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
-            ProfileKind::Events => {
-                let names = ["instructions", "calls", "branches", "memory-reads", "memory-writes"];
-                names.into_iter().zip(self.events()).try_for_each(|(event, own)| {
-                    out.object(&Object::Events(Events {
-                        id: self.id.clone(),
-                        event,
-                        own,
-                        inclusive: None,
-                        inexact: self.counts.inexact.clone(),
-                    }))
-                })
-            }
+            ProfileKind::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
+                out.object(&Object::Events(Events {
+                    id: self.id.clone(),
+                    event,
+                    own,
+                    inclusive: None,
+                    inexact: self.counts.inexact.clone(),
+                }))
+            }),
         }
     }
 }

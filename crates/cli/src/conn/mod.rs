@@ -5,6 +5,7 @@ mod answers;
 mod code;
 mod endpoint;
 mod history;
+mod profiles;
 
 pub(crate) use answers::{
     Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading, RefusedFunction,
@@ -12,6 +13,7 @@ pub(crate) use answers::{
 };
 pub(crate) use code::Inspected;
 pub(crate) use history::Chapter;
+pub(crate) use profiles::{ThreadTotals, Totals};
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,7 +11,7 @@ use ingraft_engine::{
 };
 use ingraft_model::{Capacity, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
-use ingraft_wire::{Failure, FailureKind, v1};
+use ingraft_wire::{Failure, FailureKind, Parts, v1};
 
 /// The metric of `functions` if a request names none.
 const FUNCTION_METRIC: &str = "calls";
@@ -61,6 +61,21 @@ pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
         v1::target::Which::Name(name) if name.is_empty() => Err(FieldError::missing("target.name")),
         v1::target::Which::Name(name) => Ok(TargetSpec::Name(name)),
     }
+}
+
+/// Splits event totals into messages.
+pub fn event_totals(reading: ingraft_engine::TotalsReading) -> impl Iterator<Item = v1::EventTotalsResponse> + Send {
+    let ingraft_engine::TotalsReading { time_ns, held, functions, threads, inexact } = reading;
+    let functions = u32::try_from(functions).unwrap_or(u32::MAX);
+    let head = v1::EventTotalsHead { time_ns, held_ns: nanoseconds(held), functions, inexact };
+    let first = v1::EventTotalsResponse { head: Some(head), threads: Vec::new() };
+    let thread = |of: ingraft_engine::ThreadTotals| {
+        let [instructions, calls, branches, reads, writes] = of.events;
+        let tid = of.tid.map(|tid| tid.0);
+        v1::ThreadEvents { tid, name: of.name, ended: of.ended, instructions, calls, branches, reads, writes }
+    };
+    let parts = Parts::new(threads.into_iter().map(thread));
+    std::iter::once(first).chain(parts.map(|threads| v1::EventTotalsResponse { head: None, threads }))
 }
 
 /// Splits a profile into messages.

@@ -69,6 +69,24 @@ impl v1::profiles_server::Profiles for Service {
         Ok(list(parts))
     }
 
+    type EventTotalsStream = Answers<v1::EventTotalsResponse>;
+
+    async fn event_totals(
+        &self,
+        request: Request<v1::EventTotalsRequest>,
+    ) -> Result<Response<Self::EventTotalsStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let id = MeasurementId(request.into_inner().measurement);
+        let payer = payer();
+        let parts = self.0.engine_list(move |engine| {
+            let reading = engine.event_totals(id, caller).map_err(convert::failure)?;
+            Waiting::packed(payer.as_ref(), convert::event_totals(reading))
+        });
+        let parts = parts.await??;
+        self.0.keeper().read(id);
+        Ok(list(parts))
+    }
+
     type StopStream = Answers<v1::RemoveResponse>;
 
     async fn stop(&self, request: Request<v1::StopProfileRequest>) -> Result<Response<Self::StopStream>, Status> {

@@ -3,7 +3,7 @@
 //! A thread in the code of a point has or has not executed the increment there, so a position says which edges were counted.
 
 use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
-use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite, Tid};
 use ingraft_process::{Held, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -25,10 +25,21 @@ pub enum Place {
     Arrival(Avma),
     /// In this block: its arrival was counted, and no edge that leaves it.
     Block(Avma),
-    /// Behind a call, at an edge that was not counted yet. The run has not begun.
-    Before,
+    /// Control has left the first block for the second one, whose edge was not counted.
+    Left(Avma, Avma),
+    /// At this block behind a call, at an edge that was not counted yet. The run has not begun.
+    Before(Avma),
     /// It is not known which counters were incremented.
     Unknown,
+}
+
+/// Position of a thread, and what it has executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// Position, which tells what was counted.
+    pub place: Place,
+    /// The next instruction of the function, by its original address; `None` if all of the block was executed, and a call has not begun.
+    pub next: Option<Avma>,
 }
 
 /// Generated code of one kind.
@@ -69,18 +80,23 @@ impl<'w> CodeMap<'w> {
 
     /// Position of a thread at an address.
     pub fn find(&self, pc: Avma) -> Place {
+        self.spot(pc).place
+    }
+
+    /// Position of a thread at an address, and what it has executed.
+    pub fn spot(&self, pc: Avma) -> Spot {
         let mut at = pc;
         for _ in 0..HOPS {
             let Some(target) = self.jumps.get(&at).and_then(|write| jump_target(write)) else { break };
             at = target;
         }
         match self.code_at(at) {
-            Some(Code::Body(body)) => in_body(body, at),
-            Some(Code::Point(point)) => in_point(point, at),
+            Some(Code::Body(body)) => Spot { place: in_body(body, at), next: next_in_body(body, at) },
+            Some(Code::Point(point)) => Spot { place: in_point(point, at), next: next_in_point(point) },
             None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => {
-                self.before_call_at(pc).unwrap_or(Place::Text(pc))
+                Spot { place: self.before_call_at(pc).unwrap_or(Place::Text(pc)), next: Some(pc) }
             }
-            None => Place::Unknown,
+            None => Spot { place: Place::Unknown, next: None },
         }
     }
 
@@ -147,6 +163,23 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
     }
 }
 
+/// The next instruction of a thread at an instruction of a copy. Each instruction of a copy has a resume address.
+fn next_in_body(body: &WovenBody, at: Avma) -> Option<Avma> {
+    let before = body.removal.moves.iter().filter(|to| to.from <= at).max_by_key(|to| to.from)?;
+    // Where a call leads to the copy, a thread in it resumes at the callee.
+    let is_called =
+        |probe: &Probe| probe.holds == Instruction::Called && probe.original == before.to && probe.copy <= before.from;
+    (!body.probes.iter().any(is_called)).then_some(before.to)
+}
+
+/// The next instruction of a thread in the code of a point: nothing of the block was executed, or all of it and the call.
+fn next_in_point(point: &WovenPoint) -> Option<Avma> {
+    match &point.probe {
+        Some(probe) => (probe.holds != Instruction::Called).then_some(probe.spot.at),
+        None => point.resume,
+    }
+}
+
 /// Position of a thread that is about to execute the call at the end of a block, which leads to the block's probes.
 fn before_call(body: &WovenBody, block: Avma) -> Place {
     let is_own = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
@@ -156,18 +189,27 @@ fn before_call(body: &WovenBody, block: Avma) -> Place {
 
 /// Position of a thread at a probe.
 fn before(probe: &Probe) -> Place {
-    match (probe.spot.kind, probe.spot.from) {
-        (PointKind::CallAfter, _) | (_, Some((_, EdgeKind::CallReturn))) => Place::Before,
-        (PointKind::Entry | PointKind::Block, _) => Place::Arrival(probe.spot.at),
-        (_, Some((from, _))) => Place::Block(from),
-        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None) => Place::Unknown,
+    match (probe.spot.kind, probe.spot.from, probe.holds) {
+        (PointKind::CallAfter, ..) | (_, Some((_, EdgeKind::CallReturn)), _) => Place::Before(probe.spot.at),
+        (PointKind::Entry | PointKind::Block, ..) => Place::Arrival(probe.spot.at),
+        (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
+        (_, Some((from, _)), Instruction::Nop | Instruction::Called) => Place::Left(from, probe.spot.at),
+        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None, _) => Place::Unknown,
+    }
+}
+
+/// Position of a thread that a probe has led to its point, and whose passage was not counted.
+fn at_point(probe: &Probe) -> Place {
+    match before(probe) {
+        Place::Block(from) => Place::Left(from, probe.spot.at),
+        place @ (Place::Text(_) | Place::Arrival(_) | Place::Left(..) | Place::Before(_) | Place::Unknown) => place,
     }
 }
 
 /// Position of a thread behind a probe and before the next one.
 fn after(probe: &Probe) -> Place {
     match (probe.spot.kind, probe.spot.from, probe.holds) {
-        (PointKind::CallAfter, ..) => Place::Before,
+        (PointKind::CallAfter, ..) => Place::Before(probe.spot.at),
         (PointKind::Entry, ..) => Place::Arrival(probe.spot.at),
         (PointKind::Block, ..) => Place::Block(probe.spot.at),
         (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
@@ -187,7 +229,7 @@ fn in_point(point: &WovenPoint, at: Avma) -> Place {
         (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.spot.at),
         (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.spot.at),
         (Some(probe), PointKind::Entry | PointKind::CallAfter) if is_passed => after(probe),
-        (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => before(probe),
+        (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => at_point(probe),
         (None, PointKind::Block) => {
             let Some(start) = point.resume else { return Place::Unknown };
             if is_passed { Place::Block(start) } else { Place::Arrival(start) }
@@ -200,10 +242,12 @@ fn in_point(point: &WovenPoint, at: Avma) -> Place {
 /// Program counters of all threads in one stop.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Program counters at known positions, those in signal frames included.
-    pub counters: Vec<Avma>,
-    /// Number of those at which it is not known what was counted.
-    pub unknown: u64,
+    /// Program counters at known positions, those in signal frames included, each with its thread.
+    pub counters: Vec<(Tid, Avma)>,
+    /// Threads of the others: it is not known what was counted.
+    pub unknown: Vec<Tid>,
+    /// All threads that were held.
+    pub threads: Vec<Tid>,
 }
 
 /// The functions that are about to be profiled, and the threads that were seen in the stop of the insertion.
@@ -264,8 +308,9 @@ impl Visitor for Observer<'_> {
         if let Some(read) = &mut self.read {
             read();
         }
-        let (counters, unknown): (Vec<Avma>, Vec<Avma>) = held.program_counters().partition(|pc| self.is_known(*pc));
-        self.seen = Seen { counters, unknown: unknown.len() as u64 };
+        let (counters, unknown): (Vec<_>, Vec<_>) = held.program_counters().partition(|(_, pc)| self.is_known(*pc));
+        let threads = held.threads().iter().map(|thread| thread.tid).collect();
+        self.seen = Seen { counters, unknown: unknown.into_iter().map(|(tid, _)| tid).collect(), threads };
         if let Some(other) = &mut self.other {
             other.visit(held);
         }
@@ -353,8 +398,8 @@ mod tests {
                 true,
                 [
                     (0x11f, first),
-                    (0x120, Place::Before),
-                    (0x130, Place::Before),
+                    (0x120, Place::Before(Avma(0x20))),
+                    (0x130, Place::Before(Avma(0x20))),
                     (0x135, arrival),
                     (0x13a, second),
                     (0x13f, second),
@@ -365,7 +410,7 @@ mod tests {
             for (at, place) in places {
                 assert_eq!(in_body(&body, Avma(at)), place, "at {at:#x}");
             }
-            assert_eq!(before_call(&body, Avma(0x20)), if only { Place::Before } else { arrival });
+            assert_eq!(before_call(&body, Avma(0x20)), if only { Place::Before(Avma(0x20)) } else { arrival });
         }
     }
 
@@ -378,8 +423,8 @@ mod tests {
             (0x105, Place::Arrival(Avma(0x10))),
             (0x10a, first),
             (0x112, first),
-            (0x120, Place::Before),
-            (0x125, Place::Before),
+            (0x120, Place::Before(Avma(0x20))),
+            (0x125, Place::Before(Avma(0x20))),
             (0x12a, Place::Arrival(Avma(0x20))),
             (0x12f, second),
             (0x137, second),

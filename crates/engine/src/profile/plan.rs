@@ -5,11 +5,13 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion,
+    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion,
     Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
     UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, Earlier, EarlierProfile, Inexact, NotCounted, Probes, Runs, coverage_probes};
+use ingraft_profile::{
+    Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, coverage_probes,
+};
 
 use crate::api::Profiling;
 use crate::program::modules::{Module, Modules};
@@ -55,7 +57,12 @@ pub struct Plan {
     /// Counters or probes.
     pub method: Method,
     profiling: Profiling,
+    /// Increments of the counters, computed at the first query of event totals.
+    increments: OnceLock<Vec<Numbers>>,
 }
+
+/// Numbers of events of each kind, in the order of [`EVENT_NAMES`].
+pub type Numbers = [i64; EVENT_NAMES.len()];
 
 impl Plan {
     /// Plans the counters or probes of a function. Fails if not all of its counts can be counted or derived.
@@ -94,7 +101,19 @@ impl Plan {
         };
         let name = f.display_name().into_owned();
         let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
-        Ok(Plan { function, symbol, name, first: f.start(), size: f.size(), cfg, events, method, profiling })
+        let increments = OnceLock::new();
+        Ok(Plan {
+            function,
+            symbol,
+            name,
+            first: f.start(),
+            size: f.size(),
+            cfg,
+            events,
+            method,
+            profiling,
+            increments,
+        })
     }
 
     /// The places of the counters or probes.
@@ -134,6 +153,48 @@ impl Plan {
         };
         let variable = VariableId(u32::try_from(n).ok()?);
         Some(insertion(self.function, point, parts, variable))
+    }
+
+    /// For each counter, the numbers of events that one unit stands for.
+    pub fn increments(&self) -> &[Numbers] {
+        self.increments.get_or_init(|| {
+            let Method::Runs(runs) = &self.method else { return Vec::new() };
+            let mut all = vec![Numbers::default(); runs.counters().len()];
+            for kind in 0..EVENT_NAMES.len() {
+                let increments = RunEvents::new(runs, &self.events_of(kind)).increments();
+                for number in all.iter_mut().zip(increments).filter_map(|(all, own)| Some((all.get_mut(kind)?, own))) {
+                    *number.0 = number.1;
+                }
+            }
+            all
+        })
+    }
+
+    /// Numbers of events that a thread at a position in a run must be credited with, besides those of its counters, up to the first
+    /// instruction of its block.
+    pub fn before(&self, position: Position) -> Numbers {
+        let Method::Runs(runs) = &self.method else { return Numbers::default() };
+        std::array::from_fn(|kind| RunEvents::new(runs, &self.events_of(kind)).before(position))
+    }
+
+    /// Number of events of one kind in one execution of each block.
+    fn events_of(&self, kind: usize) -> Vec<i64> {
+        self.events.iter().map(|of| of.numbers().get(kind).copied().unwrap_or_default().into()).collect()
+    }
+
+    /// Numbers of events of a block up to an instruction, or of all of it. `module` has the function.
+    pub fn part(&self, module: &Module, block: usize, until: Option<Svma>) -> Numbers {
+        let (Some(whole), Some(of)) = (self.events.get(block), self.cfg.blocks.get(block)) else {
+            return Numbers::default();
+        };
+        let events = match until {
+            Some(until) if of.range.contains(&until) => {
+                let length = usize::try_from(until.0 - of.range.start.0).unwrap_or_default();
+                block_events(of.range.start, module.image.bytes_at(of.range.start, length).unwrap_or_default())
+            }
+            Some(_) | None => *whole,
+        };
+        events.numbers().map(i64::from)
     }
 
     /// Index of the block that contains an address; `None` if none does.

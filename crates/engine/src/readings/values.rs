@@ -380,6 +380,15 @@ struct Held {
     touched: Touched,
 }
 
+/// Values of counters by thread: those that are not 0, each with its index in the list of counters.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    /// The shards, each with its thread. `None` if the threads that counted there cannot be told apart.
+    pub held: Vec<(Option<Tid>, Vec<(usize, i64)>)>,
+    /// All threads together that have ended and left no shard.
+    pub ended: Vec<(usize, i64)>,
+}
+
 impl<'a, S: Shards> Columns<'a, S> {
     /// Looks up the holders of shards; `tid` maps an identity to a thread id. Only the first `used` counters are read.
     pub fn new(shards: &'a S, ended: &'a EndedThreads, used: u32, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
@@ -439,6 +448,18 @@ impl<'a, S: Shards> Columns<'a, S> {
             (number(slots, ruler, load, || 0), calls(activations, load))
         });
         live.chain(ended).fold((0, Activations::default()), plus)
+    }
+
+    /// The values of counters by thread.
+    pub fn rows(&self, counters: &[u32]) -> Rows {
+        let one = |value: &dyn Fn(u32) -> i64| -> Vec<(usize, i64)> {
+            let all = counters.iter().map(|counter| value(*counter)).enumerate();
+            all.filter(|(_, value)| *value != 0).collect()
+        };
+        Rows {
+            held: self.held.iter().map(|held| (held.tid, one(&|counter| self.load(held, counter)))).collect(),
+            ended: one(&|counter| self.ended.together.get(&counter).copied().unwrap_or(0)),
+        }
     }
 
     /// A counter's sum over all threads.
@@ -557,6 +578,9 @@ mod tests {
         assert_eq!(values(Columns::new(&shards, &ended, u32::MAX, &tid)), expected);
         let columns = Columns::new(&shards, &ended, u32::MAX, &tid);
         assert_eq!(columns.sum(1), 15);
+        let rows = columns.rows(&[0, 1]);
+        assert_eq!(rows.held, [(None, vec![(1, 2)]), (Some(Tid(71)), vec![(1, 7)])]);
+        assert_eq!(rows.ended, [(1, 6)]);
         assert_eq!(shards.claims(), [(3, 71)]);
         ended.clear(&shards, 1..2);
         assert_eq!(Columns::new(&shards, &ended, u32::MAX, &tid).sum(1), 0);

@@ -43,6 +43,7 @@ mod shared;
 mod sharing;
 mod tails;
 mod threads;
+mod totals;
 mod trace;
 mod unfinished;
 mod unwind_targets;

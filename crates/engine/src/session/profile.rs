@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Avma, FunctionRef as MdlFunction, ModuleRef, PatchPlan};
+use ingraft_model::{Avma, FunctionRef as MdlFunction, ModuleRef, PatchPlan, Svma, Tid};
 use ingraft_process::Options as ApplyOptions;
 use ingraft_profile::{Inside, Partial, Position};
 use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
@@ -13,11 +13,11 @@ use crate::api::{MeasurementId, ProfileReading, ProfiledFunction, Profiling, Ref
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
-use crate::profile::places::{CodeMap, Observer, Place, Seen, Watch};
+use crate::profile::places::{CodeMap, Observer, Place, Seen, Spot, Watch};
 use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
 use crate::program::modules::Modules;
-use crate::readings::values::Shards;
+use crate::readings::values::{Columns, Shards};
 use crate::weaving::plan::Woven;
 
 use super::clocks::now_ns;
@@ -44,7 +44,7 @@ pub(super) struct Profile {
     /// Path of the target's program; empty if it cannot be read.
     program: String,
     /// Number of threads that were at unknown positions when counting began.
-    unknown: u64,
+    pub(super) unknown: u64,
     /// The rounds of a coverage; `None` in a profile of counts.
     pub(super) rounds: Option<Rounds>,
 }
@@ -54,8 +54,8 @@ pub(super) struct Profile {
 pub(super) struct Profiled {
     pub(super) key: PairKey,
     pub(super) plan: Arc<Plan>,
-    /// Positions of threads inside of runs when counting began.
-    pub(super) late: Vec<Position>,
+    /// Threads in the function when counting began.
+    pub(super) late: Vec<Late>,
     /// Whether a thread was at an unknown position when counting began.
     pub(super) unknown: bool,
 }
@@ -63,8 +63,28 @@ pub(super) struct Profiled {
 impl Profiled {
     /// Whether a thread was, or may have been, inside of a run when counting began.
     pub(super) fn began_inside(&self) -> bool {
-        self.unknown || !self.late.is_empty()
+        self.unknown || self.late.iter().any(|late| late.stand.run.is_some())
     }
+}
+
+/// A thread in a profiled function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stand {
+    pub(super) tid: Tid,
+    /// Position in a run; `None` if the run has not begun.
+    pub(super) run: Option<Position>,
+    /// Block of its run that it has left, all of whose instructions it has executed; `None` if it is still in it.
+    pub(super) left: Option<usize>,
+    /// Index of the block of which it has executed a part, and its next instruction there; `None` if it has executed all of the block.
+    pub(super) part: (usize, Option<Svma>),
+}
+
+/// A thread that was in a profiled function when counting began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Late {
+    pub(super) stand: Stand,
+    /// Start time of the thread, which tells it from a later one with the same id; `None` if it has ended since.
+    pub(super) began: Option<u64>,
 }
 
 /// Profiled functions, with the pair of each.
@@ -97,13 +117,17 @@ impl Session {
         let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
         let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();
         let of_plans: Vec<&Plan> = plans.iter().map(|(_, plan)| &**plan).collect();
-        let mut late = positions(control, &attached.woven, &of_plans, &seen, true);
+        let late = stands(control, &attached.woven, &of_plans, &seen, true);
+        let began = |stand| Late { stand, began: self.target.thread_began(stand.tid) };
+        let mut late: FxHashMap<usize, Vec<Late>> =
+            late.into_iter().map(|(n, stands)| (n, stands.into_iter().map(began).collect())).collect();
         let profile = control.profiles.entry(id).or_default();
         if profile.began_ns == 0 {
             profile.began_ns = now_ns();
             profile.program = self.program();
         }
-        profile.unknown += seen.unknown;
+        let unknown = seen.unknown.len() as u64;
+        profile.unknown += unknown;
         for module in plans.iter().map(|(_, plan)| plan.function.module).collect::<FxHashSet<_>>() {
             profile.modules.extend(module_info(&control.modules, module).map(|info| (module, info)));
         }
@@ -111,7 +135,7 @@ impl Session {
             key,
             plan,
             late: late.remove(&n).unwrap_or_default(),
-            unknown: seen.unknown > 0,
+            unknown: unknown > 0,
         });
         profile.functions.extend(functions);
     }
@@ -119,10 +143,7 @@ impl Session {
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads are held.
     pub fn profile(&self, id: MeasurementId) -> Result<ProfileReading, Error> {
         let control = self.control();
-        self.profile_locked(&control, id)?.ok_or_else(|| {
-            let what = format!("measurement {} is no profile", id.0);
-            Error::new(ErrorKind::Usage, "no_profile", what, "read its values instead")
-        })
+        self.profile_locked(&control, id)?.ok_or_else(|| no_profile(id))
     }
 
     /// As [`Session::profile`]; `None` if the measurement is no profile.
@@ -130,19 +151,19 @@ impl Session {
         let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
         let Some(profile) = control.profiles.get(&id) else { return Ok(None) };
         let _acting = self.target.act_for(measurement.rights);
-        let counters: Vec<Vec<u32>> = profile
-            .functions
-            .iter()
-            .map(|f| control.pairs.get(&f.key).map_or_else(Vec::new, |pair| pair.counters.clone()))
-            .collect();
-        let mut values = Vec::new();
-        let (seen, held, ended) = self.observe(control, &counters, &mut values)?;
+        let counters = counters(control, profile);
+        let mut values: Vec<Vec<u64>> = Vec::new();
+        let (seen, held, ended) = self.observe(control, &mut |columns| {
+            let sum = |counter: &u32| columns.sum(*counter).cast_unsigned();
+            values = counters.iter().map(|of| of.iter().map(sum).collect()).collect();
+        })?;
+        let unknown = seen.unknown.len() as u64;
         let plans: Vec<&Plan> = profile.functions.iter().map(|f| &*f.plan).collect();
         let early = match &control.attached {
-            Some(attached) => positions(control, &attached.woven, &plans, &seen, false),
+            Some(attached) => positions(stands(control, &attached.woven, &plans, &seen, false)),
             None => FxHashMap::default(),
         };
-        let doubts = profile.unknown + seen.unknown + ended;
+        let doubts = profile.unknown + unknown + ended;
         let refused = refused(control, measurement);
         let mut modules: Vec<ModuleRef> =
             plans.iter().map(|plan| plan.function).chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
@@ -159,19 +180,21 @@ impl Session {
             let module = index(f.plan.function.module);
             match &f.plan.method {
                 Method::Runs(runs) => {
-                    let partial = Partial { late: f.late.clone(), early: early.to_vec() };
+                    let late = f.late.iter().filter_map(|late| late.stand.run);
+                    let partial = Partial { late: late.collect(), early: early.to_vec() };
                     let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
                     result::counts(&control.modules, (&f.plan, runs), &counted, module)
                 }
                 Method::Probes(_) => {
-                    let inside = Inside { begin: f.began_inside(), end: seen.unknown + ended > 0 || !early.is_empty() };
+                    let inside = Inside { begin: f.began_inside(), end: unknown + ended > 0 || !early.is_empty() };
                     let (coverage, why) = covered(control.pairs.get(&f.key), &f.plan, &counters, inside);
                     result::coverage(&f.plan, &coverage, module, why)
                 }
             }
         });
         let is_coverage = profile.rounds.is_some();
-        let late: u64 = profile.functions.iter().map(|f| f.late.len() as u64).sum();
+        let late =
+            profile.functions.iter().flat_map(|f| &f.late).filter(|late| late.stand.run.is_some()).count() as u64;
         let early: u64 = early.values().map(|early| early.len() as u64).sum();
         let saved = SavedProfile {
             kind: if is_coverage { ProfileKind::Coverage } else { ProfileKind::Counts },
@@ -199,17 +222,15 @@ impl Session {
 
     /// Reads counters while all threads are held, and notes where the threads are. Returns how long they were held, and the number of
     /// threads that the end of the target may have stopped at unknown places.
-    fn observe(
+    pub(super) fn observe(
         &self,
         control: &Control,
-        counters: &[Vec<u32>],
-        values: &mut Vec<Vec<u64>>,
+        read: &mut (dyn FnMut(&Columns<'_>) + Send),
     ) -> Result<(Seen, Duration, u64), Error> {
         let mut read = || {
-            let shared = self.shared();
-            let Some(columns) = shared.columns() else { return };
-            let sum = |counter: &u32| columns.sum(*counter).cast_unsigned();
-            *values = counters.iter().map(|of| of.iter().map(sum).collect()).collect();
+            if let Some(columns) = self.shared().columns() {
+                read(&columns);
+            }
         };
         self.target.take_longest_hold(); // discards the holds of earlier operations
         let alive = || !self.end.is_known() && self.target.is_alive();
@@ -220,7 +241,7 @@ impl Session {
                 let applied = self.target.apply_and_visit(&PatchPlan::default(), &options, Some(&mut observer));
                 let seen = observer.seen();
                 match applied {
-                    Ok(_) if seen.unknown == 0 || round == TRIES => {
+                    Ok(_) if seen.unknown.is_empty() || round == TRIES => {
                         return Ok((seen, self.target.take_longest_hold(), 0));
                     }
                     Ok(_) => {}
@@ -248,37 +269,67 @@ impl Session {
     }
 }
 
-/// Positions of threads inside of runs of profiled functions, by the index of the function.
-fn positions(
+/// The error for a measurement that is no profile.
+pub(super) fn no_profile(id: MeasurementId) -> Error {
+    let what = format!("measurement {} is no profile", id.0);
+    Error::new(ErrorKind::Usage, "no_profile", what, "read its values instead")
+}
+
+/// The counters of each function of a profile; none if its code was taken out.
+pub(super) fn counters(control: &Control, profile: &Profile) -> Vec<Vec<u32>> {
+    let of = |f: &Profiled| control.pairs.get(&f.key).map_or_else(Vec::new, |pair| pair.counters.clone());
+    profile.functions.iter().map(of).collect()
+}
+
+/// The positions of threads inside of runs.
+fn positions(stands: FxHashMap<usize, Vec<Stand>>) -> FxHashMap<usize, Vec<Position>> {
+    let runs =
+        stands.into_iter().map(|(n, stands)| (n, stands.iter().filter_map(|stand| stand.run).collect::<Vec<_>>()));
+    runs.filter(|(_, positions)| !positions.is_empty()).collect()
+}
+
+/// The threads in profiled functions, by the index of the function.
+pub(super) fn stands(
     control: &Control,
     woven: &Woven,
     plans: &[&Plan],
     seen: &Seen,
     inserting: bool,
-) -> FxHashMap<usize, Vec<Position>> {
+) -> FxHashMap<usize, Vec<Stand>> {
     let map = CodeMap::new(woven);
     let copied: FxHashSet<Avma> = woven.copied().map(|body| body.function).collect();
-    let mut found: FxHashMap<usize, Vec<Position>> = FxHashMap::default();
-    let places: Vec<Place> = seen.counters.iter().map(|pc| map.find(*pc)).collect();
+    let mut found: FxHashMap<usize, Vec<Stand>> = FxHashMap::default();
+    let spots: Vec<(Tid, Spot)> = seen.counters.iter().map(|(tid, pc)| (*tid, map.spot(*pc))).collect();
     for (n, plan) in plans.iter().enumerate() {
         let Some((module, f)) = plan.resolve(&control.modules) else { continue };
         let block = |at: Avma| plan.block_around(at.to_svma(module.bias));
         let is_copied = copied.contains(&f.start().to_avma(module.bias));
-        let position = |place: &Place| match *place {
-            Place::Arrival(at) => block(at).map(Position::Arrival),
-            Place::Block(at) => block(at).map(Position::Block),
-            Place::Text(at) => block(at).map(|block| {
-                let is_first = plan.cfg.blocks.get(block).is_some_and(|b| b.range.start.to_avma(module.bias) == at);
-                // A thread that returns to the text for a call at the beginning of a block has been counted in the copy.
-                // A block that is a call alone has no `endbr64` before its springboard.
-                let is_alone = plan.cfg.blocks.get(block).is_some_and(|b| b.instructions == 1);
-                let behind_endbr = map.leads(at.offset(ENDBR)) && (!is_alone || at == f.start().to_avma(module.bias));
-                let arrives = is_first && (inserting || !is_copied || behind_endbr);
-                if arrives { Position::Arrival(block) } else { Position::Block(block) }
-            }),
-            Place::Before | Place::Unknown => None,
+        let stand = |(tid, spot): &(Tid, Spot)| {
+            let mut left = None;
+            let (run, part) = match spot.place {
+                Place::Arrival(at) => (Some(Position::Arrival(block(at)?)), block(at)?),
+                Place::Block(at) => (Some(Position::Block(block(at)?)), block(at)?),
+                Place::Left(from, to) => {
+                    left = Some(block(from)?);
+                    (left.map(Position::Block), block(to)?)
+                }
+                Place::Before(at) => (None, block(at)?),
+                Place::Text(at) => {
+                    let block = block(at)?;
+                    let is_first = plan.cfg.blocks.get(block).is_some_and(|b| b.range.start.to_avma(module.bias) == at);
+                    // A thread that returns to the text for a call at the beginning of a block has been counted in the copy.
+                    // A block that is a call alone has no `endbr64` before its springboard.
+                    let is_alone = plan.cfg.blocks.get(block).is_some_and(|b| b.instructions == 1);
+                    let behind_endbr =
+                        map.leads(at.offset(ENDBR)) && (!is_alone || at == f.start().to_avma(module.bias));
+                    let arrives = is_first && (inserting || !is_copied || behind_endbr);
+                    (Some(if arrives { Position::Arrival(block) } else { Position::Block(block) }), block)
+                }
+                Place::Unknown => return None,
+            };
+            Some(Stand { tid: *tid, run, left, part: (part, spot.next.map(|next| next.to_svma(module.bias))) })
         };
-        let its: Vec<Position> = places.iter().filter_map(position).collect();
+        let its: Vec<Stand> = spots.iter().filter_map(stand).collect();
         if !its.is_empty() {
             found.insert(n, its);
         }
