@@ -464,14 +464,8 @@ impl Session<'_> {
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
             }
-            if counted && self.plan.keeps_history() {
-                site.fetch_history(format).await;
-            }
-            if counted && self.plan.query == Some(Query::Totals) {
-                match site.client.event_totals(site.enabled.measurement).await {
-                    Ok(totals) => site.totals = Some(totals),
-                    Err(failure) => output::warn(&failure.to_string(), format),
-                }
+            if counted {
+                site.fetch_last(&self.plan, format).await;
             }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
@@ -689,6 +683,19 @@ impl Site {
         let inserted = inserted.iter().find(is_own)?;
         let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
+    }
+
+    /// Fetches what is lost with the measurement and belongs to the output: histories and event totals.
+    async fn fetch_last(&mut self, plan: &Plan, format: Format) {
+        if plan.keeps_history() {
+            self.fetch_history(format).await;
+        }
+        if plan.query == Some(Query::Totals) {
+            match self.client.event_totals(self.enabled.measurement).await {
+                Ok(totals) => self.totals = Some(totals),
+                Err(failure) => output::warn(&failure.to_string(), format),
+            }
+        }
     }
 
     /// Fetches the histories of the values, which the engine keeps only until the removal.

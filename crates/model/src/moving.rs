@@ -3,12 +3,12 @@
 use crate::snippet::{Clock, Kept, Snippet, Stmt};
 
 impl Snippet {
-    /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, or the
-    /// processor time. A call that moves to another thread would leave it behind.
+    /// Whether the snippet keeps state for a thread between the beginning and the end of a call: a timer, a state to restore, the
+    /// processor time, or a trace. A call that moves to another thread would leave it behind.
     pub fn is_bound_to_thread(&self) -> bool {
         fn any(stmts: &[Stmt]) -> bool {
             stmts.iter().any(|stmt| match stmt {
-                Stmt::Start(..) | Stmt::Stop(..) | Stmt::Fork | Stmt::Forked => true,
+                Stmt::Start(..) | Stmt::Stop(..) | Stmt::Append(..) | Stmt::Fork | Stmt::Forked => true,
                 Stmt::Open(record, body)
                 | Stmt::Close(record, body)
                 | Stmt::HandOver(record, _, body)

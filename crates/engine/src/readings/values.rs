@@ -380,13 +380,16 @@ struct Held {
     touched: Touched,
 }
 
-/// Values of counters by thread: those that are not 0, each with its index in the list of counters.
+/// Values of counters that are not 0, each with its index in the list of counters.
+pub type Row = Vec<(usize, i64)>;
+
+/// Values of counters by thread.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     /// The shards, each with its thread. `None` if the threads that counted there cannot be told apart.
-    pub held: Vec<(Option<Tid>, Vec<(usize, i64)>)>,
+    pub held: Vec<(Option<Tid>, Row)>,
     /// All threads together that have ended and left no shard.
-    pub ended: Vec<(usize, i64)>,
+    pub ended: Row,
 }
 
 impl<'a, S: Shards> Columns<'a, S> {
