@@ -720,9 +720,10 @@ impl Site {
             puller.end();
         }
         let Farewell { mut removed, grown, last, profile, trace, ended } = self.client.remove(id, pairs).await?;
-        if let Some(puller) = self.trace.take() {
-            puller.finish(&trace).await?;
-        }
+        let written = match self.trace.take() {
+            Some(puller) => puller.finish(&trace).await,
+            None => Ok(()),
+        };
         if let Some(grown) = grown {
             self.grow(grown, format);
         }
@@ -745,6 +746,7 @@ impl Site {
         if let Some(left) = words::memory_left(&removed) {
             output::warn(&left, format);
         }
+        written?;
         Ok(Object::Removed(removed))
     }
 }

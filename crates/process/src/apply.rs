@@ -218,7 +218,7 @@ impl Target {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
-                    self.check_goroutines(options.goroutines.as_ref(), &stacks, &plan.text)?;
+                    self.check_goroutines(options.goroutines.as_ref(), (&stacks, &saved), &plan.text)?;
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
                     let unknown = unknown.collect::<HashSet<usize>>();

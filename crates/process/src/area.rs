@@ -691,8 +691,16 @@ impl SharedArea {
 
     /// Clears the names of the records of goroutines, as [`SharedArea::forget_records`] does for a shard.
     pub fn forget_goroutine_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
-        for (at, _) in self.goroutine_records()?.into_iter().filter(|(_, name)| names.contains(name)) {
-            self.write_u32(at + u64::from(record::NAME), 0)?;
+        for (at, name) in self.goroutine_records()?.into_iter().filter(|(_, name)| names.contains(name)) {
+            let at = at + u64::from(record::NAME);
+            // A goroutine may have dropped the record meanwhile, and another call may use it.
+            match &self.access {
+                Access::Mapped { map, .. } => {
+                    let _other = word32(map, at).compare_exchange(name, 0, Ordering::AcqRel, Ordering::Acquire);
+                }
+                Access::Through(_) if self.read_u32(at)? == name => self.write_u32(at, 0)?,
+                Access::Through(_) => {}
+            }
         }
         Ok(())
     }

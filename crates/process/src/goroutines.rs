@@ -9,7 +9,7 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
 use crate::apply::strictly_inside;
 use crate::error::{ApplyError, Error};
-use crate::stack::Stacks;
+use crate::stack::{SavedPc, Stacks};
 use crate::sys;
 use crate::target::Target;
 
@@ -33,15 +33,21 @@ pub struct Goroutines {
 }
 
 impl Target {
-    /// Fails if a goroutine is suspended inside of a write. All threads are held, and `stacks` are their stacks.
+    /// Fails if a goroutine is suspended inside of a write. All threads are held, and `stacks` are their stacks. `saved` are the program
+    /// counters in signal frames: a handler may be about to suspend the goroutine there, and know the program counter already.
     pub(crate) fn check_goroutines(
         &self,
         goroutines: Option<&Goroutines>,
-        stacks: &Stacks,
+        (stacks, saved): (&Stacks, &[SavedPc]),
         text: &[TextWrite],
     ) -> Result<(), ApplyError> {
-        let suspended = goroutines.map(|goroutines| self.suspended_inside(goroutines, stacks, text)).transpose()?;
-        suspended.flatten().map_or(Ok(()), |at| Err(ApplyError::Suspended { at }))
+        let Some(goroutines) = goroutines else { return Ok(()) };
+        let interrupted = saved.iter().map(|saved| saved.pc).find(|pc| strictly_inside(text, *pc));
+        let suspended = match interrupted {
+            Some(at) => Some(at),
+            None => self.suspended_inside(goroutines, stacks, text)?,
+        };
+        suspended.map_or(Ok(()), |at| Err(ApplyError::Suspended { at }))
     }
 
     /// An address inside of a write, not its first byte, at which a goroutine continues, or the address of the list of goroutines if that

@@ -24,11 +24,11 @@ pub fn rest(last: Vec<Chunk>, end: TraceEnd) -> Vec<u8> {
 
 /// Splits bytes of a file into parts that each fit into a message.
 pub fn parts(bytes: Vec<u8>) -> impl Iterator<Item = v1::TracePart> + Send {
-    let mut rest = bytes;
+    let mut at = 0;
     std::iter::from_fn(move || {
-        let after = rest.split_off(rest.len().min(PART_BYTES));
-        let part = std::mem::replace(&mut rest, after);
-        (!part.is_empty()).then_some(v1::TracePart { bytes: part })
+        let part = bytes.get(at..bytes.len().min(at + PART_BYTES)).filter(|part| !part.is_empty())?;
+        at += part.len();
+        Some(v1::TracePart { bytes: part.to_vec() })
     })
 }
 

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, Instruction, OpKind, Register};
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::{Svma, layout};
 
 use crate::data::variables::DataSymbol;
@@ -55,12 +55,16 @@ impl Image {
         let len = function.size().min(CHECK_MAX);
         let Some(bytes) = self.elf().data_at(function.start().0, len) else { return false };
         let mut cursor = Cursor::new(bytes, function.start().0);
-        std::iter::from_fn(|| cursor.next()).any(|i| {
+        let code: Vec<Instruction> = std::iter::from_fn(|| cursor.next()).collect();
+        // `cmp rsp, [r14+0x10]; jbe`, or with the end of a large frame in r12; assembly has the goroutine in rcx.
+        let compares = |i: &Instruction| {
             i.code() == Code::Cmp_r64_rm64
+                && matches!(i.op0_register(), Register::RSP | Register::R12)
                 && i.memory_displacement64() == GUARD
                 && i.memory_index() == Register::None
-                && i.memory_base() != Register::RIP
-        })
+                && matches!(i.memory_base(), Register::R14 | Register::RCX)
+        };
+        code.windows(2).any(|pair| compares(&pair[0]) && pair[1].mnemonic() == Mnemonic::Jbe)
     }
 }
 

@@ -75,7 +75,9 @@ impl Puller {
         let (mut file, pulled) = self.task.await.map_err(|e| {
             Failure::failed(format!("the trace was not written: {e}"), "report this as a defect of ingraft")
         })?;
-        file.write(rest).and(pulled)
+        // After a failure, a part of a record may be at the end of the file, and nothing may follow it.
+        pulled?;
+        file.write(rest)
     }
 }
 

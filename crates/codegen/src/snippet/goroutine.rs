@@ -326,12 +326,14 @@ impl Writer<'_> {
         self.a.mov(rax, Self::field(record::SAVED))?;
         self.a.mov(qword_ptr(rdi), rax)?;
         self.a.mov(rcx, routines::top(self.env))?;
+        // A signal handler may use the record until it is taken, and after that it leaves it alone.
+        self.a.mov(self.next(record::SP), -1)?;
+        self.a.add(routines::top(self.env), record::SIZE as i32)?;
         self.a.mov(self.next(record::SP), -1)?;
         for field in std::iter::once(record::NAME).chain((0..KEPT).map(|n| record::KEPT + 8 * n)) {
             self.a.mov(rax, Self::field(field))?;
             self.a.mov(self.next(field), rax)?;
         }
-        self.a.add(routines::top(self.env), record::SIZE as i32)?;
         self.give_back()?;
         self.a.mov(rcx, routines::top(self.env))?;
         self.a.jmp(done)?;

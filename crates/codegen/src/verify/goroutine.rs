@@ -248,11 +248,11 @@ impl Listing {
         self.jump("jmp", "walk");
         self.label("hit");
         self.put(&format!("mov rax,{NEXT}; mov qword ptr [rdi],rax; mov rcx,{}", self.top));
-        self.put(&format!("mov qword ptr gs:[rcx+{:#x}],0xffffffffffffffff", self.records));
+        let unused = format!("mov qword ptr gs:[rcx+{:#x}],0xffffffffffffffff", self.records);
+        self.put(&format!("{unused}; add {},0x40; {unused}", self.top));
         for (own, parked) in self.words(0) {
             self.put(&format!("mov rax,{parked}; mov {own},rax"));
         }
-        self.put(&format!("add {},0x40", self.top));
         self.give_back("back");
         self.put(&format!("mov rcx,{}", self.top));
         self.jump("jmp", "done");

@@ -11,7 +11,7 @@ use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
     Svma, SvmaRange, ThreadIdentity,
 };
-use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
+use ingraft_process::{AT_BASE, AT_ENTRY, Error as ProcessError, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
@@ -173,6 +173,10 @@ impl Modules {
         let entry = target.aux(AT_ENTRY).map(Avma);
         let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
         if files.is_empty() {
+            if self.files.is_empty() && !has_code(target)? {
+                // The process has left one program, and the next one is not mapped yet.
+                return Err(Error::process(target.pid(), ProcessError::Replaced(target.pid())));
+            }
             // The process is ending and has no memory any more. No module was unloaded before, so what was measured keeps its names.
             return Ok(News::default());
         }
@@ -670,6 +674,12 @@ impl ModuleFile {
         };
         self.frames.get_or_init(read).clone()
     }
+}
+
+/// Whether any code of the process is mapped, besides that of the kernel for old programs.
+fn has_code(target: &Target) -> Result<bool, Error> {
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    Ok(maps.iter().any(|mapping| mapping.exec && mapping.path != Path::new("[vsyscall]")))
 }
 
 /// Bias of a file. An executable mapping determines it, whatever the first segment looks like, and also if the whole file was mapped by

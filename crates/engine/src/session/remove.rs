@@ -312,6 +312,7 @@ impl Session {
         control.measurements.clear();
         control.profiles.clear();
         control.traces.clear();
+        self.shared_mut().traces.clear();
         control.pairs.clear();
         control.groups.clear();
         control.retired.clear();

@@ -14,21 +14,26 @@ use crate::api::{MeasurementId, TraceRest};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
 use crate::profile::trace::{TracePlan, buffered, mark};
+use crate::program::modules::Modules;
 use crate::readings::values::Shards;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
-use super::pair::PairKey;
+use super::pair::{Pair, PairKey};
 use super::profile::module_info;
 use super::shared::Shared;
+
+/// Largest number of bytes that are kept of threads that have ended, until somebody reads the trace. Of further threads, only a gap is told.
+const ENDED_MAX: usize = 64 << 20;
 
 /// A trace of a measurement.
 #[derive(Debug)]
 pub(super) struct Trace {
     key: PairKey,
-    plans: Arc<[TracePlan]>,
     program: TracedProgram,
+    /// The functions, as they were when the trace began: tokens name them by their numbers.
+    code: TracedCode,
     /// The points at which code tells where a thread leaves calls.
     marked: FxHashSet<(MdlFunction, PointKind)>,
 }
@@ -120,7 +125,11 @@ impl Session {
         capacity: Capacity,
         NewTrace { key, plans, marked }: NewTrace,
     ) {
-        let Some(first) = control.pairs.get(&key).and_then(|pair| pair.counters.first().copied()) else { return };
+        let Some(pair) = control.pairs.get(&key) else { return };
+        let (Some(first), Some(code)) = (pair.counters.first().copied(), code_of(&control.modules, pair, &plans))
+        else {
+            return;
+        };
         let program = TracedProgram {
             host: String::new(),
             pid: u32::try_from(self.pid().0).unwrap_or_default(),
@@ -129,43 +138,14 @@ impl Session {
         };
         let drain = Drain { first, capacity, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
         self.shared_mut().traces.insert(id, drain);
-        control.traces.insert(id, Trace { key, plans, program, marked });
+        control.traces.insert(id, Trace { key, code, program, marked });
     }
 
     /// The program and the functions of a trace.
     pub fn traced(&self, id: MeasurementId) -> Result<(TracedProgram, TracedCode), Error> {
         let control = self.control();
         let trace = control.traces.get(&id).ok_or_else(|| no_trace(id))?;
-        let pair = control.pairs.get(&trace.key).ok_or_else(|| no_trace(id))?;
-        let unwoven: FxHashSet<MdlFunction> = pair.unwoven.iter().map(|(f, _)| *f).collect();
-        let all = trace.plans.iter().map(|plan| plan.function).chain(unwoven.iter().copied());
-        let mut modules: Vec<ModuleRef> = all.map(|f| f.module).collect();
-        modules.sort_unstable();
-        modules.dedup();
-        let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
-        let routine = |plan: &TracePlan| {
-            let (_, _, function) = control.modules.resolve(plan.function)?;
-            Some(TracedRoutine {
-                module: index(plan.function.module),
-                name: raw_name(function),
-                size: function.size(),
-                cfg: plan.cfg.clone(),
-                places: plan.places.clone(),
-            })
-        };
-        let refused = pair.unwoven.iter().map(|(f, refused)| Refused {
-            module: index(f.module),
-            name: refused.function.function.clone(),
-            start: refused.function.offset,
-            why: refused.reason.to_string(),
-        });
-        let code = TracedCode {
-            modules: modules.iter().map(|module| module_info(&control.modules, *module).unwrap_or_default()).collect(),
-            // A function that is refused writes no token, but keeps its number.
-            functions: trace.plans.iter().filter_map(routine).collect(),
-            refused: refused.collect(),
-        };
-        Ok((trace.program.clone(), code))
+        Ok((trace.program.clone(), trace.code.clone()))
     }
 
     /// The last tokens of a trace whose code was taken out; `None` if the measurement is no trace.
@@ -198,7 +178,13 @@ impl Shared {
     pub(super) fn end_streams(&mut self, area: &SharedArea, shard: u32, identity: u64) {
         for drain in self.traces.values_mut() {
             let last = drain.take(area, shard, identity, &self.tids);
-            drain.ended.extend(last);
+            let held: usize = drain.ended.iter().map(|chunk| chunk.tokens.len()).sum();
+            // Nobody may come for the tokens.
+            let bounded = |chunk: Chunk| match held.saturating_add(chunk.tokens.len()) <= ENDED_MAX {
+                true => chunk,
+                false => Chunk { tokens: Token::Gap.bytes().unwrap_or_default(), ..chunk },
+            };
+            drain.ended.extend(last.map(bounded));
             drain.streams.remove(&shard);
         }
     }
@@ -244,6 +230,37 @@ impl Drain {
         let tid = tids.get(&identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
         Some(Chunk { tid, stream: stream.number, sequence, time_ns: now_ns(), tokens })
     }
+}
+
+/// The functions of a trace, as its file describes them; `None` if one of them is unknown.
+fn code_of(modules: &Modules, pair: &Pair, plans: &[TracePlan]) -> Option<TracedCode> {
+    let all = plans.iter().map(|plan| plan.function).chain(pair.unwoven.iter().map(|(f, _)| *f));
+    let mut named: Vec<ModuleRef> = all.map(|f| f.module).collect();
+    named.sort_unstable();
+    named.dedup();
+    let index = |module: ModuleRef| named.binary_search(&module).unwrap_or_default();
+    let routine = |plan: &TracePlan| {
+        let (_, _, function) = modules.resolve(plan.function)?;
+        Some(TracedRoutine {
+            module: index(plan.function.module),
+            name: raw_name(function),
+            size: function.size(),
+            cfg: plan.cfg.clone(),
+            places: plan.places.clone(),
+        })
+    };
+    let refused = pair.unwoven.iter().map(|(f, refused)| Refused {
+        module: index(f.module),
+        name: refused.function.function.clone(),
+        start: refused.function.offset,
+        why: refused.reason.to_string(),
+    });
+    Some(TracedCode {
+        modules: named.iter().map(|module| module_info(modules, *module).unwrap_or_default()).collect(),
+        // A function that is refused writes no token, but keeps its number.
+        functions: plans.iter().map(routine).collect::<Option<Vec<_>>>()?,
+        refused: refused.collect(),
+    })
 }
 
 /// Name as the symbol table has it.
