@@ -242,8 +242,8 @@ pub mod record {
 /// next record). At the end of the call, code takes the record back there. In between, [`record::SP`] of the copy in the thread is
 /// `u64::MAX`, so that no search of the thread's own records passes it.
 ///
-/// The runtime reuses the descriptors of ended goroutines and never frees them. A list whose goroutine has ended is emptied by the first
-/// measured call of the next goroutine with the same descriptor.
+/// The runtime reuses the descriptors of ended goroutines. What is left in the list of an ended goroutine is removed by calls of the next
+/// goroutine with the same descriptor, each of which removes the records at its own depth and below.
 pub mod goroutine {
     /// Index of the shard with the lists.
     pub const SHARD: u32 = super::FIRST_SHARD;

@@ -43,8 +43,8 @@ impl Image {
     }
 
     /// Whether there is room on the stack of a goroutine for generated code at a function that uses activation records. Functions that
-    /// check the stack have more than 500 bytes left, and so have the short leaves of other packages that such functions call. Chains of
-    /// functions of the runtime may use all of the stack.
+    /// check the stack have some 800 bytes left, and the short leaves of other packages that such functions call have most of these.
+    /// Chains of functions of the runtime may use all of the stack.
     pub(crate) fn has_stack_room(&self, function: &Function) -> bool {
         // Code whose name has no package is assembly of the runtime, or C.
         let deep = |name: &str| !name.contains('.') || DEEP.iter().any(|package| name.starts_with(package));
