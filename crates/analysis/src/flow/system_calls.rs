@@ -10,7 +10,10 @@ use crate::text::transfer::Transfer;
 
 /// Numbers on x86-64 of the system calls after which a copy cannot go on, because the stack or the process is another one: munmap,
 /// rt_sigreturn, clone, fork, vfork and clone3.
-const LEFT_ALONE: [i64; 6] = [11, 15, 56, 57, 58, 435];
+const LEFT_ALONE: [u32; 6] = [11, 15, 56, 57, 58, 435];
+
+/// First number of the system calls with another ABI (x32).
+const OTHER_ABI: u32 = 0x4000_0000;
 
 /// Fails if a function has a system call that keeps it from being copied, or may run while asynchronous cancellation is on.
 ///
@@ -30,8 +33,10 @@ pub(crate) fn check(body: &Body<'_>, cfg: &Cfg) -> Result<(), Refusal> {
         let Some(i) = last(body, block) else { continue };
         match number {
             _ if i.code() != Code::Syscall => return refuse(i, "it enters the kernel in an unusual way"),
+            // The kernel uses the lower half of the register.
+            Some(number) if number as u32 >= OTHER_ABI => return refuse(i, "it enters the kernel in an unusual way"),
             None => return refuse(i, "a system call whose number is not a constant stays in its place"),
-            Some(number) if LEFT_ALONE.contains(&number) => {
+            Some(number) if LEFT_ALONE.contains(&(number as u32)) => {
                 return refuse(i, "a system call that changes stacks or processes stays in its place");
             }
             Some(_) => {}

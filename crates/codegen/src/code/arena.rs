@@ -9,6 +9,9 @@ use crate::code::routine::Routine;
 /// Bytes at the end of an arena that stay unused, because the slow routine reads up to five bytes at the target of a jump.
 const SLACK: u64 = 16;
 
+/// Largest number of places at which code is tried whose form depends on its place.
+pub(crate) const ROUNDS: usize = 32;
+
 /// A range of addresses within 2 GiB of the modules that it serves, with the parts of it that are in use.
 #[derive(Clone, Debug)]
 pub struct Arena {

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of holes of about one length that are tried. Code lies in certain parts of a page, so a hole that is long enough may not do, and
-/// most holes are what the alignment of other code has left.
+/// Number of holes of about one length that are tried. Code lies in certain parts of a page, so a hole that is long enough may not do.
 const TRIES: usize = 16;
 
 /// Free ranges, none of which touches another one.
@@ -11,14 +10,10 @@ const TRIES: usize = 16;
 pub(crate) struct Holes {
     /// End of each range, by its start.
     ends: BTreeMap<u64, u64>,
-    /// Binary logarithm of the length of each range, rounded down, and its start.
-    lengths: BTreeSet<(u32, u64)>,
+    /// Length of each range, and its start.
+    lengths: BTreeSet<(u64, u64)>,
     /// Number of free bytes.
     bytes: u64,
-}
-
-fn class(len: u64) -> u32 {
-    len.max(1).ilog2()
 }
 
 impl Holes {
@@ -29,15 +24,16 @@ impl Holes {
 
     /// Adds a range that touches no other one. An empty range is not added.
     pub fn add(&mut self, start: u64, end: u64) {
-        if start < end && self.ends.insert(start, end).is_none() {
-            self.lengths.insert((class(end - start), start));
+        if start < end && !self.ends.contains_key(&start) {
+            self.ends.insert(start, end);
+            self.lengths.insert((end - start, start));
             self.bytes += end - start;
         }
     }
 
     fn remove(&mut self, start: u64, end: u64) {
         if self.ends.remove(&start).is_some() {
-            self.lengths.remove(&(class(end - start), start));
+            self.lengths.remove(&(end - start, start));
             self.bytes -= end - start;
         }
     }
@@ -68,16 +64,23 @@ impl Holes {
         }
     }
 
-    /// Finds an address with `len` free bytes, in the shortest holes first. `adjust` may return a larger address than the start of a hole.
+    /// Finds an address with `len` free bytes, in short holes first: some that are hardly longer, then some of twice the length, and so on.
+    /// `adjust` may return a larger address than the start of a hole.
     pub fn find(&self, len: u64, adjust: &impl Fn(u64) -> u64) -> Option<u64> {
-        let fits = |start: u64| {
-            let end = *self.ends.get(&start).filter(|end| **end - start >= len)?;
-            let at = adjust(start);
-            at.checked_add(len).is_some_and(|e| e <= end).then_some(at)
-        };
         let longest = self.lengths.last()?.0;
-        let of = |class: u32| self.lengths.range((class, 0)..=(class, u64::MAX)).take(TRIES);
-        (class(len)..=longest).flat_map(of).find_map(|(_, start)| fits(*start))
+        let fits = |(long, start): &(u64, u64)| {
+            let at = adjust(*start);
+            at.checked_add(len).is_some_and(|end| end <= start + long).then_some(at)
+        };
+        let mut least = Some(len);
+        while let Some(length) = least.filter(|length| *length <= longest) {
+            let found = self.lengths.range((length, 0)..).take(TRIES).find_map(fits);
+            if found.is_some() {
+                return found;
+            }
+            least = length.checked_add(1).and_then(u64::checked_next_power_of_two);
+        }
+        None
     }
 
     /// Adds the holes of a part of the same arena.

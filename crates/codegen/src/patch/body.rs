@@ -685,10 +685,12 @@ fn copy<'a>(
 fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors) -> Result<BodyWeave, EmitError> {
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
     let mut at = arena.place(0, aligned).ok_or(EmitError::ArenaFull)?;
-    // The length depends on the address, because probes lie on one page.
+    // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
+    let mut room = 0;
     let (copy, probes) = loop {
         let (copy, probes) = copy(request, code, doors, at)?;
-        let place = arena.place(copy.out.bytes.len() as u64, aligned).ok_or(EmitError::ArenaFull)?;
+        room = room.max(copy.out.bytes.len() as u64);
+        let place = arena.place(room, aligned).ok_or(EmitError::ArenaFull)?;
         if place == at {
             break (copy, probes);
         }

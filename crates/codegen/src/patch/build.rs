@@ -3,7 +3,7 @@
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity};
 
-use crate::code::arena::{Arena, SlowRoutine};
+use crate::code::arena::{Arena, ROUNDS, SlowRoutine};
 use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
 use crate::code::body::Held;
 use crate::code::branches::{Branches, WINDOW};
@@ -191,7 +191,9 @@ impl<'a> Builder<'a> {
         let about = self.block.bytes.len() as u64;
         let mut at =
             self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::ArenaFull)?;
+        let (mut room, mut rounds) = (0, 0..ROUNDS);
         let layout = loop {
+            rounds.next().ok_or(EmitError::ArenaFull)?;
             self.block.restart(at);
             let layout = self.emit(&design)?;
             let begins = self.align.then(|| {
@@ -209,8 +211,8 @@ impl<'a> Builder<'a> {
                 false => return Err(EmitError::OutOfReach),
             };
             let adjust = |start: u64| (start..start.saturating_add(PAGE)).find(right).unwrap_or(start);
-            let len = self.block.bytes.len() as u64;
-            let place = self.arena.place(len, adjust).ok_or(EmitError::ArenaFull)?;
+            room = self.block.bytes.len().max(room);
+            let place = self.arena.place(room as u64, adjust).ok_or(EmitError::ArenaFull)?;
             if place == at {
                 break layout;
             }

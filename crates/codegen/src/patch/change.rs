@@ -3,7 +3,7 @@
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
-use crate::code::arena::Arena;
+use crate::code::arena::{Arena, ROUNDS};
 use crate::code::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::WovenMini;
@@ -79,7 +79,7 @@ fn place(
     block: &mut Block,
 ) -> Result<Vec<Parts>, CodegenError> {
     let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
-    loop {
+    for _ in 0..ROUNDS {
         block.restart(at);
         let parts = chain(frame, arena, pieces, next, block).map_err(no_room)?;
         let fields: Vec<u64> = parts.iter().map(|p| p.link - at).collect();
@@ -96,6 +96,7 @@ fn place(
         }
         at = place;
     }
+    Err(CodegenError::ArenaFull)
 }
 
 /// Writes pieces one after the other. Each link leads to the next piece, and the last link to `next`.
