@@ -148,7 +148,7 @@ fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
         };
         replay.chunk(chunk, &mut note).unwrap();
     }
-    (found, replay.unknown().map(|(_, unknown)| unknown).collect())
+    (found, replay.unknown().map(|(_, _, unknown)| unknown).collect())
 }
 
 /// Traces a run and compares the blocks of these functions with those of single steps, which begin at a function.
@@ -236,7 +236,7 @@ fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<U
         };
         replay.chunk(chunk, &mut note).unwrap();
     }
-    (found, replay.unknown().map(|(_, unknown)| unknown).collect())
+    (found, replay.unknown().map(|(_, _, unknown)| unknown).collect())
 }
 
 #[test]

@@ -212,7 +212,7 @@ impl Paces {
         let pid = Pid::from_raw(self.target.pid());
         kill(pid, Signal::SIGCONT).expect("let it go on");
         let begin: Vec<u64> = (0..self.threads).map(|thread| self.beats(program, thread)).collect();
-        // Whatever held a thread in generated code, it has left that after a few beats.
+        // A thread that was held in generated code has left it after a few beats.
         let least = |other: usize| if other == thread { beats.max(3) } else { 3 };
         let has_counted = |other: usize| self.beats(program, other) >= begin[other] + least(other);
         wait_until("the threads have counted", || (0..self.threads).all(has_counted));

@@ -45,7 +45,7 @@ fn tell(unknown: &[traces::Replayed], format: Format) {
     let sum = |of: fn(&traces::Replayed) -> u64| unknown.iter().map(of).fold(0, u64::saturating_add);
     let gaps = sum(|thread| thread.gaps);
     if gaps > 0 {
-        let what = format!("steps are missing at {}: a buffer was full there", plural(gaps, "gap", "gaps"));
+        let what = format!("steps are missing at {}, mostly because a buffer was full", plural(gaps, "gap", "gaps"));
         output::warn(&what, format);
     }
     let lost = sum(|thread| thread.lost);
@@ -209,7 +209,6 @@ impl Replay<'_> {
     /// Replays all chunks. Returns what is not known of each thread.
     fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::Replayed>, Stop> {
         let mut replay = TraceReplay::new(traced);
-        let mut threads: Vec<(u32, u32)> = Vec::new();
         for record in records_of(&self.args.file)? {
             let chunk = match record {
                 Ok(TraceRecord::Chunk(chunk)) => chunk,
@@ -218,9 +217,6 @@ impl Replay<'_> {
             };
             if !self.args.threads.is_empty() && !self.args.threads.contains(&chunk.tid) {
                 continue;
-            }
-            if !threads.iter().any(|(stream, _)| *stream == chunk.stream) {
-                threads.push((chunk.stream, chunk.tid));
             }
             let mut printed = Ok(());
             let mut take = |step| {
@@ -232,23 +228,23 @@ impl Replay<'_> {
             printed?;
             read.map_err(|e| unreadable(&self.args.file, &e.into()))?;
         }
-        if threads.is_empty() && !self.args.threads.is_empty() {
-            let hint = "leave out --thread to see all threads";
-            return Err(Failure::new(Kind::NotFound, "the trace has no such thread", hint).into());
-        }
-        threads.sort_unstable();
         let pid = self.trace.program.pid.cast_signed();
-        let one = |((stream, tid), (_, unknown)): (&(u32, u32), (u32, ingraft_report::Unknown))| traces::Replayed {
+        let one = |(stream, tid, unknown): (u32, u32, ingraft_report::Unknown)| traces::Replayed {
             pid,
-            tid: *tid,
-            stream: *stream,
+            tid,
+            stream,
             gaps: unknown.gaps,
             lost: unknown.lost,
             skipped: unknown.skipped,
             defects: unknown.defects,
             ahead: unknown.ahead,
         };
-        Ok(threads.iter().zip(replay.unknown()).map(one).collect())
+        let threads: Vec<_> = replay.unknown().map(one).collect();
+        if threads.is_empty() && !self.args.threads.is_empty() {
+            let hint = "leave out --thread to see all threads";
+            return Err(Failure::new(Kind::NotFound, "the trace has no such thread", hint).into());
+        }
+        Ok(threads)
     }
 
     /// Counts a step, or prints it.

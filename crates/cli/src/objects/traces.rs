@@ -17,7 +17,7 @@ pub(crate) struct Traced {
     pub(crate) threads: u64,
     /// Number of bytes that the threads have written.
     pub(crate) bytes: u64,
-    /// Number of places at which tokens are missing, because a buffer was full.
+    /// Number of places at which tokens are missing, mostly because a buffer was full.
     pub(crate) gaps: u64,
     /// Number of tokens of threads without a buffer.
     pub(crate) unbuffered: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Replayed {
     pub(crate) pid: i32,
     pub(crate) tid: u32,
     pub(crate) stream: u32,
-    /// Number of gaps, because a buffer was full.
+    /// Number of gaps, mostly because a buffer was full.
     pub(crate) gaps: u64,
     /// Number of times at which the activations in progress were forgotten.
     pub(crate) lost: u64,

@@ -55,9 +55,9 @@ impl<'a> TraceReplay<'a> {
         Ok(())
     }
 
-    /// For each stream, its thread, and the parts of the execution that its steps do not tell.
-    pub fn unknown(&self) -> impl Iterator<Item = (u32, Unknown)> {
-        self.streams.values().map(|(tid, _, replay)| (*tid, replay.unknown()))
+    /// Each stream with its thread, and the parts of the execution that its steps do not tell. Sorted by stream.
+    pub fn unknown(&self) -> impl Iterator<Item = (u32, u32, Unknown)> {
+        self.streams.iter().map(|(stream, (tid, _, replay))| (*stream, *tid, replay.unknown()))
     }
 
     /// Number of bytes of all tokens.
