@@ -309,13 +309,13 @@ pub(crate) fn take_end(tid: Tid) {
 
 /// Gives the calling thread a real-time priority, if that is permitted. Otherwise asks the scheduler for short time slices, which puts the
 /// thread before ordinary threads whose turn comes at the same time (sched_setattr(2), Linux 6.12). The thread ends soon, and the priority
-/// with it.
-pub(crate) fn raise_priority() {
+/// with it. Returns whether the thread has a real-time priority.
+pub(crate) fn raise_priority() -> bool {
     let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
     // musl's function always fails, so make the system call. The kernel's struct sched_param is one integer.
     // SAFETY: the kernel reads one integer.
     if unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) } == 0 {
-        return;
+        return true;
     }
     // SAFETY: all fields are integers.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
@@ -326,6 +326,7 @@ pub(crate) fn raise_priority() {
         // SAFETY: the kernel reads one sched_attr. Older ones ignore the field.
         unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     }
+    false
 }
 
 /// Shortest time slice that the kernel grants, in nanoseconds.

@@ -103,11 +103,13 @@ pub(crate) fn with_tracer<R: Send>(
     }
     on_own_thread(|| {
         sys::precise_sleeps();
-        sys::raise_priority();
+        let has_priority = sys::raise_priority();
         let mut tracer = Tracer::new(pid);
         let result = work(&mut tracer);
         tracer.settle();
-        tracer.release_all();
+        if has_priority {
+            tracer.release_all();
+        }
         tracer.end_of_hold();
         (result, tracer.holds)
     })
@@ -622,7 +624,8 @@ impl Tracer {
         Ok(())
     }
 
-    /// Releases all held threads. The end of the tracer thread would also release them, but at an unknown time.
+    /// Releases all held threads. The end of the tracer thread would also release them, a little later than the hold is said to end. Without a
+    /// real-time priority, the first threads would take the tracer's processor, and the others would be held for whole time slices.
     fn release_all(&mut self) {
         for thread in &mut self.threads {
             // A thread that cannot be released now is released when this tracer ends.
