@@ -44,10 +44,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             all += function.range().end.0 - function.range().start.0;
             let woven = match body {
                 Ok(body) => {
-                    let request = BodyRequest { body, bias: Bias(0), name: "f" };
+                    let request = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
                     let woven = weave_body(&env, &mut arena, &mut text, &request)?;
                     if let Ok(weave) = &woven {
-                        verify_body(&arena, &text, &request, weave)
+                        verify_body(&env, &arena, &text, &request, weave)
                             .map_err(|e| format!("{}: {e}", function.display_name()))?;
                         blocks += weave.body.blocks.len();
                         exposed += weave.body.exposed.len();

@@ -35,12 +35,12 @@ mod snippet;
 pub mod verify;
 
 pub use code::arena::Arena;
-pub use code::body::{Held, Probe, Spot, Way, WovenBody};
+pub use code::body::{CountingCopy, Gate, Held, Probe, Spot, Way, WovenBody};
 pub use code::cost::{Cost, SLOTS_PER_CYCLE};
 pub use code::environment::{CodegenError, Environment, Readable};
 pub use code::spread::{OneThread, Spread};
 pub use code::woven::{Inner, MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
-pub use patch::body::{BodyRequest, BodyWeave, weave_body};
+pub use patch::body::{BodyPoint, BodyRequest, BodyWeave, weave_body};
 pub use patch::chain::{Chain, Linked};
 pub use patch::change::{add_mini, remove_mini, remove_points, remove_within};
 pub use patch::lower::{Line, Lowered, generic_site, lower};

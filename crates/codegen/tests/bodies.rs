@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
 use ingraft_codegen::{BodyWeave, Held, Spot, remove_points};
 use ingraft_model::{Avma, BinaryOp, EdgeTarget, Expr, PcMove, PointKind, Snippet, Stmt, ThreadIdentity, VariableId};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
-use support::body::{Copied, Copies, parts, start_of};
+use support::body::{ALL, Copied, Copies, PROFILE, parts, start_of};
 use support::image::{Outcome, Program, Step};
 use support::random::{Function, functions, lay_out, pops};
 use support::*;
@@ -71,10 +73,10 @@ fn check_calls(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -
 }
 
 /// Compares copied functions with the originals. Returns the number of functions that were copied, and of all functions.
-fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet) -> (usize, usize) {
+fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet, kinds: &[PointKind]) -> (usize, usize) {
     let (image, sites, paddings) = lay_out(functions);
     let parts = parts(&image, &sites);
-    let copies = Copies::new(identity, &parts, &paddings, snippet);
+    let copies = Copies::new(identity, &parts, &paddings, snippet, kinds);
     let targets: Vec<u64> = parts.iter().map(|(_, start)| *start).collect();
     let program = |plans| -> Outcome {
         Program {
@@ -99,7 +101,9 @@ fn check(functions: &[Function], identity: ThreadIdentity, snippet: &Snippet) ->
         }
         if let Ok(copied) = function {
             check_counts(copied, first, &woven.shards[own], &shown);
-            check_calls(copied, first, &woven.shards[own], &shown);
+            if kinds == ALL {
+                check_calls(copied, first, &woven.shards[own], &shown);
+            }
             first += copied.counted.len();
         }
     }
@@ -114,10 +118,10 @@ fn conditional() -> Snippet {
 }
 
 /// Checks that a thread that moves into a copy or out of it has the same result.
-fn check_moves(functions: &[Function], identity: ThreadIdentity) {
+fn check_moves(functions: &[Function], identity: ThreadIdentity, kinds: &[PointKind]) {
     let (image, sites, paddings) = lay_out(functions);
     let parts = parts(&image, &sites);
-    let copies = Copies::new(identity, &parts, &paddings, &count());
+    let copies = Copies::new(identity, &parts, &paddings, &count(), kinds);
     let mut pairs: Vec<(Avma, Avma)> = Vec::new();
     for f in copies.functions.iter().flatten() {
         let points: Vec<_> = f.points.woven.iter().flatten().cloned().collect();
@@ -129,6 +133,13 @@ fn check_moves(functions: &[Function], identity: ThreadIdentity) {
         // A thread after the branch past the snippets has decided to take the conditional jump.
         let taken = points.iter().filter(|p| p.probe.is_some_and(|probe| matches!(probe.holds, Held::Branch(..))));
         bound.extend(taken.map(|p| p.base.offset(6)));
+        // So has a thread that is about to leave the counting copy for the probe at such a jump.
+        let branches: Vec<Avma> =
+            f.weave.body.probes.iter().filter(|p| matches!(p.holds, Held::Branch(..))).map(|p| p.copy).collect();
+        let counting = f.weave.body.counting.iter().flat_map(|counting| &counting.moves);
+        let texts: BTreeMap<Avma, Avma> = f.weave.body.removal.moves.iter().map(|m| (m.from, m.to)).collect();
+        let decided = |m: &&PcMove| branches.contains(&m.to) && texts.get(&m.from) != texts.get(&m.to);
+        bound.extend(counting.filter(decided).map(|m| m.from));
         pairs.extend(own.filter(|(_, from)| !bound.contains(from)));
     }
     let steps = |pick: fn(&(Avma, Avma)) -> u64| {
@@ -150,36 +161,41 @@ proptest! {
     #![proptest_config(property_config())]
 
     #[test]
-    fn copies_do_what_the_originals_did(functions in functions(), identity in 0..3usize, plain in any::<bool>()) {
-        check(&functions, IDENTITIES[identity], &if plain { count() } else { conditional() });
+    fn copies_do_what_the_originals_did(functions in functions(), identity in 0..3usize, plain in any::<bool>(), all in any::<bool>()) {
+        let kinds = if all { &ALL[..] } else { &PROFILE[..] };
+        check(&functions, IDENTITIES[identity], &if plain { count() } else { conditional() }, kinds);
     }
 
     #[test]
-    fn threads_may_move_into_copies_and_out_of_them(mut functions in functions(), identity in 0..3usize) {
+    fn threads_may_move_into_copies_and_out_of_them(mut functions in functions(), identity in 0..3usize, all in any::<bool>()) {
         functions.truncate(20);
         // These functions are entered in the middle, so they must not depend on words that they have pushed before.
         for f in &mut functions {
             f.body.retain(|choice| !pops(choice));
         }
-        check_moves(&functions, IDENTITIES[identity]);
+        check_moves(&functions, IDENTITIES[identity], if all { &ALL } else { &PROFILE });
     }
 }
 
 #[test]
 fn most_random_functions_can_be_copied() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let (mut woven, mut all, mut called) = (0, 0, 0);
+    let (mut woven, mut all, mut called, mut gates) = (0, 0, 0, 0);
     for _ in 0..10 {
         let functions = functions().new_tree(&mut runner).expect("a value").current();
         let (image, sites, paddings) = lay_out(&functions);
-        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count());
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), &ALL);
         called += copies.functions.iter().flatten().map(|f| f.weave.body.called.len()).sum::<usize>();
-        let (w, a) = check(&functions, GLIBC, &count());
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), &PROFILE);
+        let counting = copies.functions.iter().flatten().filter_map(|f| f.weave.body.counting.as_ref());
+        gates += counting.map(|counting| counting.gates.len()).sum::<usize>();
+        let (w, a) = check(&functions, GLIBC, &count(), &ALL);
         woven += w;
         all += a;
     }
     assert!(woven * 10 > all * 7, "{woven} of {all}");
     assert!(called > 10, "{called} calls lead to copies");
+    assert!(gates > 10, "{gates} ways lead into counting copies");
 }
 
 /// Texts of a copy's instructions, without bits of the encoding that have no effect.
@@ -229,6 +245,23 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
         12 => _ = w.plan.moves.remove(pick(w.plan.moves.len())?),
         13 => flip(&mut pick(w.body.called.len()).and_then(|at| w.body.called.get_mut(at))?.start),
         14 => _ = w.body.called.remove(pick(w.body.called.len())?),
+        15..=17 => {
+            let counting = w.body.counting.as_mut()?;
+            match (kind, bit % 4) {
+                (15, 0) => flip(&mut pick(counting.moves.len()).and_then(|at| counting.moves.get_mut(at))?.from),
+                (15, _) => flip(&mut pick(counting.moves.len()).and_then(|at| counting.moves.get_mut(at))?.to),
+                (16, 0) => counting.open = false,
+                (16, 1) => _ = counting.moves.remove(pick(counting.moves.len())?),
+                (16, 2) => flip(&mut counting.code.end),
+                (16, _) => flip(pick(counting.blocks.len()).and_then(|at| counting.blocks.get_mut(at))?),
+                (_, 0) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.at),
+                (_, 1) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.arrival),
+                (_, 2) => _ = counting.gates.remove(pick(counting.gates.len())?),
+                (_, _) => {
+                    pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.bytes[n % 5] ^= 1 << (bit % 8)
+                }
+            }
+        }
         _ => flip(&mut pick(w.body.removal.text.len()).and_then(|at| w.body.removal.text.get_mut(at))?.at),
     }
     Some(w)
@@ -238,9 +271,10 @@ proptest! {
     #![proptest_config(property_config())]
 
     #[test]
-    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..16u8, any::<usize>(), any::<u8>()), 400)) {
+    fn false_copies_are_rejected(functions in functions(), changes in prop::collection::vec((0..19u8, any::<usize>(), any::<u8>()), 400), all in any::<bool>()) {
         let (image, sites, paddings) = lay_out(&functions);
-        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count());
+        let kinds = if all { &ALL[..] } else { &PROFILE[..] };
+        let copies = Copies::new(GLIBC, &parts(&image, &sites), &paddings, &count(), kinds);
         let copied: Vec<_> = copies.functions.iter().flatten().collect();
         for (i, (kind, n, bit)) in changes.into_iter().enumerate() {
             let Some(f) = copied.get(i % copied.len().max(1)) else { continue };

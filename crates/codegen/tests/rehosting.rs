@@ -96,7 +96,7 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
         let own: Vec<_> = own.filter_map(|((site, woven), minis)| Some((site, woven.as_ref().ok()?, minis))).collect();
         let (before, old_arena) = (text.clone(), arena.clone());
         own.iter().for_each(|(_, old, _)| text.release_point(old));
-        let copy = BodyRequest { body, bias: Bias(0), name: "f" };
+        let copy = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
         let copied = weave_body(&env, &mut arena, &mut text, &copy).expect("the request makes sense");
         let places: Vec<(Site, Spot)> = own.iter().map(|(site, ..)| hosted(site, body)).collect();
         let probes = copied.as_ref().ok().and_then(|copied| {
@@ -109,7 +109,7 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
             (text, arena) = (before, old_arena);
             continue;
         };
-        verify_body(&arena, &text, &copy, &copied).expect("the copy is right");
+        verify_body(&env, &arena, &text, &copy, &copied).expect("the copy is right");
         let points = places.iter().zip(&own).zip(&probes);
         let requests: Vec<_> =
             points.map(|(((site, _), (.., minis)), probe)| request(site, minis, Some(*probe))).collect();

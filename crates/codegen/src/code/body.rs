@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use ingraft_model::{Avma, AvmaRange, EdgeKind, Free, Offset, PcMove, PointKind, Refusal, Site, SiteKind, TextWrite};
+use ingraft_model::{
+    Avma, AvmaRange, EdgeKind, Free, Offset, PatchPlan, PcMove, PointKind, Refusal, Site, SiteKind, TextWrite,
+};
 
 use crate::code::block::{jmp_bytes, text_write};
 use crate::code::woven::{RemovalRecord, StackView, WovenPoint};
@@ -136,6 +138,42 @@ impl Probe {
     }
 }
 
+/// A way into the counting copy of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Index of the block to whose springboard it belongs.
+    pub block: usize,
+    /// First byte of the gate.
+    pub at: Avma,
+    /// Address in the ordinary copy at which threads continue that own no shard.
+    pub arrival: Avma,
+    /// First bytes of the gate, which become a jump to the arrival when the counting copy is given up.
+    pub bytes: [u8; PROBE],
+}
+
+/// A second copy of a function, in which each count is one instruction: only threads that own a shard run it. It counts what the points of the
+/// function counted when it was made, so it must be given up before any of them changes or another one is woven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CountingCopy {
+    /// Range of the code.
+    pub code: AvmaRange,
+    /// Addresses of the copies of the blocks, in the order of [`WovenBody::blocks`].
+    pub blocks: Vec<Avma>,
+    /// The ways in, sorted by block.
+    pub gates: Vec<Gate>,
+    /// Each instruction, with the address in the ordinary copy at which the same was executed and counted; sorted.
+    pub moves: Vec<PcMove>,
+    /// Whether the gates let threads in. It was given up otherwise.
+    pub open: bool,
+}
+
+impl CountingCopy {
+    /// The gate of a block; `None` if it has none.
+    pub fn gate(&self, block: usize) -> Option<&Gate> {
+        self.gates.binary_search_by_key(&block, |gate| gate.block).ok().and_then(|index| self.gates.get(index))
+    }
+}
+
 /// The copy of a whole function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenBody {
@@ -153,11 +191,36 @@ pub struct WovenBody {
     pub called: Vec<AvmaRange>,
     /// Reason why no springboard fits at such a block; `None` if there is none.
     pub why_exposed: Option<Refusal>,
+    /// The counting copy, in the same range of code.
+    pub counting: Option<CountingCopy>,
     /// Record that removes the copy, together with all points in it.
     pub removal: RemovalRecord,
 }
 
 impl WovenBody {
+    /// Address in the ordinary copy that is equivalent to an address in the counting copy; other addresses are returned as they are.
+    pub fn in_ordinary(&self, at: Avma) -> Avma {
+        let Some(counting) = self.counting.as_ref().filter(|counting| counting.code.contains(&at)) else { return at };
+        let after = counting.moves.partition_point(|m| m.from <= at);
+        after.checked_sub(1).and_then(|index| counting.moves.get(index)).map_or(at, |m| m.to)
+    }
+
+    /// Whether threads may run the counting copy.
+    pub fn is_counting(&self) -> bool {
+        self.counting.as_ref().is_some_and(|counting| counting.open)
+    }
+
+    /// Gives up the counting copy. Returns the plan that leads all threads to the ordinary one; `None` if no thread can be in the counting
+    /// copy.
+    pub fn give_up_counting(&mut self) -> Option<PatchPlan> {
+        let counting = self.counting.as_mut().filter(|counting| counting.open)?;
+        counting.open = false;
+        let closed = |gate: &Gate| Some(text_write(gate.at.0, &gate.bytes, &jmp_bytes(gate.at.0, gate.arrival.0)?));
+        // The arrivals lie in the same arena, so every jump reaches.
+        let text = counting.gates.iter().filter_map(closed).collect();
+        Some(PatchPlan { text, moves: counting.moves.clone(), ..PatchPlan::default() })
+    }
+
     /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
     pub fn entry(&self) -> Option<Avma> {
         let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR);
@@ -180,7 +243,8 @@ impl WovenBody {
         let called = self.probes.iter().filter(|probe| probe.holds == Held::Called).map(|probe| probe.copy).min();
         let own = self.removal.moves.iter().filter(|m| self.removal.code.contains(&m.from));
         own.map(move |m| {
-            let inside = Some(m.from) != entry && called.is_none_or(|called| m.from < called);
+            let at = self.in_ordinary(m.from);
+            let inside = Some(at) != entry && called.is_none_or(|called| at < called);
             let is_in = m.to >= self.function && m.to <= behind && inside;
             (*m, is_in.then_some(PointKind::Entry))
         })

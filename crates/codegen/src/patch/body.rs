@@ -17,10 +17,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
 use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
-use crate::code::body::{Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
+use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
 use crate::patch::back_branches::Detour;
+use crate::patch::counting;
 use crate::patch::relocate::{self, Displaced};
 use crate::patch::springboard::{self, DISPLACEMENT, Form, Head, Width};
 use crate::patch::text_space::TextSpace;
@@ -41,6 +42,18 @@ pub struct BodyRequest<'a> {
     pub bias: Bias,
     /// Name of the function, for refusals of points that need the same bytes.
     pub name: &'a str,
+    /// The points that are woven into the copy together with it. If some of them are counts, the function gets a counting copy too, see
+    /// [`CountingCopy`](crate::CountingCopy). Empty if further points will follow.
+    pub points: &'a [BodyPoint],
+}
+
+/// A point that is woven into the copy of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyPoint {
+    /// Position of the point.
+    pub spot: Spot,
+    /// Index of the counter that the point increments, if it does nothing else and the arithmetic flags are free there.
+    pub counter: Option<u32>,
 }
 
 /// Result of a request for the copy of a function.
@@ -76,7 +89,7 @@ pub fn weave_body(
     }
     let doors = Doors::choose(env, text, request, &code);
     let woven = match doors.refused(request.body) {
-        None => emit(arena, request, &code, &doors).map_err(|e| match e {
+        None => emit(env, arena, request, &code, &doors).map_err(|e| match e {
             EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared => {
                 arena.lacked_room |= e == EmitError::ArenaFull;
                 Ok(Refusal::NoRoomNearby)
@@ -98,7 +111,7 @@ pub fn weave_body(
 }
 
 /// An instruction of a block.
-enum Part {
+pub(super) enum Part {
     /// The copy does the same.
     Copied(Displaced),
     /// The copy jumps to the instruction at this address in the text.
@@ -106,7 +119,7 @@ enum Part {
 }
 
 impl Part {
-    fn at(&self) -> u64 {
+    pub(super) fn at(&self) -> u64 {
         match self {
             Part::Copied(d) => d.at,
             Part::Kept { at, .. } => *at,
@@ -116,8 +129,8 @@ impl Part {
 
 /// The decoded instructions of each block.
 #[derive(Default)]
-struct Code {
-    blocks: Vec<Vec<Part>>,
+pub(super) struct Code {
+    pub(super) blocks: Vec<Vec<Part>>,
     /// Addresses of the instructions that stay in the text.
     kept: FxHashSet<u64>,
     /// Addresses of the copied instructions.
@@ -160,9 +173,9 @@ impl Code {
 }
 
 /// Springboards into the copy.
-struct Doors {
+pub(super) struct Doors {
     /// For each, the index of the block to which it leads, and the original bytes at it.
-    heads: Vec<(usize, Head, Vec<u8>)>,
+    pub(super) heads: Vec<(usize, Head, Vec<u8>)>,
     /// Calls that lead to the copy, sorted by block.
     calls: Vec<Calling>,
     /// Indices of the blocks that may run in the text.
@@ -307,7 +320,7 @@ fn mixed(body: &FunctionBody, exposed: &[usize]) -> FxHashMap<usize, bool> {
     mixed
 }
 
-fn target(edge: &Edge) -> Option<usize> {
+pub(super) fn target(edge: &Edge) -> Option<usize> {
     match edge.to {
         EdgeTarget::Block(to) => Some(to),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
@@ -344,11 +357,11 @@ fn door(
 }
 
 /// A displacement in the copy that is written once all addresses are known.
-struct Fixup {
+pub(super) struct Fixup {
     /// Address of the displacement, the last four bytes of its instruction.
-    field: u64,
+    pub(super) field: u64,
     /// Index of the block to which the instruction leads.
-    block: usize,
+    pub(super) block: usize,
 }
 
 /// A probe whose ways within the copy are not known yet.
@@ -359,17 +372,19 @@ struct Placed {
 }
 
 /// The copy of a function under construction.
-struct Copy<'a> {
-    request: &'a BodyRequest<'a>,
-    code: &'a Code,
+pub(super) struct Copy<'a> {
+    pub(super) request: &'a BodyRequest<'a>,
+    pub(super) code: &'a Code,
     /// Blocks to which blocks lead that may run in the text, by their indices. For each, whether only the marker does so: the block of the
     /// `endbr64` before the block to which callers come.
     mixed: FxHashMap<usize, bool>,
-    out: Block,
+    pub(super) out: Block,
     /// Address of each block's copy.
-    labels: Vec<u64>,
+    pub(super) labels: Vec<u64>,
+    /// For each block, the address of the copy of each of its instructions, behind the probes before it.
+    pub(super) parts: Vec<Vec<u64>>,
     /// Address in the copy to which the springboard of each block leads.
-    arrivals: Vec<u64>,
+    pub(super) arrivals: Vec<u64>,
     /// Calls that lead to the copy.
     calls: &'a [Calling],
     /// Address in the copy to which each of them leads.
@@ -381,7 +396,7 @@ struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    fn start(&self, block: usize) -> u64 {
+    pub(super) fn start(&self, block: usize) -> u64 {
         self.request.body.blocks.get(block).map_or(0, |b| b.block.range.start.to_avma(self.request.bias).0)
     }
 
@@ -420,13 +435,13 @@ impl Copy<'_> {
         spots.iter().any(Option::is_some)
     }
 
-    fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
+    pub(super) fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
         Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
     }
 
     /// The points at which control arrives that comes to a block's original address: the entry; or the return from a call, and the edge along
     /// which alone control arrives.
-    fn arrivals_of(&self, block: usize) -> [Option<Spot>; 3] {
+    pub(super) fn arrivals_of(&self, block: usize) -> [Option<Spot>; 3] {
         let body = self.request.body;
         if self.is_called(block) {
             return [None; 3];
@@ -457,7 +472,7 @@ impl Copy<'_> {
     }
 
     /// Whether a block runs in the text up to its call.
-    fn is_called(&self, block: usize) -> bool {
+    pub(super) fn is_called(&self, block: usize) -> bool {
         self.calls.binary_search_by_key(&block, |calling| calling.block).is_ok()
     }
 
@@ -512,6 +527,7 @@ impl Copy<'_> {
                         let spot = Spot::new(PointKind::CallBefore, Avma(*at));
                         self.held(spot, (self.out.here(), *at), Held::Jump(home), None);
                     }
+                    self.note_part(index);
                     self.out.jmp(*at, Back::To(*at))?;
                     return Ok(false);
                 }
@@ -523,6 +539,14 @@ impl Copy<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// Notes that the copy of the next instruction of a block begins here.
+    fn note_part(&mut self, block: usize) {
+        let here = self.out.here();
+        if let Some(parts) = self.parts.get_mut(block) {
+            parts.push(here);
+        }
     }
 
     fn set_arrival(&mut self, index: usize, at: u64) {
@@ -539,7 +563,7 @@ impl Copy<'_> {
     }
 
     /// Whether control leaves the function at the end of a block, if that is a return or a jump to an address that is not fixed.
-    fn leaves(&self, block: usize) -> bool {
+    pub(super) fn leaves(&self, block: usize) -> bool {
         successors(self.request.body, block).next().is_none()
     }
 
@@ -549,6 +573,7 @@ impl Copy<'_> {
             if d.ends && self.leaves(from) {
                 self.nop(Spot::new(PointKind::Exit, Avma(d.at)), d.at);
             }
+            self.note_part(from);
             relocate::emit(d, |target| target, &mut self.out)?;
             return Ok(d.ends);
         };
@@ -557,6 +582,7 @@ impl Copy<'_> {
         // The jump is the last instruction of what replaces the original, and lies on one page.
         self.on_one_page(d.copy_len(), back);
         let begin = self.out.here();
+        self.note_part(from);
         // The displacement within the copy is written later.
         relocate::emit(d, |target| if inner.is_some() { begin } else { target }, &mut self.out)?;
         let end = self.out.here();
@@ -578,7 +604,7 @@ impl Copy<'_> {
         Ok(d.ends)
     }
 
-    fn block_at(&self, at: u64) -> Option<usize> {
+    pub(super) fn block_at(&self, at: u64) -> Option<usize> {
         self.request.body.block_at(Svma(at.wrapping_sub(self.request.bias.0)))
     }
 
@@ -647,11 +673,11 @@ impl Copy<'_> {
 
 /// Writes the copy of all blocks at an address.
 fn copy<'a>(
+    env: &Environment,
     request: &'a BodyRequest<'a>,
-    code: &'a Code,
-    doors: &'a Doors,
+    (code, doors): (&'a Code, &'a Doors),
     at: u64,
-) -> Result<(Copy<'a>, Vec<Probe>), EmitError> {
+) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
     let count = code.blocks.len();
     let (labels, arrivals) = (vec![0; count], vec![0; count]);
     let mixed = mixed(request.body, &doors.exposed);
@@ -663,6 +689,7 @@ fn copy<'a>(
         mixed,
         out,
         labels,
+        parts: vec![Vec::new(); count],
         arrivals,
         calls: &doors.calls,
         called: Vec::new(),
@@ -678,21 +705,29 @@ fn copy<'a>(
     copy.arrivals()?;
     copy.calls()?;
     let probes = copy.finish()?;
-    Ok((copy, probes))
+    let springboards = doors.heads.iter().map(|(block, ..)| *block).collect();
+    let counting = counting::emit(env, &mut copy, &probes, &springboards)?;
+    Ok((copy, probes, counting))
 }
 
 /// Writes the copy into the arena, and the springboards that lead to it.
-fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors) -> Result<BodyWeave, EmitError> {
+fn emit(
+    env: &Environment,
+    arena: &mut Arena,
+    request: &BodyRequest<'_>,
+    code: &Code,
+    doors: &Doors,
+) -> Result<BodyWeave, EmitError> {
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
     let mut at = arena.place(0, aligned).ok_or(EmitError::ArenaFull)?;
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
     let mut room = 0;
-    let (copy, probes) = loop {
-        let (copy, probes) = copy(request, code, doors, at)?;
+    let (copy, probes, counting) = loop {
+        let (copy, probes, counting) = copy(env, request, (code, doors), at)?;
         room = room.max(copy.out.bytes.len() as u64);
         let place = arena.place(room, aligned).ok_or(EmitError::ArenaFull)?;
         if place == at {
-            break (copy, probes);
+            break (copy, probes, counting);
         }
         at = place;
     };
@@ -701,7 +736,8 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
     let mut copies: FxHashMap<u64, u64> = copy.moves.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
     copies.extend(copy.arrivals.iter().enumerate().map(|(block, to)| (copy.start(block), *to)));
     for (block, head, old) in &doors.heads {
-        let to = copy.arrivals.get(*block).copied().ok_or(EmitError::OutOfReach)?;
+        let gate = counting.as_ref().and_then(|counting| counting.gate(*block)).map(|gate| gate.at.0);
+        let to = gate.or_else(|| copy.arrivals.get(*block).copied()).ok_or(EmitError::OutOfReach)?;
         springboards(head, old, to, &copies, &mut plan.text, &mut moves)?;
     }
     for (calling, to) in doors.calls.iter().zip(&copy.called) {
@@ -725,6 +761,7 @@ fn emit(arena: &mut Arena, request: &BodyRequest<'_>, code: &Code, doors: &Doors
         exposed: doors.exposed.iter().map(starts).collect(),
         called: doors.calls.iter().map(|calling| starts(&calling.block)..Avma(calling.call.next())).collect(),
         why_exposed: doors.why.clone(),
+        counting,
         removal,
     };
     // A thread at a springboard takes it.

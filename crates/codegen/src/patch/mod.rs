@@ -7,6 +7,7 @@ pub(crate) mod build;
 pub(crate) mod chain;
 pub(crate) mod change;
 pub(crate) mod choose;
+mod counting;
 pub(crate) mod lower;
 pub(crate) mod parallel;
 pub(crate) mod rehost;

@@ -3,7 +3,7 @@
 //! Bytes are copied and only displacements change, so prefixes and unusual encodings survive. iced's block encoder is unsuitable: it turns
 //! far calls into calls whose return address lies in the arena, and it loses the map of addresses.
 
-use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Register};
+use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{Offset, Refusal};
 
 use crate::code::block::{Back, Block, OutOfReach, displacement};
@@ -243,6 +243,16 @@ fn plain_prefixes(bytes: &[u8], address_size: bool) -> bool {
     opcode
         .and_then(|i| bytes.get(i))
         .is_some_and(|b| matches!(b, 0x0f | 0x70..=0x7f | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb))
+}
+
+/// Whether an instruction writes the gs segment or its base.
+pub(crate) fn sets_gs(bytes: &[u8]) -> bool {
+    let instruction = Decoder::new(64, bytes, DecoderOptions::NONE).decode();
+    match instruction.mnemonic() {
+        Mnemonic::Wrgsbase | Mnemonic::Swapgs | Mnemonic::Lgs => true,
+        Mnemonic::Mov | Mnemonic::Pop => instruction.op0_register() == Register::GS,
+        _ => false,
+    }
 }
 
 fn condition_number(c: ConditionCode) -> Option<u8> {

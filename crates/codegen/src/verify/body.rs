@@ -18,11 +18,13 @@ use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{Avma, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::counting;
 use super::equivalence::equal;
 use super::memory::{Memory, decode};
 use super::{Flaw, VerifyError, check_writes, fail};
 use crate::code::arena::Arena;
 use crate::code::body::{Held, PROBE, Probe, Spot, Way, WovenBody};
+use crate::code::environment::Environment;
 use crate::patch::body::{BodyRequest, BodyWeave};
 use crate::patch::text_space::TextSpace;
 
@@ -31,6 +33,7 @@ const NEAR: usize = 70;
 
 /// Proves a plan of [`crate::weave_body`] and the removal record of the copy.
 pub fn verify_body(
+    env: &Environment,
     arena: &Arena,
     text: &TextSpace,
     request: &BodyRequest<'_>,
@@ -52,6 +55,7 @@ pub fn verify_body(
         kept: BTreeMap::new(),
         behind_system_calls: FxHashSet::default(),
         copies: Vec::new(),
+        copied: FxHashMap::default(),
         held: Vec::new(),
     };
     proof.claims(plan)?;
@@ -69,6 +73,7 @@ pub fn verify_body(
     }
     proof.arrivals()?;
     proof.at_calls()?;
+    counting::prove(env, &mut proof)?;
     proof.tiled()?;
     proof.probes()?;
     let doors = proof.springboards(text)?;
@@ -76,12 +81,12 @@ pub fn verify_body(
     proof.moves(plan, &doors)
 }
 
-struct Proof<'a> {
-    request: &'a BodyRequest<'a>,
-    body: &'a WovenBody,
-    memory: &'a Memory<'a>,
-    /// Instructions of the copy that are proven: end, and equivalent address in the text.
-    ends: FxHashMap<u64, (u64, u64)>,
+pub(super) struct Proof<'a> {
+    pub(super) request: &'a BodyRequest<'a>,
+    pub(super) body: &'a WovenBody,
+    pub(super) memory: &'a Memory<'a>,
+    /// Instructions of the copies that are proven: end, and equivalent address in the text.
+    pub(super) ends: FxHashMap<u64, (u64, u64)>,
     /// Indices of the blocks to which blocks lead that may run in the text, besides the marker.
     mixed: FxHashSet<usize>,
     /// Index of the block of the `endbr64` before the block to which callers come, if these are two blocks.
@@ -89,15 +94,17 @@ struct Proof<'a> {
     /// Indices of the blocks to which the marker leads, if it may run in the text.
     behind_marker: FxHashSet<usize>,
     /// Calls that lead to the copy, by the indices of their blocks.
-    calls: BTreeMap<usize, Instruction>,
+    pub(super) calls: BTreeMap<usize, Instruction>,
     /// Indices of the blocks that lead to others.
-    leading: FxHashSet<usize>,
+    pub(super) leading: FxHashSet<usize>,
     /// First byte and end of each instruction that stays in the text.
     kept: BTreeMap<u64, u64>,
     /// Addresses to which system calls return.
     behind_system_calls: FxHashSet<u64>,
     /// Original instructions that are copied, each with the equivalent address in the copy.
     copies: Vec<PcMove>,
+    /// The copy of each instruction, behind the probes before it, by its block and its original address.
+    pub(super) copied: FxHashMap<(usize, u64), u64>,
     /// The probes that were met, as they must be claimed.
     held: Vec<(Spot, Avma, u64, Held)>,
 }
@@ -166,20 +173,20 @@ impl Proof<'_> {
         Ok(calls)
     }
 
-    fn start(&self, block: usize) -> u64 {
+    pub(super) fn start(&self, block: usize) -> u64 {
         self.body.blocks.get(block).map_or(0, |way| way.original.0)
     }
 
-    fn label(&self, block: usize) -> Option<u64> {
+    pub(super) fn label(&self, block: usize) -> Option<u64> {
         self.body.blocks.get(block).map(|way| way.copy.0)
     }
 
-    fn block_at(&self, at: u64) -> Option<usize> {
+    pub(super) fn block_at(&self, at: u64) -> Option<usize> {
         self.body.blocks.binary_search_by_key(&at, |way| way.original.0).ok()
     }
 
     /// Takes the instruction at `at` in the copy, whose equivalent in the text is `original`. Returns it.
-    fn take(&mut self, at: u64, original: u64) -> Result<Instruction, VerifyError> {
+    pub(super) fn take(&mut self, at: u64, original: u64) -> Result<Instruction, VerifyError> {
         let i = self.memory.decode(at)?;
         if self.ends.insert(at, (i.next_ip(), original)).is_some() {
             return fail(at, Flaw::Untiled);
@@ -229,6 +236,7 @@ impl Proof<'_> {
                     self.behind_system_calls.insert(original.next_ip());
                 }
                 let copy = self.nops(copy, at)?;
+                self.copied.insert((index, at), copy);
                 let jump = self.take(copy, at)?;
                 let home = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == at;
                 let calls = matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
@@ -272,7 +280,7 @@ impl Proof<'_> {
         if right { Ok(()) } else { fail(after, Flaw::NotEquivalent) }
     }
 
-    fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
+    pub(super) fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
         Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
     }
 
@@ -285,6 +293,7 @@ impl Proof<'_> {
             let leaves = ends && !self.leading.contains(&from);
             let copy = if leaves { self.probe(copy, Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
             let copy = if equal_at(self.memory, o, copy)? { copy } else { self.nops(copy, at)? };
+            self.copied.insert((from, at), copy);
             let c = self.take(copy, at)?;
             let plain = ends || o.flow_control() == FlowControl::Next && !o.is_privileged();
             if !plain || !equal(o, &c) {
@@ -296,6 +305,7 @@ impl Proof<'_> {
         let to = self.block_at(target);
         let label = to.and_then(|to| self.label(to)).unwrap_or(target);
         let copy = self.nops(copy, at)?;
+        self.copied.insert((from, at), copy);
         let first = self.take(copy, at)?;
         let (jump, right) = if o.is_jmp_short_or_near() {
             (first, first.is_jmp_near())
@@ -334,7 +344,7 @@ impl Proof<'_> {
     }
 
     /// The points at which control arrives that comes to a block's original address, in order.
-    fn arrivals_at(&self, block: usize) -> Vec<Spot> {
+    pub(super) fn arrivals_at(&self, block: usize) -> Vec<Spot> {
         let mut spots = Vec::new();
         if self.mixed.contains(&block) || self.calls.contains_key(&block) {
             return spots;
@@ -427,7 +437,7 @@ impl Proof<'_> {
     }
 
     /// Address of the probe that is claimed for a position.
-    fn claimed(&self, spot: &Spot) -> Option<Avma> {
+    pub(super) fn claimed(&self, spot: &Spot) -> Option<Avma> {
         let found = self.body.probes.binary_search_by_key(spot, |probe| probe.spot).ok()?;
         self.body.probes.get(found).map(|probe| probe.copy)
     }
@@ -576,8 +586,14 @@ impl Proof<'_> {
         if last.is_some_and(|(_, end)| *end > at) { fail(at, Flaw::LandingInside) } else { Ok(()) }
     }
 
-    /// Address in the copy to which the springboard of a block must lead.
+    /// Address to which the springboard of a block must lead: its gate, or its arrival in the ordinary copy.
     fn door_of(&self, block: usize) -> Option<u64> {
+        let gate = self.body.counting.as_ref().and_then(|counting| counting.gate(block));
+        gate.map(|gate| gate.at.0).or_else(|| self.arrival(block))
+    }
+
+    /// Address in the ordinary copy at which control arrives that comes from the text.
+    pub(super) fn arrival(&self, block: usize) -> Option<u64> {
         // Nops before the probe, which keep it on one page, may be skipped.
         match self.arrivals_at(block).first() {
             Some(spot) => self.claimed(spot).map(|at| at.0),
@@ -652,7 +668,7 @@ fn target(edge: &Edge) -> Option<usize> {
 }
 
 /// Whether an instruction must stay in the text: it pushes a return address, is a system call, or faults on purpose.
-fn stays(i: &Instruction) -> bool {
+pub(super) fn stays(i: &Instruction) -> bool {
     match i.flow_control() {
         FlowControl::Call | FlowControl::IndirectCall | FlowControl::Interrupt | FlowControl::Exception => true,
         FlowControl::Next => i.code() == Code::Hlt,

@@ -17,6 +17,7 @@ mod birth;
 mod body;
 mod calling;
 mod change;
+mod counting;
 mod equivalence;
 mod event;
 mod form;

@@ -6,8 +6,8 @@ use super::image::TEXT;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_codegen::verify::{VerifyError, verify_body, verify_weave};
 use ingraft_codegen::{
-    Arena, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, Spot, TextSpace, Weave, weave_body,
-    weave_points,
+    Arena, BodyPoint, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, Spot, TextSpace, Weave,
+    weave_body, weave_points,
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
@@ -100,6 +100,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         };
         block.room = room(bytes, &code, start, at, &starts);
     }
+    super::liveness::fill(&mut blocks, &edges);
     FunctionBody { function: Svma(start), blocks, edges, entry: Some(0), exits: Vec::new() }
 }
 
@@ -129,9 +130,16 @@ fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64])
 pub struct Copied {
     pub body: FunctionBody,
     pub weave: BodyWeave,
+    /// The points, as they were known when the function was copied.
+    pub own: Vec<BodyPoint>,
     pub points: Weave,
     pub counted: Vec<Spot>,
 }
+
+/// All kinds of points of a copy, and those of a profile.
+pub const ALL: [PointKind; 6] =
+    [PointKind::Entry, PointKind::Exit, PointKind::CallBefore, PointKind::CallAfter, PointKind::Block, PointKind::Edge];
+pub const PROFILE: [PointKind; 2] = [PointKind::Block, PointKind::Edge];
 
 /// Copies of functions in one arena.
 pub struct Copies {
@@ -143,12 +151,13 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Copies functions with these bytes, each with its address.
+    /// Copies functions with these bytes, each with its address. Each has a counting copy as well if it can.
     pub fn new(
         identity: ThreadIdentity,
         functions: &[(Vec<u8>, u64)],
         paddings: &[Padding],
         snippet: &Snippet,
+        kinds: &[PointKind],
     ) -> Self {
         let env = super::environment(identity);
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
@@ -156,7 +165,23 @@ impl Copies {
         let mut copies = Copies { env, arena: arena.clone(), text: text.clone(), functions: Vec::new(), counters: 0 };
         for (bytes, start) in functions {
             let body = body_of(bytes, *start);
-            let request = BodyRequest { body: &body, bias: Bias(0), name: "f" };
+            let trial = BodyRequest { body: &body, bias: Bias(0), name: "f", points: &[] };
+            let tried = weave_body(&env, &mut arena.clone(), &mut text.clone(), &trial).expect("a right request");
+            let is_count = snippet.as_increment().is_some();
+            let point = |(n, probe): (u32, &Probe)| {
+                let site = site(&body, &probe.spot);
+                let counter = (is_count && probe.site(&site).are_flags_free()).then_some(n);
+                BodyPoint { spot: probe.spot, counter }
+            };
+            let own = tried.as_ref().map_or(Vec::new(), |woven| {
+                let found = woven
+                    .body
+                    .probes
+                    .iter()
+                    .filter(|p| kinds.contains(&p.spot.kind) && woven.body.probe(&p.spot).is_ok());
+                (copies.counters as u32..).zip(found).map(point).collect()
+            });
+            let request = BodyRequest { points: &own, ..trial };
             let woven = weave_body(&env, &mut arena, &mut text, &request).expect("the request makes sense");
             let weave = match woven {
                 Ok(weave) => weave,
@@ -165,12 +190,14 @@ impl Copies {
                     continue;
                 }
             };
-            if let Err(e) = verify_body(&arena, &text, &request, &weave) {
+            if let Err(e) = verify_body(&env, &arena, &text, &request, &weave) {
                 panic!("{e}\n{}\n{body:x?}", super::list(&weave.plan, &[]));
             }
             let probes: Vec<Probe> =
                 weave.body.probes.iter().filter_map(|p| weave.body.probe(&p.spot).ok().copied()).collect();
-            let sites: Vec<Site> = probes.iter().map(|probe| site(&body, &probe.spot)).collect();
+            let probes: Vec<Probe> = probes.into_iter().filter(|p| kinds.contains(&p.spot.kind)).collect();
+            let sites: Vec<Site> =
+                probes.iter().map(|probe| probe.site(&site(&body, &probe.spot)).into_owned()).collect();
             let counters: Vec<u32> = (copies.counters as u32..).take(probes.len()).collect();
             copies.counters += probes.len();
             let minis: Vec<_> = counters.chunks(1).map(|counters| MiniRequest { id: 0, snippet, counters }).collect();
@@ -192,7 +219,7 @@ impl Copies {
                 panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&points.plan, &points.woven));
             }
             let counted = probes.iter().map(|probe| probe.spot).collect();
-            copies.functions.push(Ok(Copied { body, weave, points, counted }));
+            copies.functions.push(Ok(Copied { body, weave, own, points, counted }));
         }
         (copies.arena, copies.text) = (arena, text);
         copies
@@ -205,7 +232,8 @@ impl Copies {
 
     /// Proves one of the copies again, with another plan.
     pub fn verify(&self, function: &Copied, weave: &BodyWeave) -> Result<(), VerifyError> {
-        verify_body(&self.arena, &self.text, &BodyRequest { body: &function.body, bias: Bias(0), name: "f" }, weave)
+        let request = BodyRequest { body: &function.body, bias: Bias(0), name: "f", points: &function.own };
+        verify_body(&self.env, &self.arena, &self.text, &request, weave)
     }
 }
 

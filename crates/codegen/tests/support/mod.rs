@@ -3,6 +3,7 @@
 
 pub mod body;
 pub mod image;
+pub mod liveness;
 pub mod random;
 
 use std::fmt::Write as _;

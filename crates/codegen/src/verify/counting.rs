@@ -1,0 +1,318 @@
+//! Proof of the counting copy of a function, after that of the ordinary one. The text and the counting copy are decoded side by side.
+//!
+//! The counting copy passes if
+//! - every gate compares the thread with the owner of its shard, in a register and in flags that are free, and leads all others to the
+//!   arrival in the ordinary copy;
+//! - each block has one copy, whose instructions have the same effect, and every edge leads to the counting copy of its target;
+//! - each point of the request that has a probe is passed where the probe is, by one increment of its counter, or by a jump to the probe;
+//!   nothing else is added;
+//! - no instruction changes the shard to which the thread has come;
+//! - each instruction has one equivalent address in the text and one in the ordinary copy.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use ingraft_model::layout::OWNER;
+use ingraft_model::{Avma, BodyBlock, EdgeKind, Gpr, PcMove, PointKind, ThreadIdentity};
+use rustc_hash::FxHashMap;
+
+use super::body::{Proof, stays};
+use super::equivalence::equal;
+use super::memory::decode;
+use super::{Flaw, VerifyError, fail};
+use crate::code::body::{CountingCopy, Gate, Spot};
+use crate::code::environment::Environment;
+
+/// First bytes of `inc qword gs:[disp32]`.
+const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
+
+/// Length in bytes of `jmp rel32`.
+const JUMP: u64 = 5;
+
+/// Proves the counting copy, if there is one.
+pub(super) fn prove(env: &Environment, proof: &mut Proof<'_>) -> Result<(), VerifyError> {
+    let Some(counting) = proof.body.counting.as_ref() else { return Ok(()) };
+    let at = counting.code.start.0;
+    let sorted = counting.gates.windows(2).all(|pair| pair[0].block < pair[1].block);
+    if !counting.open || env.identity == ThreadIdentity::Locked || !sorted {
+        return fail(at, Flaw::Unmatched);
+    }
+    if counting.blocks.len() != proof.request.body.blocks.len() {
+        return fail(at, Flaw::Unmatched);
+    }
+    let mut passages = FxHashMap::default();
+    for point in proof.request.points {
+        let Some(probe) = proof.claimed(&point.spot) else { continue };
+        if point.counter.is_some_and(|counter| counter >= env.data.counters()) {
+            return fail(at, Flaw::Unmatched);
+        }
+        if passages.insert(point.spot, (point.counter.map(|counter| env.data.counter(counter)), probe.0)).is_some() {
+            return fail(at, Flaw::Unmatched);
+        }
+    }
+    let mut checked = Checked { env, proof, counting, passages, moves: Vec::new() };
+    for (index, block) in checked.proof.request.body.blocks.iter().enumerate() {
+        checked.block(index, block)?;
+    }
+    for gate in &counting.gates {
+        checked.gate(gate)?;
+    }
+    checked.moves.sort_unstable();
+    let all = checked.moves.first().is_some_and(|first| first.from == counting.code.start)
+        && counting.code.end == checked.proof.body.removal.code.end;
+    if checked.moves == counting.moves && all { Ok(()) } else { fail(at, Flaw::BadMove) }
+}
+
+struct Checked<'c, 'a> {
+    env: &'c Environment,
+    proof: &'c mut Proof<'a>,
+    counting: &'a CountingCopy,
+    /// For each point, the address of its counter in shard 0 if it is a count, and its probe in the ordinary copy.
+    passages: FxHashMap<Spot, (Option<u32>, u64)>,
+    /// The instructions that were met, each with the equivalent address in the ordinary copy.
+    moves: Vec<PcMove>,
+}
+
+impl Checked<'_, '_> {
+    /// Takes the instruction at `at`, with its equivalents in the text and in the ordinary copy.
+    fn take(&mut self, at: u64, original: u64, ordinary: u64) -> Result<Instruction, VerifyError> {
+        self.moves.push(PcMove { from: Avma(at), to: Avma(ordinary) });
+        self.proof.take(at, original)
+    }
+
+    fn label(&self, block: usize) -> Option<u64> {
+        self.counting.blocks.get(block).map(|at| at.0)
+    }
+
+    /// Takes the passage of a position, if there is a point. Returns the address after it.
+    fn pass(&mut self, at: u64, spot: &Spot, original: u64) -> Result<u64, VerifyError> {
+        let Some(&(counter, probe)) = self.passages.get(spot) else { return Ok(at) };
+        let i = self.take(at, original, probe)?;
+        let right = match counter {
+            Some(counter) => {
+                let bytes = self.proof.memory.bytes(at).unwrap_or_default();
+                let operand = bytes.get(INCREMENT.len()..INCREMENT.len() + 4);
+                bytes.starts_with(&INCREMENT) && operand == Some(&counter.to_le_bytes())
+            }
+            None => i.code() == Code::Jmp_rel32_64 && i.near_branch_target() == probe,
+        };
+        if right { Ok(i.next_ip()) } else { fail(at, Flaw::NotEquivalent) }
+    }
+
+    /// Address of the instruction in the ordinary copy of a block.
+    fn ordinary(&self, block: usize, at: u64) -> Result<u64, VerifyError> {
+        match self.proof.copied.get(&(block, at)) {
+            Some(ordinary) => Ok(*ordinary),
+            None => fail(at, Flaw::Unmatched),
+        }
+    }
+
+    fn block(&mut self, index: usize, block: &BodyBlock) -> Result<(), VerifyError> {
+        let start = self.proof.start(index);
+        let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
+        let is_called = self.proof.calls.contains_key(&index);
+        let mut copy = label;
+        if !is_called {
+            copy = self.pass(label, &Spot::new(PointKind::Block, Avma(start)), start)?;
+        }
+        let (mut at, mut rest) = (start, block.bytes.as_slice());
+        while !rest.is_empty() {
+            let original = decode(rest, at)?;
+            let is_last = rest.len() == original.len();
+            if sets_gs(&original) {
+                return fail(at, Flaw::Forbidden);
+            }
+            if stays(&original) {
+                let spot = Spot::new(PointKind::CallBefore, Avma(at));
+                let ordinary = self.ordinary(index, at)?;
+                let passed = !is_called && self.passages.contains_key(&spot);
+                let jump = self.take(copy, at, ordinary)?;
+                let to = if passed { ordinary } else { at };
+                let right = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == to;
+                return if right && is_last { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
+            }
+            let Some(next) = self.instruction(index, &original, copy)? else {
+                return if is_last { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
+            };
+            (copy, at) = (next, original.next_ip());
+            rest = rest.get(original.len()..).unwrap_or_default();
+        }
+        self.run_on(index, at, copy)
+    }
+
+    /// Compares the end of a block that runs on.
+    fn run_on(&mut self, from: usize, end: u64, copy: u64) -> Result<(), VerifyError> {
+        let to = self.proof.block_at(end);
+        let spot = match to {
+            Some(to) => self.proof.edge(from, to, EdgeKind::FallThrough),
+            None => Spot::new(PointKind::Exit, Avma(end)),
+        };
+        let after = self.pass(copy, &spot, end)?;
+        let label = to.and_then(|to| self.label(to));
+        if label == Some(after) {
+            return Ok(());
+        }
+        let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(end);
+        self.jump(after, end, (label.unwrap_or(end), ordinary))
+    }
+
+    /// Takes a jump to an address, which is equivalent to `ordinary` in the ordinary copy.
+    fn jump(&mut self, at: u64, original: u64, (to, ordinary): (u64, u64)) -> Result<(), VerifyError> {
+        let jump = self.take(at, original, ordinary)?;
+        let right = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == to;
+        if right { Ok(()) } else { fail(at, Flaw::NotEquivalent) }
+    }
+
+    /// Compares an instruction with its copy. Returns the end of the copy, or `None` if control never continues there.
+    fn instruction(&mut self, from: usize, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
+        let at = o.ip();
+        let ordinary = self.ordinary(from, at)?;
+        let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
+        if !branches {
+            let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
+            let leaves = ends && !self.proof.leading.contains(&from);
+            let copy = if leaves { self.pass(copy, &Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
+            let c = self.take(copy, at, ordinary)?;
+            let plain = ends || o.flow_control() == FlowControl::Next && !o.is_privileged();
+            return if plain && equal(o, &c) {
+                Ok((!ends).then_some(c.next_ip()))
+            } else {
+                fail(copy, Flaw::NotEquivalent)
+            };
+        }
+        let to = self.proof.block_at(o.near_branch_target());
+        let spot = match to {
+            Some(to) => self.proof.edge(from, to, EdgeKind::Taken),
+            None => Spot::new(PointKind::Exit, Avma(at)),
+        };
+        let label = to.and_then(|to| self.label(to)).unwrap_or(o.near_branch_target());
+        if o.is_jmp_short_or_near() {
+            let target = o.near_branch_target();
+            let after = self.pass(copy, &spot, at)?;
+            // After the passage, a thread has taken the jump.
+            let (original, ordinary) = match after == copy {
+                true => (at, ordinary),
+                false => (target, to.and_then(|to| self.proof.label(to)).unwrap_or(target)),
+            };
+            self.jump(after, original, (label, ordinary))?;
+            return Ok(None);
+        }
+        let first = self.take(copy, at, ordinary)?;
+        let target = o.near_branch_target();
+        if first.is_jcc_near() && o.is_jcc_short_or_near() && first.condition_code() != o.condition_code() {
+            // The opposite branch leads over the passage and a jump.
+            let mut opposite = first;
+            opposite.negate_condition_code();
+            let after = self.pass(first.next_ip(), &spot, target)?;
+            let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(target);
+            self.jump(after, target, (label, ordinary))?;
+            let over = first.near_branch_target();
+            let right = opposite.condition_code() == o.condition_code() && over == after + JUMP;
+            return if right { Ok(Some(over)) } else { fail(copy, Flaw::NotEquivalent) };
+        }
+        let jump = if o.is_jcc_short_or_near() {
+            let same = first.is_jcc_near() && first.condition_code() == o.condition_code();
+            Some(first).filter(|_| same)
+        } else {
+            // loop 1f; jmp 2f; 1: jmp target; 2:
+            let over = self.take(first.next_ip(), o.next_ip(), ordinary + first.len() as u64)?;
+            let jump = self.take(over.next_ip(), target, ordinary + (first.len() + over.len()) as u64)?;
+            let same = first.code() == o.code() && (o.is_loop() || o.is_loopcc() || o.is_jcx_short());
+            let leads = first.near_branch_target() == jump.ip()
+                && over.is_jmp_short_or_near()
+                && over.near_branch_target() == jump.next_ip();
+            Some(jump).filter(|_| same && leads && jump.is_jmp_near())
+        };
+        let Some(jump) = jump else { return fail(copy, Flaw::NotEquivalent) };
+        let leads_to = jump.near_branch_target();
+        if self.passages.contains_key(&spot) {
+            let after = self.pass(leads_to, &spot, target)?;
+            let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(target);
+            self.jump(after, target, (label, ordinary))?;
+        } else if leads_to != label {
+            return fail(copy, Flaw::NotEquivalent);
+        }
+        Ok(Some(jump.next_ip()))
+    }
+
+    /// Checks the way in at a block.
+    fn gate(&mut self, gate: &Gate) -> Result<(), VerifyError> {
+        let (block, mut at) = (gate.block, gate.at.0);
+        let (start, arrival) = (self.proof.start(block), self.proof.arrival(block));
+        let (Some(own), Some(label)) = (self.proof.request.body.blocks.get(block), self.label(block)) else {
+            return fail(at, Flaw::Unmatched);
+        };
+        let first = self.proof.memory.bytes(at).unwrap_or_default();
+        if Some(gate.arrival.0) != arrival || !first.starts_with(&gate.bytes) || at % 4096 > 4096 - 5 {
+            return fail(at, Flaw::Unmatched);
+        }
+        // Nops before the gate keep its first bytes on one page.
+        let mut before = at;
+        while before > self.counting.code.start.0
+            && !self.proof.ends.contains_key(&(before - 1))
+            && self.proof.memory.bytes(before - 1).is_some_and(|bytes| bytes.starts_with(&[0x90]))
+        {
+            before -= 1;
+            self.take(before, start, gate.arrival.0)?;
+        }
+        let mut take = |checked: &mut Self| {
+            let i = checked.take(at, start, gate.arrival.0)?;
+            at = i.next_ip();
+            Ok::<_, VerifyError>(i)
+        };
+        let unless = |i: &Instruction, code: Code| i.code() == code && i.near_branch_target() == gate.arrival.0;
+        let data = &self.env.data;
+        let (alive, owner) = (u64::from(data.alive()), u64::from(data.displacement(OWNER)));
+        let (load, compare, right) = match self.env.identity {
+            ThreadIdentity::FsOffset(offset) => {
+                let load = take(self)?;
+                let right = load.code() == Code::Mov_r32_rm32 && at_address(&load, Register::FS, offset.into());
+                (load, take(self)?, right)
+            }
+            ThreadIdentity::FsBase | ThreadIdentity::Locked => {
+                let lives = take(self)?;
+                let dead = take(self)?;
+                let load = take(self)?;
+                let right = lives.code() == Code::Cmp_rm32_imm8
+                    && lives.immediate8() == 0
+                    && at_address(&lives, Register::None, alive)
+                    && unless(&dead, Code::Je_rel32_64)
+                    && load.code() == Code::Rdfsbase_r64;
+                (load, take(self)?, right)
+            }
+        };
+        let leave = take(self)?;
+        let is_wide = compare.code() == Code::Cmp_rm64_r64 && load.code() == Code::Rdfsbase_r64;
+        let is_narrow = compare.code() == Code::Cmp_rm32_r32 && load.code() == Code::Mov_r32_rm32;
+        let r = load.op0_register();
+        let is_free = own.free.scratch.iter().any(|free| Gpr(r.full_register().number() as u8) == *free);
+        let compares =
+            (is_wide || is_narrow) && at_address(&compare, Register::GS, owner) && compare.op1_register() == r;
+        if !(right && compares && is_free && own.free.flags && unless(&leave, Code::Jne_rel32_64)) {
+            return fail(gate.at.0, Flaw::NotEquivalent);
+        }
+        for spot in self.proof.arrivals_at(block) {
+            at = self.pass(at, &spot, start)?;
+        }
+        if at == label {
+            return Ok(());
+        }
+        let ordinary = self.proof.label(block).unwrap_or_default();
+        self.jump(at, start, (label, ordinary))
+    }
+}
+
+/// Whether the memory operand of an instruction is an absolute address, in this segment if it names one.
+fn at_address(i: &Instruction, segment: Register, address: u64) -> bool {
+    let operand = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory);
+    operand
+        && i.memory_base() == Register::None
+        && i.memory_index() == Register::None
+        && i.segment_prefix() == segment
+        && i.memory_displacement64() as u32 == address as u32
+}
+
+/// Whether an instruction writes the gs segment or its base.
+fn sets_gs(i: &Instruction) -> bool {
+    let loads = i.op_count() > 0 && i.op0_kind() == OpKind::Register && i.op0_register() == Register::GS;
+    let pushes = i.mnemonic() == Mnemonic::Push;
+    loads && !pushes || matches!(i.mnemonic(), Mnemonic::Wrgsbase | Mnemonic::Swapgs | Mnemonic::Lgs)
+}
