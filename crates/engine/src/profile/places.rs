@@ -91,7 +91,10 @@ impl<'w> CodeMap<'w> {
             at = target;
         }
         match self.code_at(at) {
-            Some(Code::Body(body)) => Spot { place: in_body(body, at), next: next_in_body(body, at) },
+            Some(Code::Body(body)) => {
+                let at = body.in_ordinary(at);
+                Spot { place: in_body(body, at), next: next_in_body(body, at) }
+            }
             Some(Code::Point(point)) => Spot { place: in_point(point, at), next: next_in_point(point) },
             None if at == pc && !self.arenas.iter().any(|arena| arena.contains(&pc)) => {
                 Spot { place: self.before_call_at(pc).unwrap_or(Place::Text(pc)), next: Some(pc) }
@@ -351,6 +354,7 @@ mod tests {
             exposed: Vec::new(),
             called: Vec::new(),
             why_exposed: None,
+            counting: None,
             removal: RemovalRecord { code: Avma(0x100)..Avma(0x140), ..RemovalRecord::default() },
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_body;
-use ingraft_codegen::{Arena, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
+use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
 use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -148,6 +148,28 @@ impl Body {
     }
 }
 
+/// Whether the points that come with a copy are all that a change weaves into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Completeness {
+    /// All of them.
+    All,
+    /// Further points may follow, so the copy gets no counting copy.
+    Some,
+}
+
+impl NewPoint<'_> {
+    /// The point as one that is woven together with the copy of its function; `None` for a point in the text.
+    fn in_copy(&self) -> Option<BodyPoint> {
+        let counter = match self.minis.as_slice() {
+            [only] if self.site.are_flags_free() => {
+                only.snippet.as_increment().and_then(|variable| only.counters.get(variable.0 as usize)).copied()
+            }
+            _ => None,
+        };
+        Some(BodyPoint { spot: self.probe?, counter })
+    }
+}
+
 /// First function of a module.
 fn first_of(module: ModuleRef) -> FunctionRef {
     FunctionRef { module, function: 0 }
@@ -192,6 +214,14 @@ impl Woven {
         gone.iter().map(|body| body.record(modules, module)).collect()
     }
 
+    /// Gives up the counting copy of a function, because points of the function change.
+    pub(super) fn give_up_counting(&mut self, function: FunctionRef, plan: &mut PatchPlan) {
+        let Some(body) = self.bodies.get_mut(&function).filter(|body| body.woven.is_counting()) else { return };
+        if let Some(given_up) = Arc::make_mut(body).woven.give_up_counting() {
+            append(plan, given_up);
+        }
+    }
+
     /// Copies the functions that new points of a module need. Points whose function cannot be copied, or whose position the copy does not
     /// have, are taken away from `points`; in the first case, `change` names the function as one without a copy.
     pub(super) fn weave_bodies(
@@ -199,6 +229,7 @@ impl Woven {
         subject: Subject<'_>,
         copies: &Copies,
         points: &mut Vec<NewPoint<'_>>,
+        completeness: Completeness,
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
@@ -209,11 +240,19 @@ impl Woven {
         missing.retain(|function| !self.bodies.contains_key(function));
         let in_text: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
+        let mut own: FxHashMap<FunctionRef, Vec<BodyPoint>> = FxHashMap::default();
+        if completeness == Completeness::All {
+            for point in points.iter() {
+                let known = missing.binary_search(&point.place.function).ok().and_then(|_| point.in_copy());
+                own.entry(point.place.function).or_default().extend(known);
+            }
+        }
         for function in missing {
             let Some(body) = copies.chosen.get(&function) else { continue };
+            let its = own.get(&function).map_or(&[][..], Vec::as_slice);
             let woven = match in_text.contains(&function) {
                 true => Err(overlap(subject.modules, function)),
-                false => self.weave_body(subject, function, body, mapped)?,
+                false => self.weave_body(subject, function, (body, its), mapped)?,
             };
             match woven {
                 Ok((file, body, plan)) => {
@@ -241,7 +280,7 @@ impl Woven {
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
         function: FunctionRef,
-        body: &FunctionBody,
+        (body, points): (&FunctionBody, &[BodyPoint]),
         mapped: &mut NewArenas<'_>,
     ) -> Result<Result<Copied, Refusal>, Error> {
         let Some((file, module, f)) = modules.resolve(function) else { return Ok(Err(Refusal::NoSuchFunction)) };
@@ -251,7 +290,7 @@ impl Woven {
             text
         });
         let name = f.display_name();
-        let request = BodyRequest { body, bias: module.bias, name: &name };
+        let request = BodyRequest { body, bias: module.bias, name: &name, points };
         let mut bytes = Arena::estimate_bytes(body.blocks.iter().map(|b| 1 + b.bytes.len() / 32).sum());
         loop {
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
@@ -259,7 +298,7 @@ impl Woven {
             let woven = weave_body(env, arena, text, &request).map_err(codegen_error)?;
             match woven {
                 Ok(woven) => {
-                    verify_body(arena, text, &request, &woven).map_err(|e| defect(&e))?;
+                    verify_body(env, arena, text, &request, &woven).map_err(|e| defect(&e))?;
                     let body = Arc::new(Body { woven: woven.body, arena: index });
                     return Ok(Ok((file.id(), body, woven.plan)));
                 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::arenas::NewArenas;
-use crate::weaving::bodies::{Copies, Hosted};
+use crate::weaving::bodies::{Completeness, Copies, Hosted};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{Change, KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
@@ -152,7 +152,7 @@ impl Woven {
             }
         }
         for (module, mut points) in new {
-            self.weave_bodies(subject, copies, &mut points, change, mapped)?;
+            self.weave_bodies(subject, copies, &mut points, Completeness::Some, change, mapped)?;
             self.weave_new(subject, module, &points, change, mapped)?;
         }
         let stuck = moving.iter().filter(|points| points.points.iter().any(|moved| self.is_stuck(moved)));

@@ -22,7 +22,7 @@ use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
-use crate::weaving::bodies::{Bodies, Body, Copies};
+use crate::weaving::bodies::{Bodies, Body, Completeness, Copies};
 use crate::weaving::cost;
 use crate::weaving::moving;
 use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
@@ -536,6 +536,7 @@ impl Woven {
     ) -> Result<(), Error> {
         let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'a>>> = BTreeMap::new();
         for found in found.into_iter().flatten() {
+            self.give_up_counting(found.place.function, &mut change.plan);
             match self.points.get_mut(&found.place) {
                 Some(point) => {
                     let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
@@ -549,7 +550,7 @@ impl Woven {
         }
         for (module, mut points) in new {
             self.add_hosts(hosts, &mut points);
-            self.weave_bodies(subject, copies, &mut points, change, mapped)?;
+            self.weave_bodies(subject, copies, &mut points, Completeness::All, change, mapped)?;
             self.weave_new(subject, module, &points, change, mapped)?;
         }
         Ok(())
@@ -676,7 +677,9 @@ impl Woven {
                     chains.push(point.chain());
                 }
             }
-            if !body_stays && let Some(body) = woven.remove_body(function) {
+            if body_stays {
+                woven.give_up_counting(function, &mut plan);
+            } else if let Some(body) = woven.remove_body(function) {
                 append(&mut plan, RemovalRecord::combine([&body.woven.removal]));
                 gone.push(body.record(modules, function.module));
             }

@@ -158,7 +158,7 @@ pub fn copy(
     let start = file.text().end.0.next_multiple_of(4096);
     let bytes: usize = body.blocks.iter().map(|block| block.bytes.len()).sum();
     let mut arena = Arena::new(Avma(start)..Avma(start + 16 * bytes as u64 + (1 << 20)));
-    let request = BodyRequest { body, bias: module.bias, name: &name };
+    let request = BodyRequest { body, bias: module.bias, name: &name, points: &[] };
     let woven = weave_body(&environment(), &mut arena, &mut text.clone(), &request);
     woven.map_err(|_| Refusal::NoRoomNearby)?.map(|woven| woven.body)
 }
