@@ -121,3 +121,38 @@ fn a_daemon_that_is_killed_while_points_move() {
     }
     assert!(target.end().success());
 }
+
+/// Number of rounds of the loop in `around`.
+const ROUNDS: u64 = 40_000_000;
+
+/// The profile's counting copies are given up when the points of another client come, while threads run them.
+#[test]
+fn a_profile_stays_exact_while_points_of_others_come_and_go() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("blocks", &[]);
+    let before = Text::of(target.pid());
+    let (one, other) = (client(&daemon), client(&daemon));
+    for _ in 0..scaled(3, 60) {
+        let profile = one.measure("profile", target.pid(), &["edges", "around", "step", "spin"]);
+        target.tell(&format!("around {ROUNDS}"));
+        for _ in 0..3 {
+            let blocks = one_more(&other, &target, &["count", "around#*"]);
+            let _ = blocks.interrupt().assert_code(0);
+            let spins = one_more(&other, &target, &["count", "spin#*"]);
+            let _ = spins.interrupt().assert_code(0);
+        }
+        target.reply();
+        let outcome = profile.interrupt().assert_code(0);
+        assert!(outcome.all("warning").is_empty(), "{outcome:#?}");
+        let edges = outcome.all("edge");
+        let count = |function: &str, kind: &str| {
+            let its = edges.iter().filter(|edge| edge["function"] == function && edge["kind"] == kind);
+            its.filter_map(|edge| edge["count"].as_u64()).collect::<Vec<_>>()
+        };
+        assert_eq!(count("around", "taken"), [ROUNDS - 1], "{outcome:#?}");
+        assert_eq!(count("step", "return"), [ROUNDS + 2], "{outcome:#?}");
+    }
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
