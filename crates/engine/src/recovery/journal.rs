@@ -28,7 +28,9 @@ const MAGIC_BEFORE: [u8; 8] = *b"INGJRNL\x03";
 /// Bytes before a record's payload: kind and length.
 const FRAME_HEAD: usize = 5;
 /// The kind of [`Record::Point`].
-const POINT: u8 = 2;
+const POINT: u8 = 8;
+/// The kind that [`Record::Point`] had when each address took eight bytes.
+const WIDE_POINT: u8 = 2;
 /// The kind of [`Record::Chain`].
 const CHAIN: u8 = 7;
 
@@ -349,9 +351,11 @@ fn encode_point<'r>(file: FileId, mut records: impl Iterator<Item = &'r RemovalR
         p.extend_from_slice(&w.new);
     }
     put(p, all.clone().map(|record| record.moves.len() as u64).sum());
+    let mut last = PcMove { from: Avma(0), to: Avma(0) };
     for m in all.clone().flat_map(|record| &record.moves) {
-        put(p, m.from.0);
-        put(p, m.to.0);
+        put_distance(p, last.from, m.from);
+        put_distance(p, last.to, m.to);
+        last = *m;
     }
     put(p, all.clone().map(|record| record.step_out.len() as u64).sum());
     for range in all.flat_map(|record| &record.step_out) {
@@ -468,7 +472,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
     let mut p = Reader { bytes: payload };
     match kind {
         1 => Some(Record::Arena(p.range()?)),
-        2 => {
+        POINT | WIDE_POINT => {
             let device = p.u64()?;
             let file = FileId { device: ((device >> 32) as u32, device as u32), inode: p.u64()? };
             let text = p.list(|p| {
@@ -479,7 +483,14 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 }
                 Some(TextWrite { at, len, old: p.take(8)?.try_into().ok()?, new: p.take(8)?.try_into().ok()? })
             })?;
-            let moves = p.list(|p| Some(PcMove { from: Avma(p.u64()?), to: Avma(p.u64()?) }))?;
+            let mut last = PcMove { from: Avma(0), to: Avma(0) };
+            let moves = p.list(|p| {
+                last = match kind {
+                    WIDE_POINT => PcMove { from: Avma(p.u64()?), to: Avma(p.u64()?) },
+                    _ => PcMove { from: p.distance(last.from)?, to: p.distance(last.to)? },
+                };
+                Some(last)
+            })?;
             let step_out = p.list(Reader::range)?;
             let removal = RemovalRecord { text, moves, step_out, code: p.range()? };
             Some(Record::Point(PointRecord { file, removal }))
@@ -553,6 +564,17 @@ fn put(out: &mut Vec<u8>, v: u64) {
     out.extend_from_slice(&v.to_le_bytes());
 }
 
+/// Encodes the distance between two addresses: seven bits a byte, the lowest first, with the sign in the lowest bit.
+fn put_distance(out: &mut Vec<u8>, from: Avma, to: Avma) {
+    let distance = to.0.wrapping_sub(from.0).cast_signed();
+    let mut left = (distance << 1 ^ distance >> 63).cast_unsigned();
+    while left >= 0x80 {
+        out.push(left as u8 | 0x80);
+        left >>= 7;
+    }
+    out.push(left as u8);
+}
+
 fn put_text(out: &mut Vec<u8>, text: &str) {
     put(out, text.len() as u64);
     out.extend_from_slice(text.as_bytes());
@@ -595,6 +617,20 @@ impl<'a> Reader<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 
+    /// The address at an encoded distance from another one.
+    fn distance(&mut self, from: Avma) -> Option<Avma> {
+        let mut all = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            all |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                let distance = (all >> 1) ^ (all & 1).wrapping_neg();
+                return Some(Avma(from.0.wrapping_add(distance)));
+            }
+        }
+        None
+    }
+
     fn text(&mut self) -> Option<String> {
         let n = usize::try_from(self.u64()?).ok()?;
         String::from_utf8(self.take(n)?.to_vec()).ok()
@@ -628,6 +664,30 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn distances_come_back() {
+        let far = [0, 1, 63, 64, 0x7f00_0000_1234, u64::MAX, 1 << 63];
+        for (from, to) in far.into_iter().flat_map(|from| far.map(|to| (Avma(from), Avma(to)))) {
+            let mut bytes = Vec::new();
+            put_distance(&mut bytes, from, to);
+            let mut reader = Reader { bytes: &bytes };
+            assert_eq!((reader.distance(from), reader.bytes.len()), (Some(to), 0), "{from} {to}");
+        }
+        assert_eq!(Reader { bytes: &[0x80; 11] }.distance(Avma(0)), None);
+    }
+
+    #[test]
+    fn points_of_earlier_engines_are_read() {
+        let mut bytes = Vec::new();
+        let start = begin_frame(&mut bytes);
+        // Device, inode, no text, one move, nothing to step out of, and the range of the code.
+        [5 << 32 | 6, 7, 0, 1, 0x1000, 0x2000, 0, 0x1000, 0x1010].into_iter().for_each(|v| put(&mut bytes, v));
+        end_frame(WIDE_POINT, start, &mut bytes);
+        let Some(Record::Point(point)) = decode_record(&mut Reader { bytes: &bytes }) else { panic!("no point") };
+        assert_eq!(point.removal.moves, [PcMove { from: Avma(0x1000), to: Avma(0x2000) }]);
+        assert_eq!((point.file.inode, point.removal.code), (7, Avma(0x1000)..Avma(0x1010)));
+    }
 
     fn head() -> Head {
         Head {
