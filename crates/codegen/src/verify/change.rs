@@ -164,7 +164,7 @@ pub fn verify_added(
             return fail(code.start.0, Flaw::NotEquivalent);
         }
         walk.tile(&code.range)?;
-        walk.all_tiled()?;
+        walk.conclude()?;
         let home = after.resume.filter(|_| after.pushed == 0);
         let allowed = |_, harmless: Option<bool>| home.filter(|_| harmless == Some(true));
         let used = ways_out(&mini.removal, walk.visited(&code.range), allowed)?;

@@ -162,7 +162,7 @@ pub fn verify_weave_on(
         if memory.holds(routine.range.start.0) {
             walk.slow_routine(r as u8, routine)?;
             walk.tile(&routine.range)?;
-            walk.all_tiled()?;
+            walk.conclude()?;
             proven.push((routine.range.start.0, routine.range.end.0));
         }
     }
@@ -246,7 +246,7 @@ fn prove_routines(
     for (routine, range) in known.filter(|(_, range)| memory.holds(range.start.0)) {
         walk.routine(range.start.0, routine)?;
         walk.tile(range)?;
-        walk.all_tiled()?;
+        walk.conclude()?;
         proven.push((range.start.0, range.end.0));
     }
     Ok(())
@@ -493,7 +493,7 @@ impl Proof<'_> {
         if !point.minis.iter().all(alone) {
             return fail(at.0, Flaw::Unmatched);
         }
-        walk.all_tiled()?;
+        walk.conclude()?;
         self.islands_have_ways(&point.removal)
     }
 

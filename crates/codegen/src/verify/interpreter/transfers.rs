@@ -11,14 +11,27 @@ use super::{Mode, Walk};
 use crate::code::routine::Routine;
 
 impl Walk<'_> {
-    /// Whether control that is at `from` can come to the instruction at `to`, on ways that were visited.
-    pub(super) fn reaches(&self, from: u64, to: u64) -> bool {
+    /// Checks that no branch that leads backwards after an answer of a routine closes a loop, on the ways that were visited. Each target is
+    /// followed once, for all branches to it.
+    pub(super) fn no_loops(&self) -> Result<(), VerifyError> {
+        let mut targets: Vec<u64> = self.backwards.iter().map(|(target, _)| *target).collect();
+        targets.sort_unstable();
+        targets.dedup();
+        for from in targets {
+            let reached = self.reached(from);
+            let closes = |(target, branch): &&(u64, u64)| *target == from && reached.contains(branch);
+            if let Some((_, branch)) = self.backwards.iter().find(closes) {
+                return fail(*branch, Flaw::Astray);
+            }
+        }
+        Ok(())
+    }
+
+    /// The instructions to which control that is at `from` can come, on ways that were visited.
+    fn reached(&self, from: u64) -> FxHashSet<u64> {
         let (mut work, mut seen) = (vec![from], FxHashSet::default());
         while let Some(at) = work.pop() {
-            if at == to {
-                return true;
-            }
-            if self.visit(at).is_none() || !seen.insert(at) {
+            if !seen.insert(at) || self.visit(at).is_none() {
                 continue;
             }
             let Ok(i) = self.memory.decode(at) else { continue };
@@ -28,7 +41,7 @@ impl Walk<'_> {
             work.extend(branches.then(|| i.near_branch_target()));
             work.extend((i.flow_control() != FlowControl::UnconditionalBranch).then(|| i.next_ip()));
         }
-        false
+        seen
     }
 
     /// Checks that generated code has no loop: a branch leads forwards, out of the code, or along the chain of snippets. Code aside of a
@@ -41,7 +54,7 @@ impl Walk<'_> {
         // A routine's answer may be tested by `test ecx, ecx` and a branch back. That such a branch closes no loop is proven at the end, when
         // all instructions are known.
         let answered = self.passes.iter().any(|(_, back, answers)| *answers && *back == at.wrapping_sub(2));
-        if answered && target <= at {
+        if answered && target <= at && !self.backwards.contains(&(target, at)) {
             self.backwards.push((target, at));
         }
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
