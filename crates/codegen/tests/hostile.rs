@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
-use ingraft_model::{Arrival, Avma, Bias, Clearing, Free, Gpr, Site, SiteKind, Svma, ThreadIdentity};
+use ingraft_model::{Arrival, Avma, Bias, Free, Gpr, IslandRoom, Site, SiteKind, Svma, ThreadIdentity};
 use proptest::prelude::*;
 use support::*;
 
@@ -41,11 +41,11 @@ fn any_site() -> impl Strategy<Value = Site> {
     let landings = prop::collection::vec(address(), 0..3);
     let scratch = prop::collection::vec(0..20u8, 0..3);
     let branches = prop::collection::vec(back_branch(), 0..3);
-    let clearing = (address(), bytes(16)).prop_map(|(at, bytes)| Clearing { at: Svma(at), bytes });
-    let exit = (any::<u8>(), any::<u8>(), 0..9u8, prop::collection::vec(clearing, 0..3));
+    let room = (address(), bytes(16)).prop_map(|(at, bytes)| IslandRoom { at: Svma(at), bytes });
+    let exit = (any::<u8>(), any::<u8>(), 0..9u8, prop::collection::vec(room, 0..3));
     (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches, exit).prop_map(
         |(function, skip, bytes, own, mut landings, scratch, flags, back_branches, exit)| {
-            let (least, point, kind, clearings) = exit;
+            let (least, point, kind, island_rooms) = exit;
             landings.sort_unstable();
             let arrival = Arrival { back_branches, least };
             Site {
@@ -64,7 +64,7 @@ fn any_site() -> impl Strategy<Value = Site> {
                 own: if own & 1 == 0 { bytes.len() as u8 } else { own },
                 bytes,
                 landings: landings.into_iter().map(Svma).collect(),
-                clearings,
+                island_rooms,
                 moving: false,
             }
         },

@@ -9,8 +9,8 @@ use ingraft_codegen::{
     weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, Refusal, Site, SiteKind, Snippet, Stmt, Svma,
-    ThreadIdentity, VariableId,
+    Avma, BackBranch, Bias, BinaryOp, Expr, IslandRoom, PatchPlan, PcMove, Refusal, Site, SiteKind, Snippet, Stmt,
+    Svma, ThreadIdentity, VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
 use support::random::Field;
@@ -72,13 +72,13 @@ fn short_functions() -> Vec<Function> {
 }
 
 /// An exit of four bytes. In reach is only a range that can be displaced to make room for an island.
-fn cleared() -> Function {
+fn with_island_room() -> Function {
     // lea rax,[rdi+rsi]; add rax,rdx; xor ecx,ecx; cmp rdi,rsi; ja 1f; inc rax; 1: dec rax; ret; int3
-    let stretch: &[u8] = &[0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xd0, 0x31, 0xc9, 0x48, 0x39, 0xf7];
-    let text = [stretch, &[0x77, 0x03], &[0x48, 0xff, 0xc0], &[0x48, 0xff, 0xc8, 0xc3], &[0xcc]].concat();
+    let range: &[u8] = &[0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xd0, 0x31, 0xc9, 0x48, 0x39, 0xf7];
+    let text = [range, &[0x77, 0x03], &[0x48, 0xff, 0xc0], &[0x48, 0xff, 0xc8, 0xc3], &[0xcc]].concat();
     let exit = exit_site(TEXT, TEXT + 17, 3, &text[17..21], &[]);
-    let clearings = vec![Clearing { at: Svma(TEXT), bytes: text[..12].to_vec() }];
-    Function { text, sites: vec![Site { clearings, ..exit }], passes: vec![1] }
+    let island_rooms = vec![IslandRoom { at: Svma(TEXT), bytes: text[..12].to_vec() }];
+    Function { text, sites: vec![Site { island_rooms, ..exit }], passes: vec![1] }
 }
 
 /// Functions without a return, which continue in the code after them, through a long `nop` or two.
@@ -111,9 +111,9 @@ fn branched() -> Vec<Function> {
 }
 
 /// Site before or after a call, with a range of the text.
-fn beside_call(text: &[u8], stretch: std::ops::Range<usize>, point: usize, padding: usize, after: bool) -> Site {
-    let (from, end) = (TEXT + stretch.start as u64, stretch.end);
-    call_site(after, TEXT, from, point, &text[stretch], &text[end..end + padding])
+fn beside_call(text: &[u8], range: std::ops::Range<usize>, point: usize, padding: usize, after: bool) -> Site {
+    let (from, end) = (TEXT + range.start as u64, range.end);
+    call_site(after, TEXT, from, point, &text[range], &text[end..end + padding])
 }
 
 const LEA: &[u8] = &[0x48, 0x8d, 0x04, 0x37];
@@ -180,7 +180,7 @@ fn all() -> Vec<Function> {
     let more = jumped_past().into_iter().chain(displaced_jump());
     short_functions()
         .into_iter()
-        .chain([cleared(), neighbours()])
+        .chain([with_island_room(), neighbours()])
         .chain(run_off())
         .chain(branched())
         .chain(more)
@@ -347,7 +347,7 @@ fn a_point_goes_from_jumps_that_others_displace() {
         for f in displaced_jump() {
             let field = Field::new(identity, f.sites.clone(), &[]);
             let [first, second] = [0, 1].map(|i| field.weave.woven[i].clone().expect("woven"));
-            assert_eq!((second.led.as_slice(), second.host), (&first.inner[..1], None));
+            assert_eq!((second.redirected.as_slice(), second.host), (&first.inner[..1], None));
             let calls = CALLS.len() as i64;
             let alone = remove_within(&second, |_| true, false).expect("the jump stays displaced");
             verify_removed_within(&alone, &second, |_| true, false).expect("right");
@@ -402,9 +402,9 @@ fn a_verifier_that_is_lied_to_finds_it() {
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.next = None)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.leads = e.leads.map(|a| a.offset(1)))), "{shown}");
-            assert!(!change(&|p| p.led.clear()), "{shown}");
-            assert!(!change(&|p| p.led.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
-            assert!(!change(&|p| p.cleared.clear()), "{shown}");
+            assert!(!change(&|p| p.redirected.clear()), "{shown}");
+            assert!(!change(&|p| p.redirected.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
+            assert!(!change(&|p| p.rooms.clear()), "{shown}");
             assert!(!change(&|p| p.host = None), "{shown}");
             assert!(!change(&|p| p.host.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
             assert!(!change(&|p| p.base.0 += 1), "{shown}");
@@ -419,14 +419,14 @@ fn a_verifier_that_is_lied_to_finds_it() {
 
 #[test]
 fn who_stands_in_what_makes_room_has_not_passed_the_point() {
-    let f = cleared();
+    let f = with_island_room();
     let field = Field::new(GLIBC, f.sites.clone(), &[]);
     let exit = field.weave.woven[0].as_ref().expect("woven");
-    let stretch = Avma(TEXT)..Avma(TEXT + 12);
+    let range = Avma(TEXT)..Avma(TEXT + 12);
     let (aside, own): (Vec<&PcMove>, Vec<&PcMove>) =
-        exit.removal.moves.iter().filter(|m| m.from >= exit.tail).partition(|m| stretch.contains(&m.to));
+        exit.removal.moves.iter().filter(|m| m.from >= exit.tail).partition(|m| range.contains(&m.to));
     assert!(aside.len() > 1 && !own.is_empty(), "{}", list(&field.weave.plan, &field.weave.woven));
     assert!(aside.iter().all(|m| !exit.is_passed_at(m.from)));
-    assert!(own.iter().all(|m| m.to >= stretch.end));
+    assert!(own.iter().all(|m| m.to >= range.end));
     assert!(exit.is_passed_at(exit.tail) && !exit.is_passed_at(exit.base));
 }

@@ -26,7 +26,7 @@ fn hosted(site: &Site, body: &FunctionBody) -> (Site, Spot) {
     };
     let own = if site.point_kind() == PointKind::Block { at } else { site.at };
     let spot = Spot::new(site.point_kind(), Avma(at.0));
-    (Site { kind, at: own, landings: Vec::new(), clearings: Vec::new(), ..site.clone() }, spot)
+    (Site { kind, at: own, landings: Vec::new(), island_rooms: Vec::new(), ..site.clone() }, spot)
 }
 
 fn block_of(site: &Site, body: &FunctionBody) -> usize {

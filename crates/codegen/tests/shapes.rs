@@ -160,7 +160,7 @@ fn own_branches_back_to_the_entry() {
         *s = s.clone().back(vec![back_branch(0x401100, 0x401100, 0x401106, &[0x0f, 0x85, 0xfa, 0xfe, 0xff, 0xff])])
     });
     // dec ecx; lea eax,[rsi+5]; jne at 0x401035
-    looping("loop_stretch", |s| {
+    looping("loop_range", |s| {
         *s = s.clone().back(vec![back_branch(
             0x401035,
             0x401030,
@@ -169,7 +169,7 @@ fn own_branches_back_to_the_entry() {
         )]);
     });
     // jmp at 0x401030, with dead padding after it
-    looping("loop_stretch_padding", |s| {
+    looping("loop_range_padding", |s| {
         *s = s.clone().back(vec![back_branch(0x401030, 0x401030, 0x401036, &[0xeb, 0xce, 0xcc, 0xcc, 0xcc, 0xcc])]);
     });
     // Only the branch may be displaced: it leads to an island.

@@ -343,17 +343,17 @@ pub struct Site {
     pub landings: Vec<Svma>,
     /// If `bytes` are too short for a springboard of five bytes: displaceable ranges that can make room for an island within reach of a
     /// springboard of two bytes. The nearest comes first.
-    pub clearings: Vec<Clearing>,
+    pub island_rooms: Vec<IslandRoom>,
     /// Whether calls of the function move between threads, and their stacks in memory (Go). Activation records then belong to a goroutine,
     /// see [`crate::layout::goroutine`].
     pub moving: bool,
 }
 
 impl Site {
-    /// A site without padding, landings and clearings, whose point is at the first byte.
+    /// A site without padding, landings and island_rooms, whose point is at the first byte.
     pub fn new(kind: SiteKind, function: Svma, at: Svma, bytes: Vec<u8>) -> Site {
         let own = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
-        Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), clearings: Vec::new(), moving: false }
+        Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), island_rooms: Vec::new(), moving: false }
     }
 
     /// Kind of the point.
@@ -407,7 +407,7 @@ impl Site {
 /// A straight displaceable range of a function that makes room for an island. Its first five bytes become a springboard, and the five bytes
 /// after that hold the island.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Clearing {
+pub struct IslandRoom {
     /// Address of the first byte, the only one at which control arrives from elsewhere.
     pub at: Svma,
     /// Bytes of the range: whole instructions, at least ten bytes.

@@ -588,10 +588,10 @@ impl SharedArea {
     fn values(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
         let mut found = Vec::new();
         let mut words = Vec::new();
-        for stretch in self.touched(shard, counters).stretches(counters) {
-            words.resize(stretch.len(), 0);
-            self.read_words(self.counter_at(shard, stretch.start), &mut words)?;
-            found.extend(stretch.zip(words.iter().copied()).filter(|(_, value)| *value != 0));
+        for run in self.touched(shard, counters).runs(counters) {
+            words.resize(run.len(), 0);
+            self.read_words(self.counter_at(shard, run.start), &mut words)?;
+            found.extend(run.zip(words.iter().copied()).filter(|(_, value)| *value != 0));
         }
         Ok(found)
     }

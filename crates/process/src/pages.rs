@@ -27,7 +27,7 @@ impl Touched {
     }
 
     /// Ranges of counters below `end` whose pages have memory.
-    pub(crate) fn stretches(&self, end: u32) -> Vec<std::ops::Range<u32>> {
+    pub(crate) fn runs(&self, end: u32) -> Vec<std::ops::Range<u32>> {
         let Some(pages) = &self.pages else { return std::iter::once(0..end).collect() };
         let mut out: Vec<std::ops::Range<u32>> = Vec::new();
         for (page, _) in (0..).zip(pages).filter(|(_, page)| *page & 1 != 0) {
@@ -81,15 +81,15 @@ mod tests {
         let second = Touched::of(&map, len, end);
         assert!(second.has(0) && second.has(70_000) && second.has(70_001));
         assert!(!second.has(30_000) && !second.has(99_999));
-        let stretches = second.stretches(end);
-        assert!(stretches.len() == 2 && stretches[0].start == 0 && stretches[1].contains(&70_000), "{stretches:?}");
-        assert!(stretches.iter().all(|s| s.len() <= 512));
+        let runs = second.runs(end);
+        assert!(runs.len() == 2 && runs[0].start == 0 && runs[1].contains(&70_000), "{runs:?}");
+        assert!(runs.iter().all(|s| s.len() <= 512));
         let first = Touched::of(&map, 0, end);
-        assert!(!first.has(0) && first.stretches(end).is_empty());
+        assert!(!first.has(0) && first.runs(end).is_empty());
         assert!(Touched::of(&map, 2 * len, end).has(5), "nothing is known of what is outside");
         // mincore(2) does not allocate pages.
         let blocks = rustix::fs::fstat(&memfd).unwrap().st_blocks;
         assert!(blocks * 512 <= 3 * PAGE as i64, "{blocks}");
-        assert_eq!(Touched::ALL.stretches(7).first(), Some(&(0..7)));
+        assert_eq!(Touched::ALL.runs(7).first(), Some(&(0..7)));
     }
 }

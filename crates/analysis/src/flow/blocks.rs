@@ -5,7 +5,7 @@ use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Refusal, Svma, WayIn
 use crate::flow::body::Body;
 use crate::flow::graph::Graph;
 use crate::flow::returns::{callee, never_returns};
-use crate::flow::walk::{LEADER, REACHED};
+use crate::flow::traversal::{LEADER, REACHED};
 use crate::text::decode;
 use crate::text::transfer::Transfer;
 
@@ -124,7 +124,7 @@ impl Builder<'_> {
 
     fn indirect(&mut self, from: usize, jump: usize) {
         let found = [&self.graph.found, &self.graph.others];
-        let table = |found: &&crate::flow::walk::Found| {
+        let table = |found: &&crate::flow::traversal::Found| {
             let at = found.tables.binary_search_by_key(&jump, |table| table.0).ok()?;
             Some(found.tables[at].1.clone())
         };

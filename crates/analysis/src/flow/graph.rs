@@ -5,7 +5,7 @@ use ingraft_model::{Refusal, Svma};
 
 use crate::flow::body::Body;
 use crate::flow::jumps;
-use crate::flow::walk::{Doubts, Found, REACHED, Walk};
+use crate::flow::traversal::{Doubts, Found, REACHED, Traversal};
 use crate::flow::ways_in;
 use crate::text::decode;
 
@@ -28,31 +28,31 @@ pub(crate) struct Graph {
 impl Graph {
     /// Follows control from the entry, the landing pads and then every other way in. Control is assumed to return from every call.
     pub fn new(body: &Body<'_>) -> Graph {
-        Self::of(Walk::new(body))
+        Self::of(Traversal::new(body))
     }
 
     /// Follows control as [`Graph::new`] does, but never examines callees, not even to resolve jump tables.
     pub fn with_all_returns(body: &Body<'_>) -> Graph {
-        Self::of(Walk { trusts_calls: true, ..Walk::new(body) })
+        Self::of(Traversal { trusts_calls: true, ..Traversal::new(body) })
     }
 
-    fn of(mut walk: Walk<'_>) -> Graph {
-        let body = walk.body;
-        walk.work.push(body.function.start);
+    fn of(mut traversal: Traversal<'_>) -> Graph {
+        let body = traversal.body;
+        traversal.work.push(body.function.start);
         for range in &body.inside {
-            walk.work.extend(body.image.landing_pads_in(range));
+            traversal.work.extend(body.image.landing_pads_in(range));
         }
-        walk.found.unstated.clone_from(&walk.work);
-        jumps::settle(&mut walk);
-        let unexplained = is_entered_otherwise(body, &walk.marks);
-        let (first, mut found) = (walk.jumps.len(), std::mem::take(&mut walk.found));
-        let before = walk.marks.clone();
-        let doors = ways_in::enter(&mut walk);
-        let reached = if before == walk.marks { Vec::new() } else { before };
-        jumps::conclude(&mut walk, &mut found, first);
+        traversal.found.unstated.clone_from(&traversal.work);
+        jumps::settle(&mut traversal);
+        let unexplained = is_entered_otherwise(body, &traversal.marks);
+        let (first, mut found) = (traversal.jumps.len(), std::mem::take(&mut traversal.found));
+        let before = traversal.marks.clone();
+        let doors = ways_in::enter(&mut traversal);
+        let reached = if before == traversal.marks { Vec::new() } else { before };
+        jumps::conclude(&mut traversal, &mut found, first);
         found.sort();
-        walk.found.sort();
-        let Walk { marks, found: others, doubts, .. } = walk;
+        traversal.found.sort();
+        let Traversal { marks, found: others, doubts, .. } = traversal;
         let mut graph = Graph { reached, marks, found, others, doors, doubts };
         let doubt = if unexplained { Some(Refusal::EnteredFromElsewhere) } else { graph.left_behind(body) };
         graph.doubts.ways_out = graph.doubts.ways_out.take().or(doubt);

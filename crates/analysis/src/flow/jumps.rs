@@ -3,7 +3,7 @@
 use iced_x86::OpKind;
 
 use crate::flow::returns::{callee, never_returns};
-use crate::flow::walk::{Found, REACHED, Walk};
+use crate::flow::traversal::{Found, REACHED, Traversal};
 use crate::functions::discovered::Door;
 use crate::functions::jump_table::{Predecessors, Resolved, Resolver};
 
@@ -34,52 +34,52 @@ pub(crate) enum Leads {
 }
 
 /// Follows control from the addresses in `work`, and through indirect jumps, until no more instructions are reached.
-pub(crate) fn settle(walk: &mut Walk<'_>) {
-    walk.run();
+pub(crate) fn settle(traversal: &mut Traversal<'_>) {
+    traversal.run();
     for round in 0.. {
-        if walk.jumps.is_empty() || walk.settled == walk.reached {
+        if traversal.jumps.is_empty() || traversal.settled == traversal.reached {
             return;
         }
-        let resolved = resolve(walk);
-        let stable = walk.jumps == resolved;
-        walk.jumps = resolved;
-        let open = walk.jumps.iter().any(|jump| jump.leads == Leads::Unknown);
-        if stable && !(open && (note_last_calls(walk) || std::mem::take(&mut walk.exact_tables))) {
-            walk.settled = walk.reached;
+        let resolved = resolve(traversal);
+        let stable = traversal.jumps == resolved;
+        traversal.jumps = resolved;
+        let open = traversal.jumps.iter().any(|jump| jump.leads == Leads::Unknown);
+        if stable && !(open && (note_last_calls(traversal) || std::mem::take(&mut traversal.exact_tables))) {
+            traversal.settled = traversal.reached;
             return;
         }
         if round == ROUNDS {
-            walk.jumps.iter_mut().for_each(|jump| jump.leads = Leads::Unknown);
+            traversal.jumps.iter_mut().for_each(|jump| jump.leads = Leads::Unknown);
             return;
         }
-        for jump in &walk.jumps {
+        for jump in &traversal.jumps {
             if let Leads::To(places) | Leads::Anywhere(places) = &jump.leads {
-                walk.work.extend(places.iter().filter(|place| walk.body.contains(**place)));
+                traversal.work.extend(places.iter().filter(|place| traversal.body.contains(**place)));
             }
         }
-        walk.run();
+        traversal.run();
     }
 }
 
 /// Finds the calls that never return. No control comes from such a call, so it does not hide the value of a register at a later jump.
 /// Returns whether the set of these calls has changed.
-fn note_last_calls(walk: &mut Walk<'_>) -> bool {
-    if walk.trusts_calls {
+fn note_last_calls(traversal: &mut Traversal<'_>) -> bool {
+    if traversal.trusts_calls {
         return false;
     }
-    let (body, marks) = (walk.body, &walk.marks);
+    let (body, marks) = (traversal.body, &traversal.marks);
     let calls = (0..body.code.len()).filter(|index| marks[*index] & REACHED != 0);
     let last = |index: &usize| callee(&body.code[*index]).is_some_and(|callee| never_returns(body.image, callee));
     let found: Vec<usize> = calls.filter(last).collect();
-    let new = found != walk.last_calls;
-    walk.last_calls = found;
+    let new = found != traversal.last_calls;
+    traversal.last_calls = found;
     new
 }
 
 /// Resolves all indirect jumps that are reached so far, by the ways to them that are known so far.
-fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
-    let (body, image) = (walk.body, walk.body.image);
-    let reached = walk.marks.iter().map(|mark| mark & REACHED != 0).collect();
+fn resolve(traversal: &Traversal<'_>) -> Vec<Jump> {
+    let (body, image) = (traversal.body, traversal.body.image);
+    let reached = traversal.marks.iter().map(|mark| mark & REACHED != 0).collect();
     let mut doors = vec![body.function.start];
     let mut taken = Vec::new();
     for range in &body.inside {
@@ -90,13 +90,13 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
         taken.extend(addressed.map(|door| door.at).filter(|at| body.index_of(*at).is_some()));
     }
     let mut before = Predecessors::new(&body.code, doors, reached);
-    let tables = walk.jumps.iter().filter_map(|jump| match &jump.leads {
+    let tables = traversal.jumps.iter().filter_map(|jump| match &jump.leads {
         Leads::To(places) => Some((jump.index, places)),
         _ => None,
     });
     before.add(tables.flat_map(|(jump, places)| places.iter().map(move |at| (*at, jump))));
-    before.last_calls.clone_from(&walk.last_calls);
-    let (pointers, tables, memory) = (image.pointers(), image.tables(), &walk.memory);
+    before.last_calls.clone_from(&traversal.last_calls);
+    let (pointers, tables, memory) = (image.pointers(), image.tables(), &traversal.memory);
     let (code, inside) = (&body.code[..], &body.inside[..]);
     let resolver = Resolver { image: image.elf(), pointers, code, inside, before: &before, tables, memory };
     let mut budget = body.budget();
@@ -106,11 +106,11 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
             return Leads::Unknown;
         }
         match resolver.resolve(jump.index, &mut budget) {
-            Resolved::Table(targets) if targets.bounded && (targets.exact || !walk.exact_tables) => {
+            Resolved::Table(targets) if targets.bounded && (targets.exact || !traversal.exact_tables) => {
                 Leads::To(targets.places)
             }
             // In this phase, targets that may not exist would hide the bounds and addresses of other tables.
-            Resolved::Table(_) | Resolved::Pointer if walk.exact_tables => Leads::Unknown,
+            Resolved::Table(_) | Resolved::Pointer if traversal.exact_tables => Leads::Unknown,
             Resolved::Table(targets) if !targets.absolute => Leads::Unknown,
             Resolved::Distances(_) => Leads::Unknown,
             // Without a label whose address is taken, a pointer can only lead to another function.
@@ -118,27 +118,27 @@ fn resolve(walk: &Walk<'_>) -> Vec<Jump> {
             Resolved::Pointer | Resolved::Table(_) => Leads::Anywhere(taken.clone()),
         }
     };
-    walk.jumps.iter().map(|jump| Jump { index: jump.index, leads: leads(jump) }).collect()
+    traversal.jumps.iter().map(|jump| Jump { index: jump.index, leads: leads(jump) }).collect()
 }
 
 /// Adds the indirect jumps to the results. The first `first` jumps are reached from the entry or a landing pad, and go to `found`; the
-/// others go to the results of `walk`.
-pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
-    let jumps = std::mem::take(&mut walk.jumps);
+/// others go to the results of `traversal`.
+pub(crate) fn conclude(traversal: &mut Traversal<'_>, found: &mut Found, first: usize) {
+    let jumps = std::mem::take(&mut traversal.jumps);
     for (number, jump) in jumps.into_iter().enumerate() {
-        let refusal = walk.unresolved(jump.index);
-        let out = if number < first { &mut *found } else { &mut walk.found };
+        let refusal = traversal.unresolved(jump.index);
+        let out = if number < first { &mut *found } else { &mut traversal.found };
         match jump.leads {
             Leads::To(places) => {
-                let inside = |at: &u64| walk.body.contains(*at);
+                let inside = |at: &u64| traversal.body.contains(*at);
                 if !places.iter().any(inside) {
                     out.exits.push(jump.index);
                 }
                 // If some targets are inside and some outside, the jump is an exit only at some of its executions.
                 if places.iter().any(inside) && !places.iter().all(inside) {
-                    walk.doubts.ways_out.get_or_insert(refusal);
+                    traversal.doubts.ways_out.get_or_insert(refusal);
                 }
-                out.unstated.extend(places.iter().copied().filter(|at| walk.body.contains(*at)));
+                out.unstated.extend(places.iter().copied().filter(|at| traversal.body.contains(*at)));
                 out.tables.push((jump.index, places));
             }
             Leads::Out => {
@@ -147,14 +147,14 @@ pub(crate) fn conclude(walk: &mut Walk<'_>, found: &mut Found, first: usize) {
             }
             // All of these addresses are ways in.
             Leads::Anywhere(places) => {
-                walk.doubts.ways_out.get_or_insert(refusal);
+                traversal.doubts.ways_out.get_or_insert(refusal);
                 out.dynamic.push(jump.index);
                 out.unstated.extend(&places);
                 out.tables.push((jump.index, places));
             }
             Leads::Unknown => {
                 out.unresolved.push(jump.index);
-                walk.doubts.both(refusal);
+                traversal.doubts.both(refusal);
             }
         }
     }

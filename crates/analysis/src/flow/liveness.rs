@@ -44,7 +44,7 @@ pub(crate) struct Dead {
 /// Returns which of these registers, and whether the flags, are dead at `at`. `inside` tells whether the target of a direct jump is in the
 /// function.
 pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64) -> bool) -> Dead {
-    let mut walk = Walk { image, live: 0, info: InstructionInfoFactory::new() };
+    let mut scan = Scan { image, live: 0, info: InstructionInfoFactory::new() };
     let asked = registers | FLAGS;
     let mut work = vec![(at, asked)];
     let mut seen: Vec<(u64, u32)> = Vec::new();
@@ -54,18 +54,18 @@ pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64)
             continue;
         }
         seen.push((at, pending));
-        walk.path(at, pending, &inside, &mut budget, &mut work);
+        scan.path(at, pending, &inside, &mut budget, &mut work);
     }
-    Dead { registers: registers & !walk.live, flags: walk.live & FLAGS == 0 }
+    Dead { registers: registers & !scan.live, flags: scan.live & FLAGS == 0 }
 }
 
-struct Walk<'a> {
+struct Scan<'a> {
     image: &'a Elf,
     live: u32,
     info: InstructionInfoFactory,
 }
 
-impl Walk<'_> {
+impl Scan<'_> {
     fn path(
         &mut self,
         at: u64,

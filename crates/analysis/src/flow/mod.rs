@@ -9,7 +9,7 @@ pub(crate) mod liveness;
 pub(crate) mod points;
 mod returns;
 pub(crate) mod system_calls;
-mod walk;
+mod traversal;
 mod ways_in;
 
 pub(crate) use self::blocks::cfg;

@@ -4,7 +4,7 @@ use ingraft_model::{Cfg, PointKind, Refusal, Svma};
 
 use crate::flow::body::Body;
 use crate::flow::graph::Graph;
-use crate::flow::{blocks, walk};
+use crate::flow::{blocks, traversal};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::text::transfer::Transfer;
@@ -42,7 +42,8 @@ pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
     let graph = Graph::new(&body);
     let point = |kind, at| Point { kind, at: Svma(at), refusal: None };
     let mut points = vec![point(PointKind::Entry, function.start)];
-    let reached = body.code.iter().zip(&graph.marks).filter(|(_, mark)| *mark & walk::REACHED != 0).map(|(i, _)| i);
+    let reached =
+        body.code.iter().zip(&graph.marks).filter(|(_, mark)| *mark & traversal::REACHED != 0).map(|(i, _)| i);
     let calls = reached.filter(|i| matches!(Transfer::of(i), Transfer::Call(_) | Transfer::IndirectCall));
     points.extend(calls.map(|i| point(PointKind::CallBefore, i.ip())));
     let exits = graph.found.exits.iter().chain(&graph.others.exits);

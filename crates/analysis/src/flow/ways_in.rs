@@ -3,12 +3,12 @@
 use ingraft_model::{Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::jumps;
-use crate::flow::walk::{REACHED, Walk};
+use crate::flow::traversal::{REACHED, Traversal};
 use crate::functions::discovered::Door;
 
 /// Follows control from every way in from outside. Returns these ways in.
-pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
-    let body = walk.body;
+pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
+    let body = traversal.body;
     let mut ways = vec![WayIn { at: body.function.start(), reason: WayInReason::Entry }];
     let mut missed = None;
     for range in &body.inside {
@@ -19,26 +19,26 @@ pub(crate) fn enter(walk: &mut Walk<'_>) -> Vec<WayIn> {
                 missed = missed.or(Some(door.at).filter(|_| door.why & !Door::ADDRESSED != 0));
                 continue;
             }
-            ways.extend(reasons(walk, door));
-            walk.work.push(door.at);
+            ways.extend(reasons(traversal, door));
+            traversal.work.push(door.at);
         }
         // If another function begins in the code of this one, callers of that function enter this code.
         for start in body.image.starts_in(range).filter(|start| *start != body.function.start) {
-            if body.index_of(start).is_some_and(|index| walk.marks[index] & REACHED != 0) {
+            if body.index_of(start).is_some_and(|index| traversal.marks[index] & REACHED != 0) {
                 ways.push(way(start, WayInReason::Called));
-                walk.work.push(start);
+                traversal.work.push(start);
             }
         }
     }
-    jumps::settle(walk);
+    jumps::settle(traversal);
     let offset = |at| body.function.offset_of(at);
     if let Some(at) = missed {
-        walk.doubts.ways_in.get_or_insert(Refusal::UnknownInstruction { offset: offset(at) });
+        traversal.doubts.ways_in.get_or_insert(Refusal::UnknownInstruction { offset: offset(at) });
     }
     if body.inside.iter().any(|range| body.image.in_restartable_sequence(range.start, range.end - range.start)) {
-        walk.doubts.ways_in.get_or_insert(Refusal::RestartableSequence);
+        traversal.doubts.ways_in.get_or_insert(Refusal::RestartableSequence);
     }
-    resumed(walk, &mut ways);
+    resumed(traversal, &mut ways);
     ways.sort_unstable();
     ways
 }
@@ -48,8 +48,8 @@ fn way(at: u64, reason: WayInReason) -> WayIn {
 }
 
 /// The reasons why control may arrive at a door.
-fn reasons(walk: &Walk<'_>, door: &Door) -> impl Iterator<Item = WayIn> {
-    let (body, at) = (walk.body, door.at);
+fn reasons(traversal: &Traversal<'_>, door: &Door) -> impl Iterator<Item = WayIn> {
+    let (body, at) = (traversal.body, door.at);
     let behind_endbr = at == body.function.start + 4 && body.image.elf().begins_with_endbr(body.function.start);
     let plain = if behind_endbr { WayInReason::BehindEndbr } else { WayInReason::BranchFromElsewhere };
     let why = door.why;
@@ -65,13 +65,16 @@ fn reasons(walk: &Walk<'_>, door: &Door) -> impl Iterator<Item = WayIn> {
 }
 
 /// The instructions at which the language's runtime may continue a suspended call.
-fn resumed(walk: &Walk<'_>, ways: &mut Vec<WayIn>) {
-    if !walk.body.is_suspended_somewhere() {
+fn resumed(traversal: &Traversal<'_>, ways: &mut Vec<WayIn>) {
+    if !traversal.body.is_suspended_somewhere() {
         return;
     }
-    let code = walk.body.code.iter().zip(&walk.marks);
+    let code = traversal.body.code.iter().zip(&traversal.marks);
     let reached = code.filter(|(_, mark)| **mark & REACHED != 0);
     ways.extend(
-        reached.map(|(i, _)| i.ip()).filter(|at| walk.body.is_resumed(*at)).map(|at| way(at, WayInReason::Resumed)),
+        reached
+            .map(|(i, _)| i.ip())
+            .filter(|at| traversal.body.is_resumed(*at))
+            .map(|at| way(at, WayInReason::Resumed)),
     );
 }

@@ -33,7 +33,7 @@ pub struct Image {
     /// Places by which goroutines are found; computed when first asked for.
     pub(super) goroutines: OnceLock<Option<Goroutines>>,
     /// Indices of the functions that leave by a jump like longjmp's; computed when first asked for.
-    pub(crate) leaping: OnceLock<Vec<usize>>,
+    pub(crate) longjmps: OnceLock<Vec<usize>>,
     /// Entry sites of the functions for which they were asked.
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.

@@ -83,7 +83,7 @@ impl Image {
             parts,
             imports: OnceLock::new(),
             goroutines: OnceLock::new(),
-            leaping: OnceLock::new(),
+            longjmps: OnceLock::new(),
             entries: Memo::default(),
             exits: Memo::default(),
             blocks: Memo::default(),

@@ -13,9 +13,9 @@ use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::flow::{self, Graph, system_calls};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::clearing::Clearings;
+use crate::sites::island_room::IslandRooms;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
-use crate::sites::{clearing, entry};
+use crate::sites::{entry, island_room};
 use crate::text::decode::Cursor;
 use crate::text::transfer::Transfer;
 
@@ -65,9 +65,9 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
     cfg.ways_in_proven.clone()?;
     system_calls::check(&body, &cfg)?;
     let sites = Sites { body: &body, graph: &graph };
-    let clearings = Clearings::new(&body, &graph, &[]);
-    let room = |site: Site, clearings: &Clearings| match needs_island(&site) {
-        true => Site { clearings: clearings.near(image, site.at.0), ..site },
+    let island_rooms = IslandRooms::new(&body, &graph, &[]);
+    let room = |site: Site, island_rooms: &IslandRooms| match needs_island(&site) {
+        true => Site { island_rooms: island_rooms.near(image, site.at.0), ..site },
         false => site,
     };
     let is_inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
@@ -82,7 +82,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
             bytes: bytes.to_vec(),
             free: sites.free(start.0),
             entered: *entered,
-            room: sites.site(start.0).map(|site| room(site, &clearings)),
+            room: sites.site(start.0).map(|site| room(site, &island_rooms)),
         })
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
@@ -218,7 +218,7 @@ impl Sites<'_> {
         let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
         let kind = SiteKind::Block { free: self.free(at) };
         let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
-        let clearings = if short { clearing::around(image, at, None) } else { Vec::new() };
-        Ok(Site { own: own as u8, landings, clearings, ..Site::new(kind, function.start(), Svma(at), bytes) })
+        let island_rooms = if short { island_room::around(image, at, None) } else { Vec::new() };
+        Ok(Site { own: own as u8, landings, island_rooms, ..Site::new(kind, function.start(), Svma(at), bytes) })
     }
 }

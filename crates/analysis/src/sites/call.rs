@@ -10,10 +10,10 @@ use crate::flow::body::Body;
 use crate::flow::{Graph, never_returns};
 use crate::functions::function::Function;
 use crate::image::Image;
+use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::exit;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
-use crate::sites::stretch::Stretches;
 
 /// Lengths of indirect calls that a direct call can replace, ending at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
@@ -40,13 +40,13 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
     }
     let body = Body::new(image, function);
     let flow = Graph::complete(&body)?;
-    let stretches = Stretches::new(&body, &flow);
+    let ranges = DisplaceableRanges::new(&body, &flow);
     let point = |index| {
         let call = call_site(&body.code[index]);
         let site = match after {
-            false => before(&stretches, index).map(Some),
+            false => before(&ranges, index).map(Some),
             // if no control returns from the call, there is nothing to weave
-            true => behind(&stretches, index)
+            true => behind(&ranges, index)
                 .or_else(|refusal| if never_returns(image, call.callee) { Ok(None) } else { Err(refusal) }),
         };
         CallPoint { call, site }
@@ -74,7 +74,7 @@ fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     let Ok(known) = exit::known(image, function) else { return };
     let needed: Vec<_> =
         sites.iter().map(|site| site.at.0..site.at.0 + SPRINGBOARD.min(site.bytes.len() as u64)).collect();
-    let own = known.clearings(image, &needed);
+    let own = known.island_rooms(image, &needed);
     sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
 }
 
@@ -102,14 +102,14 @@ fn uses_stack_pointer(i: &Instruction) -> bool {
     i.memory_base() == Register::RSP || i.op0_register() == Register::RSP
 }
 
-fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
-    let i = &stretches.body.code[index];
+fn before(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Site, Refusal> {
+    let i = &ranges.body.code[index];
     let (point, end) = (i.ip(), i.next_ip());
-    let offset = stretches.body.function.offset_of(point);
+    let offset = ranges.body.function.offset_of(point);
     if !matches!(i.code(), Code::Call_rel32_64 | Code::Call_rm64) {
         return Err(Refusal::NotDisplaceable { offset, why: "a call to another segment" });
     }
-    if stretches.lands_within(point, end) {
+    if ranges.lands_within(point, end) {
         return Err(Refusal::BranchIntoSpringboard { offset });
     }
     let replaceable = match i.code() {
@@ -119,35 +119,35 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
     let at = if replaceable {
         point
     } else if uses_stack_pointer(i) {
-        stretches.choose(&stretches.starts(index, false), &[point])?
+        ranges.choose(&ranges.starts(index, false), &[point])?
     } else {
         // Prefer a range that ends before the call. The call then stays in place, so the processor predicts its return.
-        stretches.choose(&stretches.starts(index, false), &[point, end])?
+        ranges.choose(&ranges.starts(index, false), &[point, end])?
     };
     let (point, own) = ((point - at) as u8, (end - at) as u8);
-    let site = Site { point, own, ..at_call(stretches, SiteKind::CallBefore, at, end - at) };
-    allowed(stretches, site)
+    let site = Site { point, own, ..at_call(ranges, SiteKind::CallBefore, at, end - at) };
+    allowed(ranges, site)
 }
 
 /// The site at the return address of a call; `None` if nothing can return there.
-fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refusal> {
-    let (image, function) = (stretches.body.image, stretches.body.function);
-    let at = stretches.body.code[index].next_ip();
+fn behind(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Option<Site>, Refusal> {
+    let (image, function) = (ranges.body.image, ranges.body.function);
+    let at = ranges.body.code[index].next_ip();
     let offset = function.offset_of(at);
-    let Some(next) = stretches.body.index_of(at) else {
-        return if stretches.body.contains(at) { Err(Refusal::UnknownInstruction { offset }) } else { Ok(None) };
+    let Some(next) = ranges.body.index_of(at) else {
+        return if ranges.body.contains(at) { Err(Refusal::UnknownInstruction { offset }) } else { Ok(None) };
     };
-    if ends_there(&stretches.body.code[next]) {
+    if ends_there(&ranges.body.code[next]) {
         return Ok(None);
     }
-    let back_branches = jumps_to(stretches, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
-    let Some(end) = stretches.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
+    let back_branches = jumps_to(ranges, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
+    let Some(end) = ranges.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
     let mut until = at;
     let mut home = at;
     let (mut ended, mut leaves) = (false, false);
     while until < (at + SITE_MAX).min(end) && !ended {
-        let Some(index) = stretches.body.index_of(until) else { break };
-        let i = &stretches.body.code[index];
+        let Some(index) = ranges.body.index_of(until) else { break };
+        let i = &ranges.body.code[index];
         if i.next_ip() > at + SITE_MAX {
             break;
         }
@@ -156,12 +156,12 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
             home = until;
         }
         ended = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
-        leaves = stretches.flow.leaves(index);
+        leaves = ranges.flow.leaves(index);
     }
     let own = until - at;
     let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
     let len = (own + padding).min(SITE_MAX);
-    let landings: Vec<Svma> = (at + 1..at + len).filter(|at| stretches.lands(*at)).map(Svma).collect();
+    let landings: Vec<Svma> = (at + 1..at + len).filter(|at| ranges.lands(*at)).map(Svma).collect();
     let room = landings.first().map_or(at + len, |l| l.0) - at;
     if room < SHORT {
         return Err(Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" });
@@ -172,23 +172,23 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     // an exit that would have no room of its own after the springboard is displaced with it
     let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
     let kind = SiteKind::CallAfter { arrival: Arrival { back_branches, least } };
-    let site = Site { own: own as u8, landings, ..at_call(stretches, kind, at, len) };
-    allowed(stretches, site).map(Some)
+    let site = Site { own: own as u8, landings, ..at_call(ranges, kind, at, len) };
+    allowed(ranges, site).map(Some)
 }
 
 /// The function's own jumps to a return address; a thread that arrives by such a jump has not made the call. `None` if there are other ways
 /// to arrive, or if a jump cannot be redirected.
-fn jumps_to(stretches: &Stretches<'_>, at: u64) -> Option<Vec<BackBranch>> {
-    let (image, function) = (stretches.body.image, stretches.body.function);
+fn jumps_to(ranges: &DisplaceableRanges<'_>, at: u64) -> Option<Vec<BackBranch>> {
+    let (image, function) = (ranges.body.image, ranges.body.function);
     if image.function_at(Svma(at)).is_some() {
         return None;
     }
     let around = |jump| {
         let b = entry::back_branch(image, function, at, jump)?;
         let rseq = image.in_restartable_sequence(b.from.0, b.bytes.len() as u64);
-        (!rseq && !stretches.lands_within(b.from.0, b.until.0)).then_some(b)
+        (!rseq && !ranges.lands_within(b.from.0, b.until.0)).then_some(b)
     };
-    let jumps: Vec<u64> = stretches.flow.jumps_to(at)?.take(JUMPS_MAX + 1).collect();
+    let jumps: Vec<u64> = ranges.flow.jumps_to(at)?.take(JUMPS_MAX + 1).collect();
     if jumps.len() > JUMPS_MAX { None } else { jumps.into_iter().map(around).collect() }
 }
 
@@ -198,12 +198,12 @@ fn ends_there(i: &Instruction) -> bool {
 }
 
 /// A site with `len` bytes of the file from `at` on.
-fn at_call(stretches: &Stretches<'_>, kind: SiteKind, at: u64, len: u64) -> Site {
-    let bytes = stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec();
-    Site::new(kind, stretches.body.function.start(), Svma(at), bytes)
+fn at_call(ranges: &DisplaceableRanges<'_>, kind: SiteKind, at: u64, len: u64) -> Site {
+    let bytes = ranges.body.image.elf().data_at(at, len).unwrap_or_default().to_vec();
+    Site::new(kind, ranges.body.function.start(), Svma(at), bytes)
 }
 
-fn allowed(stretches: &Stretches<'_>, site: Site) -> Result<Site, Refusal> {
-    let rseq = stretches.body.image.in_restartable_sequence(site.at.0, site.bytes.len() as u64);
+fn allowed(ranges: &DisplaceableRanges<'_>, site: Site) -> Result<Site, Refusal> {
+    let rseq = ranges.body.image.in_restartable_sequence(site.at.0, site.bytes.len() as u64);
     if rseq { Err(Refusal::RestartableSequence) } else { Ok(site) }
 }

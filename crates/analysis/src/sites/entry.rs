@@ -7,7 +7,7 @@ use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
-use crate::sites::clearing;
+use crate::sites::island_room;
 use crate::sites::springboard::{PAGE, SHORT, SITE_MAX, SPRINGBOARD};
 use crate::text::decode::{self, Cursor};
 
@@ -89,7 +89,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         bytes,
         own: own as u8,
         landings,
-        clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
+        island_rooms: if short { island_room::around(image, at, None) } else { Vec::new() },
         moving: elf.is_go(),
     })
 }

@@ -1,22 +1,22 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
 //! An exit is often shorter than a springboard, so it is displaced together with instructions before it and with dead padding after it
-//! ([`Stretches`]). Control must fall straight through these instructions or branch away from them. An exit that the entry's springboard
+//! ([`DisplaceableRanges`]). Control must fall straight through these instructions or branch away from them. An exit that the entry's springboard
 //! displaces is woven into the entry's copy of it.
 
 use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
-use ingraft_model::{Callee, Clearing, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Callee, IslandRoom, Refusal, Site, SiteKind, Svma};
 
 use crate::flow::Graph;
 use crate::flow::body::Body;
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::clearing::{self, Clearings};
+use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
+use crate::sites::island_room::{self, IslandRooms};
 use crate::sites::springboard::{SITE_MAX, SPRINGBOARD, on_one_page};
-use crate::sites::stretch::Stretches;
 use crate::text::decode;
 
 /// Number of ranges of the own function from which on no other function is searched for ranges.
@@ -26,7 +26,7 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     let mut known = known(image, function)?;
     let short = |site: &&mut Site| !site.is_within_entry() && !fits(site.at.0, needed(site).end, SPRINGBOARD);
     if known.sites.iter_mut().flatten().any(|site| short(&site)) {
-        let own = known.clearings(image, &[]);
+        let own = known.island_rooms(image, &[]);
         known.sites.iter_mut().flatten().filter(short).for_each(|site| offer(image, &own, site));
     }
     Ok(known.sites)
@@ -78,13 +78,13 @@ fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option
 }
 
 /// Offers ranges for islands to a short site: those of its own function and, if these are few, those of functions around it.
-pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
-    site.clearings = own.near(image, site.at.0);
-    if site.clearings.len() < ENOUGH {
-        let more = clearing::around(image, site.at.0, Some(site.function.0));
-        let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
+pub(crate) fn offer(image: &Image, own: &IslandRooms, site: &mut Site) {
+    site.island_rooms = own.near(image, site.at.0);
+    if site.island_rooms.len() < ENOUGH {
+        let more = island_room::around(image, site.at.0, Some(site.function.0));
+        let new = |c: &IslandRoom| !site.island_rooms.iter().any(|own| own.at == c.at);
         let more: Vec<_> = more.into_iter().filter(new).collect();
-        site.clearings.extend(more);
+        site.island_rooms.extend(more);
     }
 }
 
@@ -107,10 +107,9 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     let body = Body::new(image, function);
     let flow = Graph::complete(&body)?;
     // The engine looks for suspended goroutines in the stop of the insertion. Later, none can be suspended in displaced code.
-    let mut stretches = Stretches::new(&body, &flow);
-    stretches.resumed = false;
-    let mut sites: Vec<Result<Site, Refusal>> =
-        flow.found.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
+    let mut ranges = DisplaceableRanges::new(&body, &flow);
+    ranges.resumed = false;
+    let mut sites: Vec<Result<Site, Refusal>> = flow.found.exits.iter().map(|&exit| site(&mut ranges, exit)).collect();
     for &behind in &flow.found.runs_on {
         let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
         sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
@@ -121,7 +120,7 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
 impl Known<'_> {
     /// Ranges that may be displaced for islands. They avoid the bytes that an entry or exit of the function needs, and those in
     /// `else_needed`.
-    pub fn clearings(&self, image: &Image, else_needed: &[Range<u64>]) -> Clearings {
+    pub fn island_rooms(&self, image: &Image, else_needed: &[Range<u64>]) -> IslandRooms {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
         let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
@@ -132,7 +131,7 @@ impl Known<'_> {
             all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
         }
         all.sort_unstable_by_key(|range| range.start);
-        Clearings::new(&self.body, &self.flow, &all)
+        IslandRooms::new(&self.body, &self.flow, &all)
     }
 }
 
@@ -146,27 +145,27 @@ fn fits(start: u64, end: u64, len: u64) -> bool {
     end - start >= len && on_one_page(start, len)
 }
 
-fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
-    let (image, function) = (stretches.body.image, stretches.body.function);
-    let i = &stretches.body.code[exit];
+fn site(ranges: &mut DisplaceableRanges<'_>, exit: usize) -> Result<Site, Refusal> {
+    let (image, function) = (ranges.body.image, ranges.body.function);
+    let i = &ranges.body.code[exit];
     let (point, end) = (i.ip(), i.next_ip());
     let offset = function.offset_of(point);
     if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
         return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
     }
-    if stretches.lands_within(point, end) {
+    if ranges.lands_within(point, end) {
         return Err(Refusal::BranchIntoSpringboard { offset });
     }
     let padding = match i.flow_control() {
         FlowControl::ConditionalBranch => 0,
         _ => entry::dead_padding(image, function, end),
     };
-    let within = stretches.goes_with_entry(point, end);
+    let within = ranges.goes_with_entry(point, end);
     let (at, until) = match within {
         true => (point, end),
-        false => (stretches.choose(&stretches.starts(exit, true), &[end + padding])?, end + padding),
+        false => (ranges.choose(&ranges.starts(exit, true), &[end + padding])?, end + padding),
     };
-    stretches.floor = end + padding;
+    ranges.floor = end + padding;
     // A signal may suspend a goroutine in an island, where the runtime takes it for one in the function.
     if image.elf().is_go() && !within && !fits(at, until, SPRINGBOARD) {
         return Err(Refusal::TooShort {

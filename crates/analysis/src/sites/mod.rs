@@ -3,11 +3,11 @@
 
 mod block;
 mod call;
-mod clearing;
+mod displaceable;
 mod entry;
 mod exit;
-mod leap;
+mod island_room;
+mod longjmp;
 mod questions;
 mod refused;
 mod springboard;
-mod stretch;

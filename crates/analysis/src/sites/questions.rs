@@ -12,7 +12,7 @@ use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, Graph};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::{block, call, entry, exit, leap, refused};
+use crate::sites::{block, call, entry, exit, longjmp, refused};
 
 impl Image {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
@@ -64,13 +64,13 @@ impl Image {
     }
 
     /// Whether every exit of a function is the last step of longjmp: a jump to another frame.
-    pub fn leaps(&self, function: &Function) -> bool {
-        leap::leaps(self, function)
+    pub fn is_longjmp(&self, function: &Function) -> bool {
+        longjmp::is_longjmp(self, function)
     }
 
-    /// All functions for which `leaps` holds.
-    pub fn leaping(&self) -> impl Iterator<Item = &Function> {
-        let found = self.leaping.get_or_init(|| leap::all(self));
+    /// All functions for which `is_longjmp` holds.
+    pub fn longjmps(&self) -> impl Iterator<Item = &Function> {
+        let found = self.longjmps.get_or_init(|| longjmp::all(self));
         found.iter().filter_map(|number| self.functions().get(*number))
     }
 

@@ -17,7 +17,7 @@ fn exits(elf: &TestElf, name: &str) -> Exits {
 const TOO_SHORT: Refusal = Refusal::TooShort { available: 1, next: "the next place where control can arrive" };
 
 /// (first byte, point, own bytes, all bytes) of each exit; the first byte counts from the beginning of the text.
-fn stretches(elf: &TestElf, name: &str) -> Vec<(u64, u8, u8, usize)> {
+fn ranges(elf: &TestElf, name: &str) -> Vec<(u64, u8, u8, usize)> {
     let sites = exits(elf, name).unwrap().into_iter().map(Result::unwrap);
     sites.map(|s| (s.at.0.wrapping_sub(TEXT), s.point, s.own, s.bytes.len())).collect()
 }
@@ -53,7 +53,7 @@ fn a_return_takes_what_runs_into_it() {
             && site.back_branches().is_empty()
             && !site.are_flags_free()
     );
-    // Without padding: the smallest stretch of five bytes.
+    // Without padding: the smallest range of five bytes.
     let full = TestElf::new()
         .assemble("f", |a| {
             begin(a);
@@ -62,11 +62,11 @@ fn a_return_takes_what_runs_into_it() {
             a.ret().unwrap();
         })
         .function("g", &[0xc3]);
-    assert_eq!(stretches(&full, "f"), [(9, 6, 7, 7)]);
+    assert_eq!(ranges(&full, "f"), [(9, 6, 7, 7)]);
 }
 
 #[test]
-fn nothing_may_land_in_a_stretch() {
+fn nothing_may_land_in_a_displaced_range() {
     let elf = TestElf::new()
         .assemble("f", |a| {
             let mut out = a.create_label();
@@ -99,23 +99,23 @@ fn nothing_may_land_in_a_stretch() {
 fn the_entry_keeps_what_it_displaces() {
     // Bytes are left after the entry's springboard, so the return has a springboard of its own.
     let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
-    assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
+    assert_eq!(ranges(&apart, "f"), [(5, 0, 1, 11)]);
     // The entry displaces the return, so the return goes with it.
     let within =
         |elf: &TestElf| exits(elf, "f").unwrap().into_iter().map(|s| s.unwrap().is_within_entry()).collect::<Vec<_>>();
     let shared = TestElf::new().function("f", &[0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
-    assert_eq!((stretches(&shared, "f"), within(&shared)), (vec![(2, 0, 1, 1)], vec![true]));
+    assert_eq!((ranges(&shared, "f"), within(&shared)), (vec![(2, 0, 1, 1)], vec![true]));
     let behind_endbr = TestElf::new().function("f", &[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
-    assert_eq!((stretches(&behind_endbr, "f"), within(&behind_endbr)), (vec![(6, 0, 1, 1)], vec![true]));
+    assert_eq!((ranges(&behind_endbr, "f"), within(&behind_endbr)), (vec![(6, 0, 1, 1)], vec![true]));
     assert!(!within(&apart)[0]);
     // The bytes left after the springboard are too short, so the entry displaces the exit too; and a jump that leaves if a condition holds.
     let long = TestElf::new().function("f", &[0x48, 0x8b, 0x47, 0x08, 0xd1, 0xe8, 0xc3]).raw(&[0xf4]);
-    assert_eq!((stretches(&long, "f"), within(&long)), (vec![(6, 0, 1, 1)], vec![true]));
+    assert_eq!((ranges(&long, "f"), within(&long)), (vec![(6, 0, 1, 1)], vec![true]));
     let image = long.image();
     assert_eq!(image.entry_site(find(&image, "f")).unwrap().arrival().unwrap().least, 7);
     let jump = TestElf::new().function("f", &[0x85, 0xff, 0x0f, 0x84, 0x78, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xc3]);
     let jump = jump.raw(&[0x90; 0x80 - 14]).function("g", &[0xc3]);
-    assert_eq!((stretches(&jump, "f"), within(&jump)), (vec![(2, 0, 6, 6), (13, 0, 1, 17)], vec![true, false]));
+    assert_eq!((ranges(&jump, "f"), within(&jump)), (vec![(2, 0, 6, 6), (13, 0, 1, 17)], vec![true, false]));
     // A branch precedes the exit, so its range cannot begin at the entry.
     let overlaps = TestElf::new().function("f", &[0x85, 0xff, 0x74, 0x01, 0xc3, 0xc3]).function("g", &[0xc3]);
     assert_eq!(
@@ -129,7 +129,7 @@ fn a_branch_in_front_of_an_exit_goes_with_it() {
     // cmp rax, -4095; jae 1f; ret; 1: or rax, -1; ret
     let end: &[u8] = &[0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0x73, 1, 0xc3, 0x48, 0x83, 0xc8, 0xff, 0xc3];
     let elf = TestElf::new().assemble("f", begin).raw(end).symbol("f", TEXT, 9 + 14, FUNC).raw(&[0xf4]);
-    assert_eq!(stretches(&elf, "f"), [(9, 8, 9, 9), (18, 4, 5, 5)]);
+    assert_eq!(ranges(&elf, "f"), [(9, 8, 9, 9), (18, 4, 5, 5)]);
 }
 
 #[test]
@@ -141,8 +141,8 @@ fn room_for_islands_is_made_where_there_is_none() {
     let image = elf.image();
     let site = image.exit_sites(find(&image, "f")).unwrap().remove(0).unwrap();
     assert_eq!((site.at.0 - TEXT, site.own), (25, 2));
-    let clearings: Vec<_> = site.clearings.iter().map(|c| (c.at.0 - TEXT, c.bytes.len())).collect();
-    assert_eq!(clearings, [(9, 10)]);
+    let island_rooms: Vec<_> = site.island_rooms.iter().map(|c| (c.at.0 - TEXT, c.bytes.len())).collect();
+    assert_eq!(island_rooms, [(9, 10)]);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn jumps_to_other_functions_are_exits() {
     // The tail jumps to g, to the slot's function and through a pointer, and the return of the cold part; not the loop or the jump to that
     // part.
     assert_eq!(points, [(18, 6), (36, 2), (38, 3), (0x87, 1)]);
-    assert_eq!(stretches(&elf, "slot"), [(0x66, 0, 6, 22)]);
+    assert_eq!(ranges(&elf, "slot"), [(0x66, 0, 6, 22)]);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn cases_of_a_table_are_followed() {
             .function("g", &[0xc3])
             .rodata(&table)
     };
-    assert_eq!(stretches(&elf(first + 12), "f"), [(14, 5, 6, 6), (20, 5, 6, 6), (26, 5, 6, 6), (34, 0, 1, 14)]);
+    assert_eq!(ranges(&elf(first + 12), "f"), [(14, 5, 6, 6), (20, 5, 6, 6), (26, 5, 6, 6), (34, 0, 1, 14)]);
     // One case of the table lies elsewhere, and its code may come back.
     assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
@@ -240,7 +240,7 @@ fn a_bound_of_a_copy_bounds_the_index() {
         a.mov(r10d, edi).unwrap();
         a.cmp(r10d, 2).unwrap();
     };
-    assert_eq!(stretches(&elf(&whole, TEXT + 18), "f").len(), 4);
+    assert_eq!(ranges(&elf(&whole, TEXT + 18), "f").len(), 4);
     // a copy of another register, of eight bits of the index, and of an earlier value of the index
     let other = |a: &mut CodeAssembler| {
         a.mov(r10d, esi).unwrap();
@@ -337,7 +337,7 @@ fn jumps_into_the_middle_of_a_function_must_not_come_back() {
             .function("g", &[&[0x31, 0xc0, 0x31, 0xd2], last].concat())
     };
     // g ends by itself, or jumps to the middle of f.
-    assert_eq!(stretches(&elf(&[0xc3]), "f").len(), 2);
+    assert_eq!(ranges(&elf(&[0xc3]), "f").len(), 2);
     assert_eq!(exits(&elf(&[0xeb, 0xef]), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
 
@@ -348,7 +348,7 @@ fn springboards_of_exits_keep_to_one_page() {
     // The padding after the return is long enough, but lies on the next page.
     let plain = [0x31, 0xc0, 0x31, 0xd2, 0x31, 0xc9, 0x31, 0xf6];
     let end = elf(&[&[0xb8, 0, 0, 0, 0][..], &plain, &[0xc3]].concat());
-    let [(at, point, own, _)] = stretches(&end, "f")[..] else { panic!() };
+    let [(at, point, own, _)] = ranges(&end, "f")[..] else { panic!() };
     assert_eq!((at, point, own), (0xffb, 2, 3));
     // The return address of a call is the last byte of a page.
     let last = elf(&[0xb8, 0, 0, 0, 0, 0xba, 0, 0, 0, 0, 0xe8, 0x11, 0, 0, 0, 0xc3]);
@@ -415,36 +415,36 @@ fn calls_are_listed() {
 #[test]
 fn a_jump_with_a_stack_pointer_from_elsewhere() {
     type Code = fn(&mut CodeAssembler);
-    let leaps = |code: Code| {
+    let is_longjmp = |code: Code| {
         let elf = TestElf::new().assemble("f", code);
         let image = elf.image();
-        image.leaps(find(&image, "f"))
+        image.is_longjmp(find(&image, "f"))
     };
-    assert!(leaps(|a| {
+    assert!(is_longjmp(|a| {
         a.mov(r8, qword_ptr(rdi + 0x30)).unwrap();
         a.mov(rsp, r8).unwrap();
         a.mov(rbp, r9).unwrap();
         a.nop().unwrap();
         a.jmp(rdx).unwrap();
     }));
-    assert!(leaps(|a| {
+    assert!(is_longjmp(|a| {
         a.mov(rsp, qword_ptr(rdi + 0x30)).unwrap();
         a.jmp(qword_ptr(rdi + 0x38)).unwrap();
     }));
     // the function's own frame ends; an instruction runs on the other stack; a tail call
-    assert!(!leaps(|a| {
+    assert!(!is_longjmp(|a| {
         a.mov(rsp, rbp).unwrap();
         a.pop(rbp).unwrap();
         a.jmp(rdx).unwrap();
     }));
-    assert!(!leaps(|a| {
+    assert!(!is_longjmp(|a| {
         a.mov(rsp, rbp).unwrap();
         a.jmp(rdx).unwrap();
     }));
-    assert!(!leaps(|a| {
+    assert!(!is_longjmp(|a| {
         a.mov(rsp, qword_ptr(rdi)).unwrap();
         a.push(rcx).unwrap();
         a.jmp(rdx).unwrap();
     }));
-    assert!(!leaps(|a| a.jmp(rdx).unwrap()));
+    assert!(!is_longjmp(|a| a.jmp(rdx).unwrap()));
 }

@@ -176,17 +176,17 @@ fn returns_are_exits(image: &Image, returns: &BTreeSet<u64>) {
 }
 
 #[test]
-fn stretches_of_exits_are_straight_and_apart() {
+fn ranges_of_exits_are_straight_and_apart() {
     for path in [LIBC, PYTHON] {
         let Some(bytes) = read(path) else { return };
         let image = Image::parse(bytes).unwrap();
         for f in image.functions() {
             let Ok(sites) = image.exit_sites(f) else { continue };
             let starts: BTreeSet<u64> = image.cfg(f).blocks.iter().map(|b| b.range.start.0).collect();
-            let mut stretches: Vec<_> = sites.iter().flatten().collect();
-            stretches.sort_by_key(|site| site.at);
+            let mut ranges: Vec<_> = sites.iter().flatten().collect();
+            ranges.sort_by_key(|site| site.at);
             let mut last = 0;
-            for site in stretches {
+            for site in ranges {
                 let (at, end) = (site.at.0, site.at.0 + u64::from(site.own));
                 assert!(at >= last && site.landings.is_empty(), "{site:x?}");
                 last = at + site.bytes.len() as u64;
@@ -501,15 +501,15 @@ fn the_last_step_of_longjmp_is_found_and_can_be_woven() {
             Callee::Slot(_) | Callee::Computed => None,
         };
         let calls = image.call_sites(find(&image, name)).unwrap();
-        let leaps: Vec<_> = calls.into_iter().filter_map(callee).filter(|f| image.leaps(f)).collect();
-        let [last] = leaps.as_slice() else { panic!("{name}: {leaps:?}") };
+        let longjmps: Vec<_> = calls.into_iter().filter_map(callee).filter(|f| image.is_longjmp(f)).collect();
+        let [last] = longjmps.as_slice() else { panic!("{name}: {longjmps:?}") };
         assert!(matches!(image.exit_sites(last).unwrap().as_slice(), [Ok(_)]), "{name}");
     }
     // besides the functions found above, some that only the library itself calls, as for the cancellation of threads
-    let all: Vec<_> = image.leaping().map(|f| f.display_name()).collect();
+    let all: Vec<_> = image.longjmps().map(|f| f.display_name()).collect();
     assert!((3..=4).contains(&all.len()), "{all:?}");
     // functions that change stacks, save a place on one, or return normally
     for name in ["setcontext", "swapcontext", "makecontext", "_setjmp", "longjmp", "qsort"] {
-        assert!(!image.leaps(find(&image, name)), "{name}");
+        assert!(!image.is_longjmp(find(&image, name)), "{name}");
     }
 }

@@ -101,7 +101,7 @@ impl Block {
     }
 
     /// Bytes between two addresses of the block; empty if the block does not contain all of them.
-    pub fn stretch(&self, from: u64, until: u64) -> &[u8] {
+    pub fn between(&self, from: u64, until: u64) -> &[u8] {
         let offset = |at: u64| usize::try_from(at.wrapping_sub(self.at)).unwrap_or(usize::MAX);
         self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
     }
@@ -114,7 +114,7 @@ impl Block {
 
     /// Cost of the worst-case path through the code between two addresses.
     pub fn cost(&self, from: u64, until: u64) -> Cost {
-        let code = self.stretch(from, until);
+        let code = self.between(from, until);
         if let Some(known) = self.costs.borrow().get(code) {
             return *known;
         }

@@ -16,7 +16,7 @@ pub(crate) struct Branches(Vec<(u64, u64)>);
 impl Branches {
     /// Adds the branches between two addresses of a block.
     pub fn add(&mut self, block: &Block, from: u64, until: u64) {
-        let decoder = Decoder::with_ip(64, block.stretch(from, until), from, DecoderOptions::NONE);
+        let decoder = Decoder::with_ip(64, block.between(from, until), from, DecoderOptions::NONE);
         let mut before = Instruction::default();
         for i in decoder {
             use FlowControl as F;

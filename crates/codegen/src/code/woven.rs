@@ -86,7 +86,7 @@ pub struct WovenPoint {
     pub cost: Cost,
     /// Snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
-    /// Displaced instructions that other points may need. Points with one of these as `host` or in `led` are removed before this point, or
+    /// Displaced instructions that other points may need. Points with one of these as `host` or in `redirected` are removed before this point, or
     /// together with it.
     pub inner: Vec<Inner>,
     /// Copy into which the point is woven, if another point displaces its instruction.
@@ -95,9 +95,9 @@ pub struct WovenPoint {
     /// copy, or together with it.
     pub probe: Option<Probe>,
     /// Jumps to the springboard that other points displace. The copies of these jumps lead to the tail.
-    pub led: Vec<Inner>,
+    pub redirected: Vec<Inner>,
     /// First bytes of ranges that are displaced to make room for islands.
-    pub cleared: Vec<Avma>,
+    pub rooms: Vec<Avma>,
     /// Record that removes the point, without its snippets. A point with a host is removed by it only together with the host.
     pub removal: RemovalRecord,
 }
@@ -105,7 +105,7 @@ pub struct WovenPoint {
 impl WovenPoint {
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.
     pub fn needs(&self) -> impl Iterator<Item = &Inner> {
-        self.host.iter().chain(&self.led)
+        self.host.iter().chain(&self.redirected)
     }
 
     /// Whether a thread at `at` has passed the point and is among the copies of the displaced instructions.

@@ -15,54 +15,54 @@ use crate::patch::weave::PointRequest;
 
 /// Change that redirects one back branch past the springboard.
 #[derive(Clone, Debug)]
-pub(crate) enum Detour {
+pub(crate) enum Redirect {
     /// Rewrites the branch's 32-bit displacement, which lies at `field`.
     Retarget { field: u64, old: [u8; 4] },
     /// Displaces a range of instructions and writes a springboard of five bytes at its beginning. The range ends with the branch unless
-    /// `clears` is set: then it only makes room for an island.
-    Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
+    /// `makes_room` is set: then it only makes room for an island.
+    Displace { displaced: Vec<Displaced>, old: [u8; 5], makes_room: bool },
     /// Rewrites the branch's 8-bit displacement, which lies at `field`, to lead to an island.
     Hop { field: u64, old: u8, island: Island },
     /// Rewrites the displacement in the copy of the branch at this address, because another point displaces the branch.
-    Led { branch: u64 },
+    InCopy { branch: u64 },
 }
 
-impl Detour {
+impl Redirect {
     /// Address of the first instruction in a displaced range.
     pub fn first(&self) -> Option<u64> {
         match self {
-            Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
-            Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
+            Redirect::Displace { displaced, .. } => displaced.first().map(|d| d.at),
+            Redirect::Retarget { .. } | Redirect::Hop { .. } | Redirect::InCopy { .. } => None,
         }
     }
 
     /// Whether the change only makes room for an island.
-    pub fn clears(&self) -> bool {
-        matches!(self, Detour::Stretch { clears: true, .. })
+    pub fn makes_room(&self) -> bool {
+        matches!(self, Redirect::Displace { makes_room: true, .. })
     }
 
     /// Ranges of text that the change overwrites or leaves dead.
     pub fn taken(&self) -> Vec<(u64, u64)> {
         match self {
-            Detour::Retarget { field, .. } => vec![(*field, field + 4)],
-            Detour::Stretch { displaced, .. } => displaced.first().map(|d| (d.at, d.at + 5)).into_iter().collect(),
-            Detour::Hop { field, island, .. } => vec![(*field, field + 1), (island.at, island.at + 5)],
-            Detour::Led { .. } => Vec::new(),
+            Redirect::Retarget { field, .. } => vec![(*field, field + 4)],
+            Redirect::Displace { displaced, .. } => displaced.first().map(|d| (d.at, d.at + 5)).into_iter().collect(),
+            Redirect::Hop { field, island, .. } => vec![(*field, field + 1), (island.at, island.at + 5)],
+            Redirect::InCopy { .. } => Vec::new(),
         }
     }
 }
 
 /// Finds a change for every back branch, except those that the springboard displaces itself. Refuses the point if one branch can neither be
 /// rewritten nor displaced. The code of the point will be in `arena`; the copy of a branch may be in another arena.
-pub(crate) fn detours(
+pub(crate) fn redirects(
     env: &Environment,
     text: &mut TextSpace,
     head: &Head,
     request: &PointRequest<'_>,
     carried: &Carried,
     arena: &AvmaRange,
-) -> Result<Vec<Detour>, Refusal> {
-    let mut out: Vec<Detour> = Vec::new();
+) -> Result<Vec<Redirect>, Refusal> {
+    let mut out: Vec<Redirect> = Vec::new();
     for b in request.site.back_branches() {
         let at = b.at.to_avma(request.bias).0;
         if at >= head.at && at < head.home() {
@@ -71,15 +71,15 @@ pub(crate) fn detours(
         let found = if carried.has(head.function, at) {
             let copy = request.beside.iter().flat_map(|p| &p.inner).find(|inner| inner.original.0 == at);
             let reaches = |copy: &Inner| [arena.start, arena.end].iter().all(|to| copy.leading(to.0).is_some());
-            let led = copy.is_none_or(reaches).then(|| vec![Detour::Led { branch: at }]);
-            led.ok_or(Refusal::NoRoomNearby)
+            let redirected = copy.is_none_or(reaches).then(|| vec![Redirect::InCopy { branch: at }]);
+            redirected.ok_or(Refusal::NoRoomNearby)
         } else {
-            detour(env, text, head, b, request).ok_or_else(|| cannot_tell(head, request, at))
+            redirect(env, text, head, b, request).ok_or_else(|| cannot_tell(head, request, at))
         };
         match found {
             Ok(found) => out.extend(found),
             Err(refusal) => {
-                for (start, end) in out.iter().flat_map(Detour::taken) {
+                for (start, end) in out.iter().flat_map(Redirect::taken) {
                     text.release(&(Avma(start)..Avma(end)));
                 }
                 return Err(refusal);
@@ -100,13 +100,13 @@ pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) 
     }
 }
 
-fn detour(
+fn redirect(
     env: &Environment,
     text: &mut TextSpace,
     head: &Head,
     b: &BackBranch,
     request: &PointRequest<'_>,
-) -> Option<Vec<Detour>> {
+) -> Option<Vec<Redirect>> {
     let (bias, name) = (request.bias, request.name);
     let from = b.from.to_avma(bias).0;
     let at = b.at.to_avma(bias).0;
@@ -123,7 +123,7 @@ fn detour(
         let field = branch.next() - 4;
         let old = branch.bytes().last_chunk::<4>().copied()?;
         if !straddles(field, 4) && text.take(field, field + 4, name).is_ok() {
-            return Some(vec![Detour::Retarget { field, old }]);
+            return Some(vec![Redirect::Retarget { field, old }]);
         }
     }
     let end = b.until.to_avma(bias).0.min(from + b.bytes.len() as u64);
@@ -138,7 +138,7 @@ fn detour(
         if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {
             let offset = usize::try_from(start - from).ok()?;
             let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
-            return Some(vec![Detour::Stretch { displaced: displaced.to_vec(), old, clears: false }]);
+            return Some(vec![Redirect::Displace { displaced: displaced.to_vec(), old, makes_room: false }]);
         }
     }
     if branch.is_long_branch() {
@@ -148,11 +148,11 @@ fn detour(
     let old = *branch.bytes().last()?;
     text.take(field, field + 1, name).ok()?;
     if let Some(island) = text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
-        return Some(vec![Detour::Hop { field, old, island }]);
+        return Some(vec![Redirect::Hop { field, old, island }]);
     }
     let place = Place::new(request);
-    if let Some((island, clearing)) = place.clear(env, text, branch.next(), name) {
-        return Some(vec![clearing, Detour::Hop { field, old, island }]);
+    if let Some((island, room)) = place.make_room(env, text, branch.next(), name) {
+        return Some(vec![room, Redirect::Hop { field, old, island }]);
     }
     text.release(&(Avma(field)..Avma(field + 1)));
     None

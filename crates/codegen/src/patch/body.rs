@@ -20,7 +20,7 @@ use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_writ
 use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
-use crate::patch::back_branches::Detour;
+use crate::patch::back_branches::Redirect;
 use crate::patch::counting;
 use crate::patch::relocate::{self, Displaced};
 use crate::patch::springboard::{self, DISPLACEMENT, Form, Head, Width};
@@ -251,7 +251,7 @@ impl Doors {
             match door(env, text, request, code, index, Width::Any) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 // The springboard of a range that makes room for an island leads to the copy, too.
-                Err(_) if doors.clears(block.block.range.start.to_avma(request.bias).0) => {}
+                Err(_) if doors.makes_room(block.block.range.start.to_avma(request.bias).0) => {}
                 Err(refusal) => match Calling::choose(text, request, code, index) {
                     Some(calling) => doors.calls.push(calling),
                     None => {
@@ -268,8 +268,8 @@ impl Doors {
     }
 
     /// Whether a range that makes room for an island begins at an address.
-    fn clears(&self, at: u64) -> bool {
-        self.heads.iter().any(|(_, head, _)| head.clearing.as_ref().and_then(Detour::first) == Some(at))
+    fn makes_room(&self, at: u64) -> bool {
+        self.heads.iter().any(|(_, head, _)| head.island_room.as_ref().and_then(Redirect::first) == Some(at))
     }
 
     /// The reason against the copy of a function all of which runs in the text; `None` if the copy is of use.
@@ -286,8 +286,8 @@ impl Doors {
                 Form::Short(island) => Some(island.at),
                 Form::Near | Form::Call { .. } => None,
             };
-            let cleared = head.clearing.as_ref().and_then(Detour::first);
-            for at in [Some(head.at), island, cleared].into_iter().flatten() {
+            let room = head.island_room.as_ref().and_then(Redirect::first);
+            for at in [Some(head.at), island, room].into_iter().flatten() {
                 text.release(&(Avma(at)..Avma(at)));
             }
         }
@@ -349,7 +349,7 @@ fn door(
         return Err(Refusal::TooShort { available: 0, next: "the next place where control can arrive" });
     }
     // Only ranges of this function have a copy to which they can lead.
-    site.clearings.retain(|clearing| code.copied.contains(&clearing.at.to_avma(request.bias).0));
+    site.island_rooms.retain(|room| code.copied.contains(&room.at.to_avma(request.bias).0));
     let point =
         PointRequest { site: &site, bias: request.bias, name: request.name, minis: &[], beside: &[], probe: None };
     let head = springboard::choose(env, text, &point, width, &code.kept)?;
@@ -659,7 +659,7 @@ impl Copy<'_> {
                 taken.copy = Avma(*label);
             }
             let at = probe.copy.0;
-            probe.bytes = *self.out.stretch(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
+            probe.bytes = *self.out.between(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
             probes.push(probe);
         }
         probes.sort_unstable_by_key(|probe| probe.spot);
@@ -766,8 +766,8 @@ fn emit(
     };
     // A thread at a springboard takes it.
     let taken = |(block, head, _): &(usize, Head, Vec<u8>)| {
-        let cleared = head.clearing.as_ref().and_then(Detour::first);
-        [Some(copy.start(*block)), Some(head.at), cleared]
+        let room = head.island_room.as_ref().and_then(Redirect::first);
+        [Some(copy.start(*block)), Some(head.at), room]
     };
     let taken: FxHashSet<u64> = doors.heads.iter().flat_map(taken).flatten().collect();
     // The kernel restarts a system call right before the address at which the thread stands, which must stay in the text.
@@ -796,7 +796,7 @@ fn springboards(
         writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, to))?));
         moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
     }
-    if let Some(Detour::Stretch { displaced, old, .. }) = &head.clearing
+    if let Some(Redirect::Displace { displaced, old, .. }) = &head.island_room
         && let Some(first) = displaced.first()
     {
         let copy = copies.get(&first.at).ok_or(EmitError::OutOfReach)?;

@@ -11,7 +11,7 @@ use crate::code::cost::Cost;
 use crate::code::environment::Environment;
 use crate::code::woven::{Inner, RemovalRecord, WovenPoint};
 use crate::code::woven::{StackView, WovenMini};
-use crate::patch::back_branches::Detour;
+use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::{self, Displaced};
 use crate::patch::springboard::{Form, Head};
 use crate::patch::weave::PointRequest;
@@ -85,7 +85,7 @@ struct Design<'a> {
     kind: PointKind,
     /// Whether snippets run before all displaced instructions.
     springboard_first: bool,
-    detours: &'a [Detour],
+    redirects: &'a [Redirect],
     frame: Frame,
     save: Save,
     slow: Option<u64>,
@@ -145,7 +145,7 @@ impl<'a> Builder<'a> {
     pub fn build(
         &mut self,
         head: &Head,
-        detours: &[Detour],
+        redirects: &[Redirect],
         request: &PointRequest<'a>,
     ) -> Result<WovenPoint, EmitError> {
         let site = request.site;
@@ -180,7 +180,7 @@ impl<'a> Builder<'a> {
             head,
             kind: site.point_kind(),
             springboard_first,
-            detours,
+            redirects,
             frame,
             save,
             slow: slow_at,
@@ -219,7 +219,7 @@ impl<'a> Builder<'a> {
             at = place;
         };
         let writes = self.plan.text.len();
-        let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range));
+        let point = self.woven(head, redirects, request, &design, &layout, slow.map(|s| s.range));
         // Some writes may reach their target when others do not.
         let point = point.inspect_err(|_| self.plan.text.truncate(writes))?;
         self.arena.take(at, self.block.bytes.len() as u64);
@@ -309,7 +309,7 @@ impl<'a> Builder<'a> {
         let resolve = |target: u64| if own(target) { tail } else { target };
         copied.emit_tail(block, d, &resolve)?;
         let tail_end = block.here();
-        let stubs = copied.emit_stretches(block, d.detours, &resolve)?;
+        let stubs = copied.emit_displaced_ranges(block, d.redirects, &resolve)?;
         let own_end = block.here();
         for (code, parts) in chained().zip(&mut minis) {
             mini::emit_aside(&d.frame, self.arena, code, parts, block)?;
@@ -322,7 +322,7 @@ impl<'a> Builder<'a> {
     fn woven(
         &mut self,
         head: &Head,
-        detours: &[Detour],
+        redirects: &[Redirect],
         request: &PointRequest<'_>,
         design: &Design<'_>,
         layout: &Layout,
@@ -352,7 +352,7 @@ impl<'a> Builder<'a> {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
             removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
         }
-        removed_moves.extend(detour_writes(detours, head, layout, writes)?);
+        removed_moves.extend(redirect_writes(redirects, head, layout, writes)?);
         let text = writes.iter().skip(first_write).map(TextWrite::inverse).collect();
         step_out.extend(slow);
         // A thread between two displaced instructions moves to their copies, and a thread before the first one takes the springboard. If
@@ -360,7 +360,7 @@ impl<'a> Builder<'a> {
         // moves to the tail, past the snippets.
         let looped = design.springboard_first && !request.site.back_branches().is_empty();
         let own = (!looped).then_some(head.at);
-        let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
+        let first = |m: &PcMove| redirects.iter().filter_map(Redirect::first).chain(own).any(|at| at == m.from.0);
         if in_text {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
             let marker = looped && head.begins(request.site.point_kind(), head.function) && head.function != head.at;
@@ -399,8 +399,8 @@ impl<'a> Builder<'a> {
             inner: layout.inner.iter().filter_map(|copied| inner_of(block, copied)).collect(),
             host: head.host,
             probe: head.probe,
-            led: Vec::new(),
-            cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
+            redirected: Vec::new(),
+            rooms: redirects.iter().filter(|d| d.makes_room()).filter_map(Redirect::first).map(Avma).collect(),
             removal,
         };
         Ok(point)
@@ -409,8 +409,8 @@ impl<'a> Builder<'a> {
 
 /// Adds the writes of redirected branches to `writes`. Returns the resume addresses of threads in their islands after the removal of the
 /// point.
-fn detour_writes(
-    detours: &[Detour],
+fn redirect_writes(
+    redirects: &[Redirect],
     head: &Head,
     layout: &Layout,
     writes: &mut Vec<TextWrite>,
@@ -418,13 +418,13 @@ fn detour_writes(
     let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
     let mut moves = Vec::new();
     let mut stubs = layout.stubs.iter();
-    for detour in detours {
-        match detour {
-            Detour::Retarget { field, old } => {
+    for redirect in redirects {
+        match redirect {
+            Redirect::Retarget { field, old } => {
                 let jump = reach(jmp_bytes(field.wrapping_sub(1), layout.tail))?;
                 writes.push(text_write(*field, old, &jump[1..]));
             }
-            Detour::Hop { field, old, island } => {
+            Redirect::Hop { field, old, island } => {
                 let disp =
                     i8::try_from(island.at.wrapping_sub(field + 1).cast_signed()).map_err(|_| EmitError::OutOfReach)?;
                 writes.push(text_write(*field, &[*old], &[disp.cast_unsigned()]));
@@ -432,8 +432,8 @@ fn detour_writes(
                 moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
             }
             // `Weaver::lead` rewrites the copy after all points are written.
-            Detour::Led { .. } => {}
-            Detour::Stretch { displaced, old, .. } => {
+            Redirect::InCopy { .. } => {}
+            Redirect::Displace { displaced, old, .. } => {
                 let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
                 writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
             }
@@ -448,7 +448,7 @@ fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -
     let bytes = *block.bytes.get(offset..)?.first_chunk()?;
     let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
     let leads = displaced.is_branch().then(|| {
-        let field = block.stretch(next_at - 4, *next_at).first_chunk::<4>();
+        let field = block.between(next_at - 4, *next_at).first_chunk::<4>();
         Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
     });
     Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
@@ -516,15 +516,15 @@ impl Copied {
     }
 
     /// Copies the displaced ranges of redirected branches and islands. Returns the address of each copy.
-    fn emit_stretches(
+    fn emit_displaced_ranges(
         &mut self,
         block: &mut Block,
-        detours: &[Detour],
+        redirects: &[Redirect],
         resolve: &impl Fn(u64) -> u64,
     ) -> Result<Vec<u64>, EmitError> {
         let mut stubs = Vec::new();
-        for detour in detours {
-            let Detour::Stretch { displaced, .. } = detour else { continue };
+        for redirect in redirects {
+            let Redirect::Displace { displaced, .. } = redirect else { continue };
             stubs.push(block.here());
             for i in displaced {
                 self.copy(block, i, resolve)?;

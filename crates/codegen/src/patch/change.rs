@@ -189,12 +189,12 @@ pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool, body_st
         plan.text.sort_unstable_by_key(|w| w.at);
         return Some(plan);
     }
-    let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
+    let redirected: Vec<&Inner> = point.redirected.iter().filter(|inner| stays(inner)).collect();
     let host = point.host.filter(|host| stays(host));
-    if led.is_empty() && host.is_none() {
+    if redirected.is_empty() && host.is_none() {
         return None;
     }
-    for inner in led {
+    for inner in redirected {
         plan.text.push(inner.leading(point.tail.0)?.inverse());
     }
     if let Some(host) = host {

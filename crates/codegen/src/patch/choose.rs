@@ -5,7 +5,7 @@ use ingraft_model::{PointKind, Refusal, SiteKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::environment::Environment;
-use crate::patch::back_branches::Detour;
+use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::Displaced;
 use crate::patch::springboard::{self, Head, Width};
 use crate::patch::text_space::TextSpace;
@@ -83,7 +83,7 @@ impl Carried {
         for (owner, choice) in choices.iter().enumerate() {
             if let Choice::Own(head) = choice {
                 carried.add(owner, head, &head.displaced);
-                carried.add_detours(owner, head, head.clearing.as_slice());
+                carried.add_redirects(owner, head, head.island_room.as_slice());
             }
         }
         carried
@@ -95,21 +95,21 @@ impl Carried {
     }
 
     /// Adds branches in ranges that are displaced for a branch back to a point, or to make room for an island.
-    pub fn add_detours(&mut self, owner: usize, head: &Head, detours: &[Detour]) {
-        for detour in detours {
-            if let Detour::Stretch { displaced, .. } = detour {
+    pub fn add_redirects(&mut self, owner: usize, head: &Head, redirects: &[Redirect]) {
+        for redirect in redirects {
+            if let Redirect::Displace { displaced, .. } = redirect {
                 self.add(owner, head, displaced);
             }
         }
     }
 
     /// Forgets the branches that a point would have displaced, after the point was refused.
-    pub fn remove(&mut self, owner: usize, head: &Head, detours: &[Detour]) {
-        let stretches = detours.iter().filter_map(|d| match d {
-            Detour::Stretch { displaced, .. } => Some(displaced.as_slice()),
-            Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
+    pub fn remove(&mut self, owner: usize, head: &Head, redirects: &[Redirect]) {
+        let displaced = redirects.iter().filter_map(|d| match d {
+            Redirect::Displace { displaced, .. } => Some(displaced.as_slice()),
+            Redirect::Retarget { .. } | Redirect::Hop { .. } | Redirect::InCopy { .. } => None,
         });
-        for displaced in stretches.chain([head.displaced.as_slice()]).flatten() {
+        for displaced in displaced.chain([head.displaced.as_slice()]).flatten() {
             if self.0.get(&displaced.at).is_some_and(|(_, by)| *by == Some(owner)) {
                 self.0.remove(&displaced.at);
             }

@@ -199,7 +199,7 @@ impl Counting<'_, '_> {
         }
         for gate in &mut self.gates {
             let at = gate.at.0;
-            gate.bytes = *self.copy.out.stretch(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
+            gate.bytes = *self.copy.out.between(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
         }
         self.gates.sort_unstable_by_key(|gate| gate.block);
         self.moves.sort_unstable();

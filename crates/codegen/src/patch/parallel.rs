@@ -6,7 +6,7 @@ use crate::code::arena::Arena;
 use crate::code::block::EmitError;
 use crate::code::spread::{self, Spread};
 use crate::code::woven::WovenPoint;
-use crate::patch::back_branches::Detour;
+use crate::patch::back_branches::Redirect;
 use crate::patch::build::Builder;
 use crate::patch::springboard::Head;
 use crate::patch::weave::PointRequest;
@@ -21,7 +21,7 @@ const FIRST: usize = 50;
 /// A point to write: its springboard, its redirected branches, and its request.
 pub(crate) struct Task<'t, 'a> {
     pub head: &'t Head,
-    pub detours: &'t [Detour],
+    pub redirects: &'t [Redirect],
     pub request: &'t PointRequest<'a>,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], s
 
 impl<'a> Builder<'a> {
     fn task(&mut self, task: &Task<'_, 'a>) -> Built {
-        self.build(task.head, task.detours, task.request).map(Box::new)
+        self.build(task.head, task.redirects, task.request).map(Box::new)
     }
 
     /// Adds the results for the points of a part, and writes the points that the part has left out.

@@ -1,13 +1,13 @@
 //! Springboards: the bytes that a springboard overwrites at a point, and the instructions that it displaces.
 
-use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site, SiteKind};
+use ingraft_model::{IslandRoom, Offset, PointKind, Refusal, Site, SiteKind};
 use rustc_hash::FxHashSet;
 
 use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
 use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
 use crate::code::woven::{Inner, WovenPoint};
-use crate::patch::back_branches::Detour;
+use crate::patch::back_branches::Redirect;
 use crate::patch::relocate::{Displaced, decode, decode_call};
 use crate::patch::text_space::{ISLAND, Island, TextSpace};
 use crate::patch::weave::PointRequest;
@@ -84,7 +84,7 @@ pub(crate) struct Head {
     /// Place in the copy of the function into which the point is woven; `None` unless the function is copied.
     pub probe: Option<Probe>,
     /// Range that is displaced in addition, to make room for the island.
-    pub clearing: Option<Detour>,
+    pub island_room: Option<Redirect>,
 }
 
 impl Head {
@@ -197,12 +197,27 @@ impl<'a> Place<'a> {
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.point();
-        Head { at: self.at, function: self.function, form, displaced, point, host: None, probe: None, clearing: None }
+        Head {
+            at: self.at,
+            function: self.function,
+            form,
+            displaced,
+            point,
+            host: None,
+            probe: None,
+            island_room: None,
+        }
     }
 
     /// Makes room for an island that is in reach of a jump of two bytes which ends at `end`. Returns the island and the displaced range.
-    pub fn clear(&self, env: &Environment, text: &mut TextSpace, end: u64, name: &str) -> Option<(Island, Detour)> {
-        self.site.clearings.iter().find_map(|clearing| clear(env, text, self, clearing, end, name))
+    pub fn make_room(
+        &self,
+        env: &Environment,
+        text: &mut TextSpace,
+        end: u64,
+        name: &str,
+    ) -> Option<(Island, Redirect)> {
+        self.site.island_rooms.iter().find_map(|room| make_room(env, text, self, room, end, name))
     }
 
     /// Offset from `at` of the first address in `at+1 .. at+len` where control can arrive from elsewhere.
@@ -360,8 +375,8 @@ fn choose_short(
     if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
         return Ok(Head { form: Form::Short(island), ..head });
     }
-    if let Some((island, clearing)) = place.clear(env, text, end, name) {
-        return Ok(Head { form: Form::Short(island), clearing: Some(clearing), ..head });
+    if let Some((island, room)) = place.make_room(env, text, end, name) {
+        return Ok(Head { form: Form::Short(island), island_room: Some(room), ..head });
     }
     text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
     Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
@@ -394,41 +409,41 @@ fn take(
 
 /// Displaces a range of the function to make room for an island, right after the springboard that leads to the copy of the range. A jump
 /// of two bytes that ends at `end` must reach the island.
-fn clear(
+fn make_room(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
-    clearing: &Clearing,
+    room: &IslandRoom,
     end: u64,
     name: &str,
-) -> Option<(Island, Detour)> {
-    let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
+) -> Option<(Island, Redirect)> {
+    let at = place.at.wrapping_add(room.at.0.wrapping_sub(place.site.at.0));
     if at >= USER_END {
         return None;
     }
-    let room = at + Form::Near.len();
-    let reached = i8::try_from(room.wrapping_sub(end).cast_signed()).is_ok();
-    if !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
+    let island = at + Form::Near.len();
+    let reached = i8::try_from(island.wrapping_sub(end).cast_signed()).is_ok();
+    if !reached || straddles(at, Form::Near.len()) || straddles(island, ISLAND) {
         return None;
     }
     let mut displaced: Vec<Displaced> = Vec::new();
-    let mut rest = clearing.bytes.as_slice();
+    let mut rest = room.bytes.as_slice();
     while !rest.is_empty() {
         let next = displaced.last().map_or(at, Displaced::next);
         let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
         rest = rest.get(d.bytes().len()..)?;
         // Bytes after a jump may not be dead. No branch may lead into the range or to the point itself.
-        let cleared = at + clearing.bytes.len() as u64;
-        let inside = |t: u64| t > at && t < cleared || t == place.at || t == place.function;
+        let end_of_room = at + room.bytes.len() as u64;
+        let inside = |t: u64| t > at && t < end_of_room || t == place.at || t == place.function;
         if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
             return None;
         }
         displaced.push(d);
     }
-    let old = *clearing.bytes.first_chunk()?;
-    let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
-    text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
-    Some((island, Detour::Stretch { displaced, old, clears: true }))
+    let old = *room.bytes.first_chunk()?;
+    let island = Island { at: island, old: *room.bytes.get(5..)?.first_chunk()? };
+    text.take(at, at + room.bytes.len() as u64, name).ok()?;
+    Some((island, Redirect::Displace { displaced, old, makes_room: true }))
 }
 
 /// Displaces more than the springboard needs, if that includes a short branch of the function to its own entry. The displaced copy of the

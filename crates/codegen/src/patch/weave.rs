@@ -9,7 +9,7 @@ use crate::code::body::Probe;
 use crate::code::environment::{CodegenError, Environment};
 use crate::code::spread::{OneThread, Spread};
 use crate::code::woven::WovenPoint;
-use crate::patch::back_branches::{self, Detour};
+use crate::patch::back_branches::{self, Redirect};
 use crate::patch::build::Builder;
 use crate::patch::choose::{self, Carried, Choice};
 use crate::patch::parallel::{self, Built, Task};
@@ -80,20 +80,20 @@ pub fn weave_points_on<'a>(
     arena.lacked_room = false;
     let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
     let choices = choose::choose(env, weaver.text, requests);
-    let designs = weaver.detours(choices, requests);
+    let designs = weaver.redirects(choices, requests);
     let task = |(design, request)| -> Option<Task<'_, '_>> {
         let (design, request): (&Chosen, &PointRequest<'_>) = (design, request);
-        let (head, detours) = design.as_ref().ok()?.as_ref()?;
-        Some(Task { head, detours, request })
+        let (head, redirects) = design.as_ref().ok()?.as_ref()?;
+        Some(Task { head, redirects, request })
     };
     let tasks: Vec<_> = designs.iter().zip(requests).filter_map(task).collect();
     let mut built = parallel::build_all(&mut weaver.builder, &tasks, spread).into_iter();
     let mut woven = Vec::with_capacity(requests.len());
     for design in &designs {
         woven.push(match design {
-            Ok(Some((head, detours))) => {
+            Ok(Some((head, redirects))) => {
                 let built = built.next().unwrap_or(Err(EmitError::ArenaFull));
-                weaver.built(built, head, detours)?
+                weaver.built(built, head, redirects)?
             }
             Ok(None) => Err(Refusal::HostNotWoven),
             Err(refusal) => Err(refusal.clone()),
@@ -108,7 +108,7 @@ pub fn weave_points_on<'a>(
 }
 
 /// A springboard with all redirected branches; `None` for a point that another point holds.
-type Chosen = Result<Option<(Head, Vec<Detour>)>, Refusal>;
+type Chosen = Result<Option<(Head, Vec<Redirect>)>, Refusal>;
 
 /// Index of the point that displaces the instruction, by the instruction's address.
 fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
@@ -123,7 +123,7 @@ struct Weaver<'a> {
 
 impl<'a> Weaver<'a> {
     /// Redirects the branches to every springboard. If that fails, the point is refused, and so are points that rely on its copies.
-    fn detours(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
+    fn redirects(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
         let (env, arena) = (self.builder.env, self.builder.arena.range());
         let mut carried = Carried::new(&choices, requests);
         let mut designs: Vec<Chosen> = Vec::with_capacity(choices.len());
@@ -131,15 +131,15 @@ impl<'a> Weaver<'a> {
             designs.push(match choice {
                 Choice::Hosted => Ok(None),
                 Choice::Refused(refusal) => Err(refusal),
-                Choice::Own(head) => match back_branches::detours(env, self.text, &head, request, &carried, &arena) {
-                    Ok(detours) => {
-                        carried.add_detours(owner, &head, &detours);
-                        let detours = head.clearing.iter().cloned().chain(detours).collect();
-                        Ok(Some((*head, detours)))
+                Choice::Own(head) => match back_branches::redirects(env, self.text, &head, request, &carried, &arena) {
+                    Ok(redirects) => {
+                        carried.add_redirects(owner, &head, &redirects);
+                        let redirects = head.island_room.iter().cloned().chain(redirects).collect();
+                        Ok(Some((*head, redirects)))
                     }
                     Err(refusal) => {
-                        self.release(&head, head.clearing.as_slice());
-                        carried.remove(owner, &head, head.clearing.as_slice());
+                        self.release(&head, head.island_room.as_slice());
+                        carried.remove(owner, &head, head.island_room.as_slice());
                         Err(refusal)
                     }
                 },
@@ -148,15 +148,15 @@ impl<'a> Weaver<'a> {
         loop {
             let mut stable = true;
             for (owner, (design, request)) in designs.iter_mut().zip(requests).enumerate() {
-                let Ok(Some((head, detours))) = design else { continue };
-                let lost = |d: &Detour| match d {
-                    Detour::Led { branch } => (!carried.has(head.function, *branch)).then_some(*branch),
-                    Detour::Retarget { .. } | Detour::Stretch { .. } | Detour::Hop { .. } => None,
+                let Ok(Some((head, redirects))) = design else { continue };
+                let lost = |d: &Redirect| match d {
+                    Redirect::InCopy { branch } => (!carried.has(head.function, *branch)).then_some(*branch),
+                    Redirect::Retarget { .. } | Redirect::Displace { .. } | Redirect::Hop { .. } => None,
                 };
-                let Some(branch) = detours.iter().find_map(lost) else { continue };
+                let Some(branch) = redirects.iter().find_map(lost) else { continue };
                 let refusal = back_branches::cannot_tell(head, request, branch);
-                self.release(head, detours);
-                carried.remove(owner, head, detours);
+                self.release(head, redirects);
+                carried.remove(owner, head, redirects);
                 *design = Err(refusal);
                 stable = false;
             }
@@ -171,13 +171,13 @@ impl<'a> Weaver<'a> {
         &mut self,
         built: Built,
         head: &Head,
-        detours: &[Detour],
+        redirects: &[Redirect],
     ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         match built {
             Ok(point) => Ok(Ok(*point)),
             Err(e @ (EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared)) => {
                 self.builder.arena.lacked_room |= e == EmitError::ArenaFull;
-                self.release(head, detours);
+                self.release(head, redirects);
                 Ok(Err(Refusal::NoRoomNearby))
             }
             Err(EmitError::Codegen(e)) => Err(e),
@@ -229,27 +229,27 @@ impl<'a> Weaver<'a> {
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
         for (i, (request, design)) in requests.iter().zip(designs).enumerate() {
-            let Ok(Some((_, detours))) = design else { continue };
+            let Ok(Some((_, redirects))) = design else { continue };
             let Some(Ok(point)) = woven.get(i) else { continue };
             let tail = point.tail.0;
-            let mut led = Vec::new();
-            for detour in detours {
-                let Detour::Led { branch } = detour else { continue };
+            let mut redirected = Vec::new();
+            for redirect in redirects {
+                let Redirect::InCopy { branch } = redirect else { continue };
                 let of = |p: &WovenPoint| p.inner.iter().find(|inner| inner.original.0 == *branch).copied();
                 let host = hosts.get(&Avma(*branch)).and_then(|host| of(woven.get(*host)?.as_ref().ok()?));
                 let inner =
                     host.or_else(|| request.beside.iter().find_map(|p| of(p))).ok_or(CodegenError::ArenaFull)?;
                 self.builder.plan.text.push(inner.leading(tail).ok_or(CodegenError::ArenaFull)?);
-                led.push(inner);
+                redirected.push(inner);
             }
             if let Some(Ok(point)) = woven.get_mut(i) {
-                point.led = led;
+                point.redirected = redirected;
             }
         }
         Ok(())
     }
 
-    fn release(&mut self, head: &Head, detours: &[Detour]) {
+    fn release(&mut self, head: &Head, redirects: &[Redirect]) {
         if head.host.is_some() || head.probe.is_some() {
             return;
         }
@@ -258,7 +258,7 @@ impl<'a> Weaver<'a> {
             Form::Short(island) => Some((island.at, island.at + 5)),
             Form::Near | Form::Call { .. } => None,
         };
-        for (start, end) in own.chain(island).chain(detours.iter().flat_map(Detour::taken)) {
+        for (start, end) in own.chain(island).chain(redirects.iter().flat_map(Redirect::taken)) {
             self.text.release(&(Avma(start)..Avma(end)));
         }
     }

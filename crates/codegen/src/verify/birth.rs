@@ -5,19 +5,24 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, HEIRS, OWNER, TOP, birth, header, record};
 
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 
 /// Proves the routine at `at`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, routine: Routine, at: u64) -> Result<(), VerifyError> {
+pub(super) fn prove(
+    interpreter: &mut Interpreter<'_>,
+    env: &Environment,
+    routine: Routine,
+    at: u64,
+) -> Result<(), VerifyError> {
     let form = match (routine, env.identity) {
         (_, ThreadIdentity::Locked) => return fail(at, Flaw::Forbidden),
         (Routine::Fork, _) => before(env),
         _ => after(env),
     };
-    form::prove(walk, &form, at).map(drop)
+    form::prove(interpreter, &form, at).map(drop)
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -213,7 +218,7 @@ mod tests {
         let code = [ArenaCode { at: AT, bytes: bytes.to_vec() }];
         let memory = Memory::new(&code, &arena.range()).expect("one piece");
         let facts = Facts::new(env, &arena, &memory, std::iter::empty());
-        Walk::new(&facts).routine(AT.0, routine).is_ok()
+        Interpreter::new(&facts).routine(AT.0, routine).is_ok()
     }
 
     #[test]

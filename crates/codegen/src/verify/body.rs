@@ -114,7 +114,7 @@ struct Found {
     /// First byte of each, with the index of the block to whose copy it leads.
     doors: FxHashMap<u64, usize>,
     /// First byte of each springboard that makes room for an island, and leads to the copy of the instruction there.
-    cleared: FxHashSet<u64>,
+    rooms: FxHashSet<u64>,
     /// First byte of each island.
     islands: FxHashSet<u64>,
 }
@@ -511,7 +511,7 @@ impl Proof<'_> {
     /// Checks the writes to the text, and finds the springboards.
     fn springboards(&self, text: &TextSpace) -> Result<Found, VerifyError> {
         let mut doors = FxHashMap::default();
-        let mut cleared: FxHashSet<u64> = FxHashSet::default();
+        let mut rooms: FxHashSet<u64> = FxHashSet::default();
         let writes = &self.body.removal.text;
         let islands: FxHashSet<u64> = writes.iter().filter_map(island_of).collect();
         for w in writes {
@@ -556,27 +556,27 @@ impl Proof<'_> {
             if w.len != 5 || copy.is_none() || jump_of(w) != copy {
                 return fail(w.at.0, Flaw::Astray);
             }
-            cleared.insert(w.at.0);
+            rooms.insert(w.at.0);
         }
         for &island in &islands {
             let padding =
                 text.padding_at(island).is_some_and(|(start, bytes)| island + 5 <= start + bytes.len() as u64);
-            let has_springboard = |at: &u64| cleared.contains(at) || doors.contains_key(at);
-            if !padding && !self.is_cleared(island, has_springboard) {
+            let has_springboard = |at: &u64| rooms.contains(at) || doors.contains_key(at);
+            if !padding && !self.is_in_room(island, has_springboard) {
                 return fail(island, Flaw::Astray);
             }
             self.covers_nothing_kept(island, 5)?;
         }
-        cleared.iter().try_for_each(|at| self.covers_nothing_kept(*at, 5))?;
-        Ok(Found { doors, cleared, islands })
+        rooms.iter().try_for_each(|at| self.covers_nothing_kept(*at, 5))?;
+        Ok(Found { doors, rooms, islands })
     }
 
     /// Whether an island lies right after the springboard of a range that is displaced for it, and in that range.
-    fn is_cleared(&self, island: u64, has_springboard: impl Fn(&u64) -> bool) -> bool {
+    fn is_in_room(&self, island: u64, has_springboard: impl Fn(&u64) -> bool) -> bool {
         let rooms = self.request.body.blocks.iter().filter_map(|b| b.room.as_ref().ok());
-        rooms.flat_map(|site| &site.clearings).any(|clearing| {
-            let at = clearing.at.to_avma(self.request.bias).0;
-            at + 5 == island && clearing.bytes.len() >= 10 && has_springboard(&at)
+        rooms.flat_map(|site| &site.island_rooms).any(|room| {
+            let at = room.at.to_avma(self.request.bias).0;
+            at + 5 == island && room.bytes.len() >= 10 && has_springboard(&at)
         })
     }
 
@@ -628,7 +628,7 @@ impl Proof<'_> {
     /// Checks the moves of threads, into the copy and out of it.
     fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
         let doors = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]);
-        let doors: FxHashSet<u64> = doors.chain(found.cleared.iter().copied()).collect();
+        let doors: FxHashSet<u64> = doors.chain(found.rooms.iter().copied()).collect();
         let stays = |m: &&PcMove| doors.contains(&m.from.0) || self.behind_system_calls.contains(&m.from.0);
         let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !stays(m)).copied().collect();
         copies.sort_unstable();

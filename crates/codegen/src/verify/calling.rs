@@ -5,7 +5,7 @@ use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Call, VectorState};
 
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 use crate::code::environment::Environment;
 
@@ -15,9 +15,9 @@ const KEPT: &str = "rax rdx rbx rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15";
 const LOADED: &str = "rbx rdi rsi rdx rcx r8 r9";
 
 /// Proves the routine at `at`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
+pub(super) fn prove(interpreter: &mut Interpreter<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
     let Some(vectors) = env.vectors.filter(VectorState::is_sound) else { return fail(at, Flaw::Forbidden) };
-    form::prove(walk, &form(env, vectors), at).map(drop)
+    form::prove(interpreter, &form(env, vectors), at).map(drop)
 }
 
 fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {

@@ -3,7 +3,7 @@
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
 
-use super::interpreter::{Facts, Walk};
+use super::interpreter::{Facts, Interpreter};
 use super::memory::Memory;
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
 use crate::code::arena::Arena;
@@ -65,9 +65,9 @@ pub fn verify_removed_within(
     check_writes(&plan.text)?;
     let probe = point.probe.filter(|_| body_stays);
     let host = point.host.filter(|host| stays(host));
-    let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
+    let redirected: Vec<&Inner> = point.redirected.iter().filter(|inner| stays(inner)).collect();
     let own = point.removal.text.len();
-    if plan.text.len() != own + led.len() + usize::from(host.is_some()) + usize::from(probe.is_some()) {
+    if plan.text.len() != own + redirected.len() + usize::from(host.is_some()) + usize::from(probe.is_some()) {
         return fail(point.at.0, Flaw::Unmatched);
     }
     for write in &plan.text {
@@ -83,12 +83,12 @@ pub fn verify_removed_within(
             let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == point.base);
             write.at == probe.copy && write.new_bytes() == probe.bytes && leads
         });
-        let led = led.iter().any(|inner| {
+        let redirected = redirected.iter().any(|inner| {
             let end = inner.copy.0 + if inner.next.is_some() { 6 } else { 5 };
             let (old, new) = (back(end, write.old_bytes()), back(end, write.new_bytes()));
             write.at.0 == end - 4 && write.len == 4 && old == point.tail && Some(new) == inner.leads
         });
-        if !own && !held && !led && !probed {
+        if !own && !held && !redirected && !probed {
             return fail(write.at.0, Flaw::NotOriginal);
         }
     }
@@ -139,9 +139,9 @@ pub fn verify_added(
     }
     let memory = Memory::new(&plan.code, &arena.range())?;
     let facts = Facts::new(env, arena, &memory, std::iter::once(request));
-    let mut walk = Walk::new(&facts);
+    let mut interpreter = Interpreter::new(&facts);
     let mut proven = Vec::with_capacity(2);
-    prove_routines(&mut walk, arena, &memory, &mut proven)?;
+    prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
     let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
     let mut new = Vec::with_capacity(2);
     if change.counted.is_some() && !stepped_out(plan, &arena.slow_routines()) {
@@ -156,18 +156,18 @@ pub fn verify_added(
         }
         let next = minis.get(i + 1).map_or(after.leave, |(_, next)| next.start).0;
         proven.push((code.range.start.0, code.range.end.0));
-        walk.begin_added(after, code, next);
-        walk.added(code.start.0)?;
-        walk.twin(code)?;
-        let right = |count: u32| walk.counts(code.start.0, code.link.0, count);
+        interpreter.begin_added(after, code, next);
+        interpreter.added(code.start.0)?;
+        interpreter.twin(code)?;
+        let right = |count: u32| interpreter.counts(code.start.0, code.link.0, count);
         if mini.count.is_some_and(|count| !right(count)) || !is_new && mini.count != change.counted {
             return fail(code.start.0, Flaw::NotEquivalent);
         }
-        walk.tile(&code.range)?;
-        walk.conclude()?;
+        interpreter.tile(&code.range)?;
+        interpreter.conclude()?;
         let home = after.resume.filter(|_| after.pushed == 0);
         let allowed = |_, harmless: Option<bool>| home.filter(|_| harmless == Some(true));
-        let used = ways_out(&mini.removal, walk.visited(&code.range), allowed)?;
+        let used = ways_out(&mini.removal, interpreter.visited(&code.range), allowed)?;
         if used != mini.removal.moves.len() {
             return fail(code.start.0, Flaw::BadMove);
         }

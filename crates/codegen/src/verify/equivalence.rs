@@ -3,7 +3,7 @@
 use iced_x86::{Code, FlowControl, Instruction, OpKind, Register};
 use ingraft_model::TextWrite;
 
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
 
@@ -22,7 +22,7 @@ pub(super) struct Pair {
 /// Compares original `bytes` at `at` with the copy at `copy` until both end. Returns the address to which the copy jumps home, or `None`
 /// if control never continues after the last instruction.
 pub(super) fn run(
-    walk: &mut Walk<'_>,
+    interpreter: &mut Interpreter<'_>,
     bytes: &[u8],
     at: u64,
     copy: u64,
@@ -30,7 +30,7 @@ pub(super) fn run(
     pairs: &mut Vec<Pair>,
 ) -> Result<Option<u64>, VerifyError> {
     let begin = at;
-    let mut step = Step { walk, pairs, copy };
+    let mut step = Step { interpreter, pairs, copy };
     let mut at = at;
     loop {
         if at != begin && step.leads_to(at)? {
@@ -50,13 +50,13 @@ pub(super) fn run(
 
 /// Compares original `bytes` that run on, or branch away, with the copy at `copy`. Returns the end of the copy.
 pub(super) fn straight(
-    walk: &mut Walk<'_>,
+    interpreter: &mut Interpreter<'_>,
     bytes: &[u8],
     at: u64,
     copy: u64,
     pairs: &mut Vec<Pair>,
 ) -> Result<u64, VerifyError> {
-    let mut step = Step { walk, pairs, copy };
+    let mut step = Step { interpreter, pairs, copy };
     let mut rest = bytes;
     while !rest.is_empty() {
         let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
@@ -72,7 +72,7 @@ pub(super) fn straight(
 /// Compares a conditional jump out of a function with its copy: at `copy` lies a jump home with the opposite condition, and at `tail` the
 /// jump itself. Returns the home address in the text. If `lands` is given, the first jump must lead to that address instead.
 pub(super) fn leaves_if(
-    walk: &mut Walk<'_>,
+    interpreter: &mut Interpreter<'_>,
     bytes: &[u8],
     at: u64,
     copy: u64,
@@ -84,8 +84,8 @@ pub(super) fn leaves_if(
     let (end, target) = (original.next_ip(), original.near_branch_target());
     let mut opposite = original;
     opposite.negate_condition_code();
-    let stays = Step { walk, pairs, copy }.part(at, end, Some(at))?;
-    let leaves = Step { walk, pairs, copy: tail }.rest(at, end, Some(target))?;
+    let stays = Step { interpreter, pairs, copy }.part(at, end, Some(at))?;
+    let leaves = Step { interpreter, pairs, copy: tail }.rest(at, end, Some(target))?;
     let right = stays.is_jcc_short_or_near()
         && stays.condition_code() == opposite.condition_code()
         && stays.near_branch_target() == lands.unwrap_or(end)
@@ -95,21 +95,26 @@ pub(super) fn leaves_if(
 }
 
 /// Accepts a copy that only jumps to the point's instruction, which stays in place at `at`.
-pub(super) fn stays(walk: &mut Walk<'_>, at: u64, copy: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
-    Step { walk, pairs, copy }.part(at, at, Some(at))?;
+pub(super) fn stays(
+    interpreter: &mut Interpreter<'_>,
+    at: u64,
+    copy: u64,
+    pairs: &mut Vec<Pair>,
+) -> Result<u64, VerifyError> {
+    Step { interpreter, pairs, copy }.part(at, at, Some(at))?;
     Ok(at)
 }
 
 /// Compares a call whose return address is pushed with the jump to the callee at `copy`. Returns the callee if the call states its
 /// address.
 pub(super) fn called(
-    walk: &mut Walk<'_>,
+    interpreter: &mut Interpreter<'_>,
     o: &Instruction,
     copy: u64,
     pairs: &mut Vec<Pair>,
 ) -> Result<Option<u64>, VerifyError> {
     let callee = (o.code() == Code::Call_rel32_64).then(|| o.near_branch_target());
-    let jump = Step { walk, pairs, copy }.rest(o.ip(), o.next_ip(), callee)?;
+    let jump = Step { interpreter, pairs, copy }.rest(o.ip(), o.next_ip(), callee)?;
     if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
@@ -126,19 +131,19 @@ fn jumps_to_callee(o: &Instruction, jump: &Instruction) -> bool {
 }
 
 struct Step<'a, 'w> {
-    walk: &'a mut Walk<'w>,
+    interpreter: &'a mut Interpreter<'w>,
     pairs: &'a mut Vec<Pair>,
     copy: u64,
 }
 
 impl Step<'_, '_> {
     fn peek(&self) -> Result<Instruction, VerifyError> {
-        self.walk.memory().decode(self.copy)
+        self.interpreter.memory().decode(self.copy)
     }
 
     /// Whether the next instruction of the copy is a jump to `home`.
     fn leads_to(&self, home: u64) -> Result<bool, VerifyError> {
-        let may = self.walk.memory().bytes(self.copy).is_some_and(|bytes| bytes.starts_with(&[0xe9]));
+        let may = self.interpreter.memory().bytes(self.copy).is_some_and(|bytes| bytes.starts_with(&[0xe9]));
         Ok(may && self.peek()?.near_branch_target() == home)
     }
 
@@ -163,7 +168,7 @@ impl Step<'_, '_> {
     ) -> Result<Instruction, VerifyError> {
         let instruction = self.peek()?;
         self.pairs.push(Pair { original, original_end, copy: self.copy, first, back });
-        self.walk.mark(&instruction)?;
+        self.interpreter.mark(&instruction)?;
         self.copy = instruction.next_ip();
         Ok(instruction)
     }

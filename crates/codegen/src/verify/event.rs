@@ -5,15 +5,15 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, header};
 
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 use crate::code::environment::Environment;
 
 /// Proves the routine at `at`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
+pub(super) fn prove(interpreter: &mut Interpreter<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
     match env.identity {
         ThreadIdentity::FsOffset(tid) if env.readable.process.is_some() => {
-            form::prove(walk, &form(env, tid), at).map(drop)
+            form::prove(interpreter, &form(env, tid), at).map(drop)
         }
         ThreadIdentity::FsOffset(_) | ThreadIdentity::FsBase | ThreadIdentity::Locked => fail(at, Flaw::Forbidden),
     }

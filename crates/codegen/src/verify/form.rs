@@ -3,7 +3,7 @@
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 
 /// Element of an accepted form.
@@ -23,7 +23,7 @@ pub(super) fn put(form: &mut Vec<Right>, lines: impl IntoIterator<Item = impl In
 }
 
 /// Proves that the routine at `at` has this form. Returns the end of the routine.
-pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<u64, VerifyError> {
+pub(super) fn prove(interpreter: &mut Interpreter<'_>, form: &[Right], at: u64) -> Result<u64, VerifyError> {
     let mut labels: Vec<(&str, u64)> = Vec::new();
     let mut instructions: Vec<(Instruction, &Right)> = Vec::with_capacity(form.len());
     let mut next = at;
@@ -32,9 +32,9 @@ pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<u64,
             labels.push((name, next));
             continue;
         }
-        let i = walk.memory().decode(next)?;
+        let i = interpreter.memory().decode(next)?;
         next = i.next_ip();
-        walk.mark(&i)?;
+        interpreter.mark(&i)?;
         instructions.push((i, right));
     }
     for (i, right) in instructions {

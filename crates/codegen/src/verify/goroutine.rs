@@ -8,13 +8,18 @@ use ingraft_model::layout::goroutine::{
 use ingraft_model::layout::{TOP, record};
 
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
 
 /// Proves the routine at `at`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, routine: Routine, at: u64) -> Result<(), VerifyError> {
+pub(super) fn prove(
+    interpreter: &mut Interpreter<'_>,
+    env: &Environment,
+    routine: Routine,
+    at: u64,
+) -> Result<(), VerifyError> {
     let Some(pointer) = env.goroutine.filter(|_| env.identity != ThreadIdentity::Locked) else {
         return fail(at, Flaw::Forbidden);
     };
@@ -26,7 +31,7 @@ pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, routine: Routine, at
     } else {
         listing.prune();
     }
-    form::prove(walk, &listing.form, at).map(drop)
+    form::prove(interpreter, &listing.form, at).map(drop)
 }
 
 const BEGIN: &str = "push r8; push r9; push r10; push rbx; mov rbx,rax; push rdx; push rsi; push rdi";
@@ -300,7 +305,7 @@ mod tests {
         let range = AT..AT.offset(0x1000);
         let (arena, memory) = (Arena::new(range.clone()), Memory::new(&code, &range).unwrap());
         let facts = Facts::new(env, &arena, &memory, std::iter::empty());
-        prove(&mut Walk::new(&facts), env, routine, AT.0).is_ok()
+        prove(&mut Interpreter::new(&facts), env, routine, AT.0).is_ok()
     }
 
     fn text(bytes: &[u8]) -> Vec<(u64, String)> {

@@ -5,7 +5,7 @@ use ingraft_model::{Avma, BackBranch, Free, PcMove, PointKind, SiteKind, TextWri
 use rustc_hash::FxHashMap;
 
 use super::equivalence::{self, Pair};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::memory::decode;
 use super::{Flaw, Proof, VerifyError, fail};
 use crate::code::body::{Held, Probe, Way};
@@ -28,7 +28,11 @@ impl<'a> Hosts<'a> {
 
 /// Checks the copies that a point offers to others: they are copies of displaced instructions, as the point states them, and each has room
 /// for a springboard.
-pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pair>) -> Result<(), VerifyError> {
+pub(super) fn offered(
+    interpreter: &mut Interpreter<'_>,
+    point: &WovenPoint,
+    pairs: &mut Vec<Pair>,
+) -> Result<(), VerifyError> {
     if point.inner.is_empty() {
         return Ok(());
     }
@@ -39,8 +43,8 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         let Some(pair) = first.get(&(copy, offer.original.0)).copied() else {
             return fail(copy, Flaw::NotEquivalent);
         };
-        let instruction = walk.memory().decode(copy)?;
-        let bytes = walk.memory().bytes(copy).and_then(|b| b.first_chunk::<ROOM>());
+        let instruction = interpreter.memory().decode(copy)?;
+        let bytes = interpreter.memory().bytes(copy).and_then(|b| b.first_chunk::<ROOM>());
         if bytes != Some(&offer.bytes) || copy % 4096 > 4096 - ROOM as u64 {
             return fail(copy, Flaw::NotOriginal);
         }
@@ -57,11 +61,11 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         // Control never reaches the bytes that fill the room.
         let mut at = instruction.next_ip();
         while at < copy + ROOM as u64 {
-            let filler = walk.memory().decode(at)?;
+            let filler = interpreter.memory().decode(at)?;
             if filler.code() != iced_x86::Code::Int3 {
                 return fail(at, Flaw::Untiled);
             }
-            walk.mark(&filler)?;
+            interpreter.mark(&filler)?;
             let (original, original_end) = (pair.original, pair.original_end);
             pairs.push(Pair { original, original_end, copy: at, first: false, back: Some(original) });
             at = filler.next_ip();
@@ -72,7 +76,12 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
 
 impl Proof<'_> {
     /// Proves a point with a host. Returns the write that leads to the point.
-    pub(super) fn within(&self, walk: &mut Walk<'_>, host: Inner, hosts: &Hosts<'_>) -> Result<TextWrite, VerifyError> {
+    pub(super) fn within(
+        &self,
+        interpreter: &mut Interpreter<'_>,
+        host: Inner,
+        hosts: &Hosts<'_>,
+    ) -> Result<TextWrite, VerifyError> {
         let (site, point, original) = (self.site(), self.point, host.original);
         let copy = host.copy.0;
         // The point's code replaces the host's copy. The host must be an entry or a point after a call, so its own snippets run before all
@@ -83,7 +92,7 @@ impl Proof<'_> {
         let right = matches!(site.point_kind(), PointKind::Exit | PointKind::CallBefore)
             && point.kind == site.point_kind()
             && point.inner.is_empty()
-            && point.led.is_empty()
+            && point.redirected.is_empty()
             && point.removal.text.is_empty()
             && original.0 == self.point_at()
             && point.function == site.function.to_avma(self.request.bias)
@@ -92,20 +101,20 @@ impl Proof<'_> {
         if !right || !hosts.0.get(&host).is_some_and(proven) {
             return fail(copy, Flaw::Unmatched);
         }
-        walk.begin(site, point);
+        interpreter.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
         let home = if site.point_kind() == PointKind::Exit && decode(bytes, original.0)?.is_jcc_short_or_near() {
             let Some((_, next)) = host.next else { return fail(copy, Flaw::Astray) };
-            Some(equivalence::leaves_if(walk, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
+            Some(equivalence::leaves_if(interpreter, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
         } else {
-            equivalence::run(walk, bytes, original.0, tail, &|target| target, &mut pairs)?
+            equivalence::run(interpreter, bytes, original.0, tail, &|target| target, &mut pairs)?
         };
         if home.is_some_and(|home| home != point.home.0) {
             return fail(copy, Flaw::NotEquivalent);
         }
-        let begin = self.past_condition(walk, base)?;
-        self.snippets(walk, begin, &pairs)?;
+        let begin = self.past_condition(interpreter, base)?;
+        self.snippets(interpreter, begin, &pairs)?;
         let displacement = i32::try_from(base.wrapping_sub(copy + ROOM as u64).cast_signed());
         let Ok(displacement) = displacement else { return fail(copy, Flaw::Astray) };
         let [a, b, c, d] = displacement.to_le_bytes();
@@ -129,7 +138,7 @@ impl Proof<'_> {
     /// have passed the probe. Returns the write that leads to the point.
     pub(super) fn at_probe(
         &self,
-        walk: &mut Walk<'_>,
+        interpreter: &mut Interpreter<'_>,
         probe: &Probe,
         expected: &mut Vec<PcMove>,
     ) -> Result<TextWrite, VerifyError> {
@@ -140,7 +149,7 @@ impl Proof<'_> {
             && self.is_position(probe.spot.at)
             && point.host.is_none()
             && point.inner.is_empty()
-            && point.led.is_empty()
+            && point.redirected.is_empty()
             && point.removal.text.is_empty()
             && point.function == site.function.to_avma(self.request.bias)
             && (point.at, point.resume) == (probe.copy, Some(probe.original))
@@ -157,12 +166,12 @@ impl Proof<'_> {
         if probe.holds == Held::Called && !fits_call {
             return fail(copy, Flaw::Unmatched);
         }
-        walk.begin(site, point);
+        interpreter.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
-        let leaves = |walk: &mut Walk<'_>, pairs: &mut Vec<Pair>, at: u64, way: Way| {
-            let jump = walk.memory().decode(at)?;
-            walk.mark(&jump)?;
+        let leaves = |interpreter: &mut Interpreter<'_>, pairs: &mut Vec<Pair>, at: u64, way: Way| {
+            let jump = interpreter.memory().decode(at)?;
+            interpreter.mark(&jump)?;
             let (original, original_end) = (probe.original.0, probe.original.0);
             pairs.push(Pair { original, original_end, copy: at, first: false, back: Some(way.original.0) });
             let leads = jump.is_jmp_short_or_near() && jump.near_branch_target() == way.copy.0;
@@ -171,14 +180,14 @@ impl Proof<'_> {
         let own = Way { copy: probe.copy, original: probe.original };
         match probe.holds {
             Held::Nop | Held::Called => {
-                leaves(walk, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?;
+                leaves(interpreter, &mut pairs, tail, Way { copy: Avma(copy + ROOM as u64), ..own })?;
             }
             // A thread that has not executed the jump yet may execute the one in the text.
-            Held::Jump(to) => leaves(walk, &mut pairs, tail, Way { copy: to.copy, ..own })?,
+            Held::Jump(to) => leaves(interpreter, &mut pairs, tail, Way { copy: to.copy, ..own })?,
             Held::Branch(taken, next) => {
-                leaves(walk, &mut pairs, tail, taken)?;
-                let stays = walk.memory().decode(base)?;
-                walk.mark(&stays)?;
+                leaves(interpreter, &mut pairs, tail, taken)?;
+                let stays = interpreter.memory().decode(base)?;
+                interpreter.mark(&stays)?;
                 let (original, back) = (probe.original.0, Some(probe.original.0));
                 pairs.push(Pair { original, original_end: original, copy: base, first: false, back });
                 let mut opposite = stays;
@@ -199,10 +208,10 @@ impl Proof<'_> {
             return fail(copy, Flaw::NotEquivalent);
         }
         let begin = match probe.holds {
-            Held::Branch(..) => walk.memory().decode(base)?.next_ip(),
+            Held::Branch(..) => interpreter.memory().decode(base)?.next_ip(),
             Held::Nop | Held::Called | Held::Jump(_) => base,
         };
-        self.snippets(walk, begin, &pairs)?;
+        self.snippets(interpreter, begin, &pairs)?;
         // The thread is about to leave the function, or to make the call.
         let passed = match (site.point_kind(), probe.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, Held::Called) => Some(Avma(copy + ROOM as u64)),
@@ -219,11 +228,11 @@ impl Proof<'_> {
     }
 
     /// Returns the writes that redirect jumps to the springboard in the copies that other points hold, so that the jumps lead to the tail.
-    pub(super) fn led(&self, hosts: &Hosts<'_>) -> Result<Vec<TextWrite>, VerifyError> {
+    pub(super) fn redirected(&self, hosts: &Hosts<'_>) -> Result<Vec<TextWrite>, VerifyError> {
         let (site, point) = (self.site(), self.point);
         let begins = |to: Avma| to == point.at || site.point_kind() == PointKind::Entry && to == point.function;
-        let mut writes = Vec::with_capacity(point.led.len());
-        for inner in &point.led {
+        let mut writes = Vec::with_capacity(point.redirected.len());
+        for inner in &point.redirected {
             let copy = inner.copy.0;
             let stated = |b: &BackBranch| b.at.to_avma(self.request.bias) == inner.original;
             let proven = hosts.0.get(inner).is_some_and(|h| h.function == point.function);

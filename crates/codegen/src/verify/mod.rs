@@ -36,7 +36,7 @@ mod time;
 mod waiting;
 
 use iced_x86::Code;
-use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
+use ingraft_model::{Avma, IslandRoom, PcMove, PointKind, Site, TextWrite};
 
 use crate::code::arena::Arena;
 use crate::code::environment::Environment;
@@ -52,7 +52,7 @@ use inner::Hosts;
 pub use body::verify_body;
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use equivalence::Pair;
-use interpreter::{Facts, Walk};
+use interpreter::{Facts, Interpreter};
 use memory::Memory;
 pub use rehost::verify_rehosted;
 
@@ -154,19 +154,19 @@ pub fn verify_weave_on(
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
     let facts = Facts::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
-    let mut walk = Walk::new(&facts);
+    let mut interpreter = Interpreter::new(&facts);
     let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
     for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
         let (r, routine) = routine;
         // A routine of an earlier plan was proven with that plan.
         if memory.holds(routine.range.start.0) {
-            walk.slow_routine(r as u8, routine)?;
-            walk.tile(&routine.range)?;
-            walk.conclude()?;
+            interpreter.slow_routine(r as u8, routine)?;
+            interpreter.tile(&routine.range)?;
+            interpreter.conclude()?;
             proven.push((routine.range.start.0, routine.range.end.0));
         }
     }
-    prove_routines(&mut walk, arena, &memory, &mut proven)?;
+    prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
     let hosts = Hosts::new(requests, weave);
     let proofs: Vec<Proof<'_>> = requests
         .iter()
@@ -207,7 +207,7 @@ impl Points {
     ) -> Result<Self, VerifyError> {
         let parts = spread::map(spread, proofs.chunks(POINTS_OF_PART).collect(), |proofs| {
             let mut part = Points::default();
-            part.prove(proofs, &mut Walk::new(facts), hosts).map(|()| part)
+            part.prove(proofs, &mut Interpreter::new(facts), hosts).map(|()| part)
         });
         let mut all = Points::default();
         for part in parts {
@@ -219,15 +219,20 @@ impl Points {
         Ok(all)
     }
 
-    fn prove(&mut self, proofs: &[Proof<'_>], walk: &mut Walk<'_>, hosts: &Hosts<'_>) -> Result<(), VerifyError> {
+    fn prove(
+        &mut self,
+        proofs: &[Proof<'_>],
+        interpreter: &mut Interpreter<'_>,
+        hosts: &Hosts<'_>,
+    ) -> Result<(), VerifyError> {
         for proof in proofs {
             let point = proof.point;
             match (point.probe, point.host) {
-                (Some(probe), _) => self.writes.push(proof.at_probe(walk, &probe, &mut self.expected)?),
-                (None, Some(host)) => self.writes.push(proof.within(walk, host, hosts)?),
-                (None, None) => proof.run(walk, &mut self.expected)?,
+                (Some(probe), _) => self.writes.push(proof.at_probe(interpreter, &probe, &mut self.expected)?),
+                (None, Some(host)) => self.writes.push(proof.within(interpreter, host, hosts)?),
+                (None, None) => proof.run(interpreter, &mut self.expected)?,
             }
-            self.writes.extend(proof.led(hosts)?);
+            self.writes.extend(proof.redirected(hosts)?);
             self.writes.extend(point.removal.text.iter().map(TextWrite::inverse));
             self.proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
         }
@@ -237,16 +242,16 @@ impl Points {
 
 /// Proves the shared routines that this plan writes. Other routines were proven with the plans that wrote them.
 fn prove_routines(
-    walk: &mut Walk<'_>,
+    interpreter: &mut Interpreter<'_>,
     arena: &Arena,
     memory: &Memory<'_>,
     proven: &mut Vec<(u64, u64)>,
 ) -> Result<(), VerifyError> {
     let known = Routine::ALL.iter().filter_map(|r| Some((*r, arena.routine(*r)?)));
     for (routine, range) in known.filter(|(_, range)| memory.holds(range.start.0)) {
-        walk.routine(range.start.0, routine)?;
-        walk.tile(range)?;
-        walk.conclude()?;
+        interpreter.routine(range.start.0, routine)?;
+        interpreter.tile(range)?;
+        interpreter.conclude()?;
         proven.push((range.start.0, range.end.0));
     }
     Ok(())
@@ -327,7 +332,7 @@ impl Proof<'_> {
         self.request.site
     }
 
-    fn run(&self, walk: &mut Walk<'_>, expected: &mut Vec<PcMove>) -> Result<(), VerifyError> {
+    fn run(&self, interpreter: &mut Interpreter<'_>, expected: &mut Vec<PcMove>) -> Result<(), VerifyError> {
         let (site, bias) = (self.site(), self.request.bias);
         let point = self.point;
         let at = site.at.to_avma(bias);
@@ -338,7 +343,7 @@ impl Proof<'_> {
         if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 < point.slot.0 + slot::LEN {
             return fail(at.0, Flaw::Astray);
         }
-        walk.begin(site, point);
+        interpreter.begin(site, point);
 
         // Pairs of original instructions and their copies.
         let mut pairs: Vec<Pair> = Vec::new();
@@ -355,7 +360,7 @@ impl Proof<'_> {
             }
         }
         if self.is_called() {
-            return self.call(walk);
+            return self.call(interpreter);
         }
         if point.resume != Some(Avma(self.point_at())) {
             return fail(at.0, Flaw::Unmatched);
@@ -368,8 +373,8 @@ impl Proof<'_> {
         if site.landings.iter().any(inside) {
             return fail(at.0, Flaw::LandingInside);
         }
-        let begin = self.before(walk, &mut pairs)?;
-        let home = self.behind(walk, begin, &resolve, &mut pairs)?;
+        let begin = self.before(interpreter, &mut pairs)?;
+        let home = self.behind(interpreter, begin, &resolve, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
         if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
@@ -383,16 +388,16 @@ impl Proof<'_> {
         let mut begins = if looped { Vec::new() } else { vec![at.0] };
         for branch in site.back_branches() {
             let b = branch.at.to_avma(bias).0;
-            let led = point.led.iter().any(|inner| inner.original.0 == b);
-            if b >= at.0 && b < displaced_end || led {
+            let redirected = point.redirected.iter().any(|inner| inner.original.0 == b);
+            if b >= at.0 && b < displaced_end || redirected {
                 continue;
             }
-            begins.extend(self.detour(walk, branch, at.0..displaced_end, &resolve, &mut pairs)?);
+            begins.extend(self.redirect(interpreter, branch, at.0..displaced_end, &resolve, &mut pairs)?);
         }
-        for clearing in &site.clearings {
-            begins.extend(self.clearing(walk, clearing, &mut pairs)?);
+        for room in &site.island_rooms {
+            begins.extend(self.island_room(interpreter, room, &mut pairs)?);
         }
-        inner::offered(walk, point, &mut pairs)?;
+        inner::offered(interpreter, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // A thread at the point's instruction has not passed the point yet.
         let arrival = |p: &Pair| if p.original == self.point_at() && site.arrival().is_none() { begin } else { p.copy };
@@ -401,8 +406,8 @@ impl Proof<'_> {
             expected.push(PcMove { from: point.function, to: point.tail });
         }
 
-        let begin = self.past_condition(walk, begin)?;
-        self.snippets(walk, begin, &pairs)
+        let begin = self.past_condition(interpreter, begin)?;
+        self.snippets(interpreter, begin, &pairs)
     }
 
     /// Whether the point's call itself leads to the base.
@@ -427,7 +432,7 @@ impl Proof<'_> {
 
     /// Proves a call that leads to the base. The changed instruction must still be a call with the same end, so that it pushes the same
     /// return address. The tail is the jump to the callee.
-    fn call(&self, walk: &mut Walk<'_>) -> Result<(), VerifyError> {
+    fn call(&self, interpreter: &mut Interpreter<'_>) -> Result<(), VerifyError> {
         let (site, point) = (self.site(), self.point);
         let at = site.at.to_avma(self.request.bias).0;
         let original = memory::decode(&site.bytes, at)?;
@@ -447,31 +452,31 @@ impl Proof<'_> {
             return fail(at, Flaw::LandingInside);
         }
         let mut pairs = Vec::new();
-        let callee = equivalence::called(walk, &original, point.tail.0, &mut pairs)?;
+        let callee = equivalence::called(interpreter, &original, point.tail.0, &mut pairs)?;
         if point.resume != callee.map(Avma) {
             return fail(at, Flaw::Unmatched);
         }
-        self.snippets(walk, point.base.0, &pairs)
+        self.snippets(interpreter, point.base.0, &pairs)
     }
 
     /// Proves the code before the tail, from the base on and along the links.
-    fn snippets(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
+    fn snippets(&self, interpreter: &mut Interpreter<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
         let point = self.point;
         let at = point.at;
-        walk.from(begin, point)?;
-        walk.guards(point)?;
+        interpreter.from(begin, point)?;
+        interpreter.guards(point)?;
         if point.minis.len() != self.request.minis.len() {
             return fail(at.0, Flaw::Unmatched);
         }
-        walk.slot(point)?;
+        interpreter.slot(point)?;
         for (mini, request) in point.minis.iter().zip(self.request.minis) {
             let (start, behind) = mini.code.as_ref().map_or((point.slot, point.leave), |code| (code.start, code.link));
             if let Some(code) = &mini.code {
-                walk.twin(code)?;
+                interpreter.twin(code)?;
             }
             let counter = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize));
-            let displacement = counter.map(|index| walk.displacement(*index));
-            if displacement.is_some_and(|counter| !walk.counts(start.0, behind.0, counter))
+            let displacement = counter.map(|index| interpreter.displacement(*index));
+            if displacement.is_some_and(|counter| !interpreter.counts(start.0, behind.0, counter))
                 || mini.count != displacement
             {
                 return fail(start.0, Flaw::NotEquivalent);
@@ -481,10 +486,10 @@ impl Proof<'_> {
                 return fail(start.0, Flaw::Unmatched);
             }
         }
-        walk.keep();
+        interpreter.keep();
         for record in point.records() {
-            walk.tile(&record.code)?;
-            self.ways_home(walk, record, pairs)?;
+            interpreter.tile(&record.code)?;
+            self.ways_home(interpreter, record, pairs)?;
         }
         // Changes in the text belong to the point, not to a snippet.
         let alone = |m: &WovenMini| {
@@ -493,7 +498,7 @@ impl Proof<'_> {
         if !point.minis.iter().all(alone) {
             return fail(at.0, Flaw::Unmatched);
         }
-        walk.conclude()?;
+        interpreter.conclude()?;
         self.islands_have_ways(&point.removal)
     }
 
@@ -503,15 +508,15 @@ impl Proof<'_> {
     }
 
     /// Checks that the instructions before the point run first, without a gap. Returns the end of their copies.
-    fn before(&self, walk: &mut Walk<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+    fn before(&self, interpreter: &mut Interpreter<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
         let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
-        equivalence::straight(walk, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
+        equivalence::straight(interpreter, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
     }
 
     /// Compares the point's instruction and those after it with the tail. Returns the home address, if the tail has one.
     fn behind(
         &self,
-        walk: &mut Walk<'_>,
+        interpreter: &mut Interpreter<'_>,
         begin: u64,
         resolve: &impl Fn(u64) -> u64,
         pairs: &mut Vec<Pair>,
@@ -519,23 +524,23 @@ impl Proof<'_> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
         if self.site().point_kind() == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
-            return equivalence::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
+            return equivalence::leaves_if(interpreter, bytes, at, begin, tail, None, pairs).map(Some);
         }
         if self.site().point_kind().is_at_call() {
-            let stays = walk.memory().decode(tail)?;
+            let stays = interpreter.memory().decode(tail)?;
             if stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at {
-                return equivalence::stays(walk, at, tail, pairs).map(Some);
+                return equivalence::stays(interpreter, at, tail, pairs).map(Some);
             }
         }
-        equivalence::run(walk, bytes, at, tail, resolve, pairs)
+        equivalence::run(interpreter, bytes, at, tail, resolve, pairs)
     }
 
     /// End of the branch past the snippets for a thread that does not take a conditional exit. For other code, `begin`.
-    fn past_condition(&self, walk: &Walk<'_>, begin: u64) -> Result<u64, VerifyError> {
+    fn past_condition(&self, interpreter: &Interpreter<'_>, begin: u64) -> Result<u64, VerifyError> {
         if self.site().point_kind() != PointKind::Exit {
             return Ok(begin);
         }
-        let i = walk.memory().decode(begin)?;
+        let i = interpreter.memory().decode(begin)?;
         Ok(if i.is_jcc_short_or_near() { i.next_ip() } else { begin })
     }
 
@@ -556,7 +561,7 @@ impl Proof<'_> {
                 return b.bytes.get(range);
             }
         }
-        for c in &site.clearings {
+        for c in &site.island_rooms {
             if let Some(range) = within(c.at.to_avma(bias).0, &c.bytes) {
                 return c.bytes.get(range);
             }
@@ -589,18 +594,23 @@ impl Proof<'_> {
         if let Some((start, bytes)) = self.text.padding_at(at) {
             return at + 5 <= start + bytes.len() as u64;
         }
-        let within = |c: &Clearing| {
+        let within = |c: &IslandRoom| {
             let start = c.at.to_avma(self.request.bias);
-            self.point.cleared.contains(&start) && at == start.0 + 5 && c.bytes.len() >= 10
+            self.point.rooms.contains(&start) && at == start.0 + 5 && c.bytes.len() >= 10
         };
-        self.site().clearings.iter().any(within)
+        self.site().island_rooms.iter().any(within)
     }
 
     /// Checks a range that is displaced to make room for an island: all of it must be displaced. Returns the address of the range, or
     /// `None` if the point does not displace it.
-    fn clearing(&self, walk: &mut Walk<'_>, c: &Clearing, pairs: &mut Vec<Pair>) -> Result<Option<u64>, VerifyError> {
+    fn island_room(
+        &self,
+        interpreter: &mut Interpreter<'_>,
+        c: &IslandRoom,
+        pairs: &mut Vec<Pair>,
+    ) -> Result<Option<u64>, VerifyError> {
         let at = c.at.to_avma(self.request.bias).0;
-        if !self.point.cleared.contains(&Avma(at)) {
+        if !self.point.rooms.contains(&Avma(at)) {
             return Ok(None);
         }
         let write = self.point.removal.text.iter().find(|w| w.at.0 == at);
@@ -608,7 +618,7 @@ impl Proof<'_> {
         let Some(copy) = copy else { return fail(at, Flaw::Astray) };
         let end = at + c.bytes.len() as u64;
         let mut own = Vec::new();
-        let home = equivalence::run(walk, &c.bytes, at, copy, &|target| target, &mut own)?;
+        let home = equivalence::run(interpreter, &c.bytes, at, copy, &|target| target, &mut own)?;
         let into = |target: u64| target > at && target < end;
         let mut rest = c.bytes.as_slice();
         while !rest.is_empty() {
@@ -627,9 +637,9 @@ impl Proof<'_> {
 
     /// Checks that a function's own branch to the point leads to the tail. Returns the start of the range that is displaced with the
     /// branch, if there is one.
-    fn detour(
+    fn redirect(
         &self,
-        walk: &mut Walk<'_>,
+        interpreter: &mut Interpreter<'_>,
         branch: &ingraft_model::BackBranch,
         displaced: std::ops::Range<u64>,
         resolve: &impl Fn(u64) -> u64,
@@ -654,15 +664,15 @@ impl Proof<'_> {
             let bytes = branch.bytes.get(offset..).ok_or_else(astray)?;
             let target = self.follow(w).ok_or_else(astray)?;
             let mut own = Vec::new();
-            let home = equivalence::run(walk, bytes, w.at.0, target, resolve, &mut own)?;
-            let stretch_end = own.iter().map(|p| p.original_end).max().unwrap_or(0);
+            let home = equivalence::run(interpreter, bytes, w.at.0, target, resolve, &mut own)?;
+            let range_end = own.iter().map(|p| p.original_end).max().unwrap_or(0);
             let takes_branch = own.iter().any(|p| p.original == at);
             // Control that continues after the range must find a whole instruction.
             if w.at.0 > at
                 || !takes_branch
                 || w.at.0 + 5 > until
                 || home.is_some_and(|h| h < w.at.0 + 5)
-                || stretch_end > until
+                || range_end > until
             {
                 return Err(astray());
             }
@@ -675,14 +685,19 @@ impl Proof<'_> {
     }
 
     /// Checks that each instruction has a move to an equivalent address, or lies in a range to single-step.
-    fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
+    fn ways_home(
+        &self,
+        interpreter: &Interpreter<'_>,
+        record: &RemovalRecord,
+        pairs: &[Pair],
+    ) -> Result<(), VerifyError> {
         let home = self.point.resume;
         let proven_elsewhere = |at| pairs.iter().find(|p| p.copy == at).and_then(|pair| pair.back).map(Avma);
         let allowed = |at, harmless: Option<bool>| match harmless {
             Some(harmless) => home.filter(|_| harmless),
             None => proven_elsewhere(at),
         };
-        let used = ways_out(record, walk.visited(&record.code), allowed)?;
+        let used = ways_out(record, interpreter.visited(&record.code), allowed)?;
         let islands = record.moves.iter().filter(|m| !record.code.contains(&m.from)).count();
         if used + islands == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
     }

@@ -6,7 +6,7 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, HEIRS, OWNER, header};
 
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use super::{Flaw, VerifyError, fail};
 use crate::code::arena::SlowRoutine;
 use crate::code::environment::Environment;
@@ -14,13 +14,18 @@ use crate::snippet::slot::{LEN, NOP, OPCODE};
 use crate::snippet::slow::{COUNT, MARKER};
 
 /// Proves the routine for the register with the number `r`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
+pub(super) fn prove(
+    interpreter: &mut Interpreter<'_>,
+    env: &Environment,
+    r: u8,
+    routine: &SlowRoutine,
+) -> Result<(), VerifyError> {
     let r = Register::RAX + u32::from(r);
     let own = Own::of(r);
-    if form::prove(walk, &claim(env, &own), routine.range.start.0)? != routine.walk.0 {
+    if form::prove(interpreter, &claim(env, &own), routine.range.start.0)? != routine.walk.0 {
         return fail(routine.walk.0, Flaw::Astray);
     }
-    form::prove(walk, &chain(r), routine.walk.0).map(drop)
+    form::prove(interpreter, &chain(r), routine.walk.0).map(drop)
 }
 
 /// Names of the registers that a routine uses.
@@ -283,7 +288,7 @@ mod tests {
         let memory = Memory::new(&code, &arena.range()).expect("one piece");
         let facts = Facts::new(env, &arena, &memory, std::iter::empty());
         let routine = SlowRoutine { range: AT..AT.offset(bytes.len() as i64), walk: second };
-        Walk::new(&facts).slow_routine(r, &routine).is_ok()
+        Interpreter::new(&facts).slow_routine(r, &routine).is_ok()
     }
 
     #[test]

@@ -5,12 +5,17 @@ use ingraft_model::Avma;
 
 use super::VerifyError;
 use super::form::{self, Right, put};
-use super::interpreter::Walk;
+use super::interpreter::Interpreter;
 use crate::code::environment::Environment;
 
 /// Proves the routine at `at`.
-pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, function: Avma, at: u64) -> Result<(), VerifyError> {
-    form::prove(walk, &form(env, function), at).map(drop)
+pub(super) fn prove(
+    interpreter: &mut Interpreter<'_>,
+    env: &Environment,
+    function: Avma,
+    at: u64,
+) -> Result<(), VerifyError> {
+    form::prove(interpreter, &form(env, function), at).map(drop)
 }
 
 fn form(env: &Environment, function: Avma) -> Vec<Right> {

@@ -31,7 +31,7 @@ pub enum LoopKind {
     /// `dec ecx; jnz` with an 8-bit displacement; only the branch itself may be displaced.
     Short,
     /// The same branch, where instructions before it may be displaced too.
-    ShortWithStretch,
+    ShortWithRange,
     /// `dec ecx; jnz` with a 32-bit displacement.
     Long,
     /// The `loop` instruction.
@@ -200,7 +200,7 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
             let disp8 = |len: u64| (target.wrapping_sub(here + len) as u8).to_le_bytes()[0];
             match kind {
                 LoopKind::Short => bytes.extend_from_slice(&[0x75, disp8(2)]),
-                LoopKind::ShortWithStretch => {
+                LoopKind::ShortWithRange => {
                     bytes.extend_from_slice(&[0x75, disp8(2)]);
                     // The range may include the lea before the branch, unless control can land after the lea.
                     from -= 3;
@@ -318,7 +318,7 @@ pub fn functions() -> impl Strategy<Value = Vec<Function>> {
     let style = prop_oneof![
         2 => Just(Style::Live),
         2 => prop_oneof![Just(0u8), Just(11), Just(10), Just(2)].prop_map(Style::Dead),
-        2 => prop_oneof![Just(LoopKind::Short), Just(LoopKind::ShortWithStretch), Just(LoopKind::Long), Just(LoopKind::Loop)]
+        2 => prop_oneof![Just(LoopKind::Short), Just(LoopKind::ShortWithRange), Just(LoopKind::Long), Just(LoopKind::Loop)]
             .prop_map(Style::Loop),
     ];
     let body = prop::collection::vec(any::<Choice>(), 0..8);

@@ -310,9 +310,9 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
             let mut word = [0; 8];
             let there = target.read(slot.to_avma(module.bias), &mut word).is_ok();
             let pointer = Some(Avma(u64::from_le_bytes(word))).filter(|_| there);
-            let led = pointer.filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer));
+            let target = pointer.filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer));
             // a pointer of the program itself does not wait for the loader
-            (led.is_some() || module.image.import_at(slot).is_some()).then_some(led)
+            (target.is_some() || module.image.import_at(slot).is_some()).then_some(target)
         };
         slots.filter_map(pointer).collect()
     };
@@ -435,23 +435,23 @@ impl Follow<'_> {
         let own: FxHashSet<MdlFunction> = self.closers.iter().map(|c| c.function).collect();
         // records with one name can only be closed by the same code
         let alike = self.closers.windows(2).all(|two| two[0].snippet == two[1].snippet);
-        let mut led: FxHashMap<(MdlFunction, Svma), Option<MdlFunction>> = FxHashMap::default();
+        let mut targets: FxHashMap<(MdlFunction, Svma), Option<MdlFunction>> = FxHashMap::default();
         let mut passed: FxHashSet<MdlFunction> = FxHashSet::default();
         for closer in self.closers {
             if self.graph.jumps_of(closer.function).is_empty() {
                 continue;
             }
-            for function in self.reached(closer.function, &own, alike, &mut led) {
+            for function in self.reached(closer.function, &own, alike, &mut targets) {
                 *self.at_exits.entry(function).or_default() += 1;
                 let code = |record: &CallRecord, body: &[Stmt]| Stmt::CloseHanded(record.clone(), body.to_vec());
                 let exits = self.returns(function);
                 self.add(function, closer, closer.instead(Whose::Earlier, &code), exits);
                 if !own.contains(&function) && passed.insert(function) {
-                    self.pass(function, closer, Whose::Earlier, &led);
+                    self.pass(function, closer, Whose::Earlier, &targets);
                 }
             }
             self.found.enders.insert((closer.function, self.pair, std::ptr::from_ref(closer.snippet)));
-            self.pass(closer.function, closer, Whose::Own, &led);
+            self.pass(closer.function, closer, Whose::Own, &targets);
             // registers the jumps, so that `jumps_without` excludes them
             self.returns(closer.function);
         }
@@ -463,7 +463,7 @@ impl Follow<'_> {
         start: MdlFunction,
         own: &FxHashSet<MdlFunction>,
         alike: bool,
-        led: &mut FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
+        targets: &mut FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
     ) -> Vec<MdlFunction> {
         let mut reached = Vec::new();
         let mut seen = FxHashSet::from_iter([start]);
@@ -475,7 +475,7 @@ impl Follow<'_> {
                     let room = self.at_exits.get(to).is_none_or(|count| *count < CLOSERS_MAX);
                     alike && !back && room && seen.len() < FUNCTIONS_MAX && !self.barred.contains(to)
                 };
-                let to = *led.entry((function, at)).or_insert_with(|| to.filter(is_free));
+                let to = *targets.entry((function, at)).or_insert_with(|| to.filter(is_free));
                 let Some(to) = to.filter(|to| seen.insert(*to)) else { continue };
                 self.need(to);
                 reached.push(to);
@@ -497,10 +497,10 @@ impl Follow<'_> {
         function: MdlFunction,
         closer: &Closer<'_>,
         whose: Whose,
-        led: &FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
+        targets: &FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
     ) {
         for &Jump { at, while_pointer, .. } in self.graph.jumps_of(function) {
-            let to = led.get(&(function, at)).copied().flatten();
+            let to = targets.get(&(function, at)).copied().flatten();
             let give_up = |record: &CallRecord, body: &[Stmt]| Stmt::GiveUp(record.clone(), whose, body.to_vec());
             let given_up = closer.instead(whose, &give_up);
             let needs: Arc<[_]> = match to {

@@ -51,7 +51,7 @@ impl Session {
         }
         let caught = CATCHES.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, PointKind::Entry));
         let jumps = JUMPS.iter().flat_map(|name| modules.functions_named(name));
-        let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).chain(unnamed(modules)).collect();
+        let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| longjmps(modules, f)).chain(unnamed(modules)).collect();
         caught.chain(jumps.into_iter().map(|f| (f, PointKind::Exit))).collect()
     }
 }
@@ -60,13 +60,13 @@ impl Session {
 fn unnamed(modules: &Modules) -> impl Iterator<Item = MdlFunction> + '_ {
     let libc = modules.loaded().filter(|(_, file, _)| file.names.iter().any(|name| name == LIBC));
     libc.flat_map(|(module, _, m)| {
-        let numbers = m.image.leaping().filter_map(|f| m.number_at(f.start()));
+        let numbers = m.image.longjmps().filter_map(|f| m.number_at(f.start()));
         numbers.map(move |function| MdlFunction { module, function })
     })
 }
 
 /// A function and its callees, as far as they make such a jump.
-fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
+fn longjmps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
     let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
     let calls = module.image.call_sites(f).unwrap_or_default();
     let callee = |call: &CallSite| match call.callee {
@@ -74,8 +74,8 @@ fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
         Callee::Slot(_) | Callee::Computed => None,
     };
     let callees = calls.iter().filter_map(callee).map(|number| MdlFunction { function: number, ..function });
-    let leaps = |f: &MdlFunction| modules.resolve(*f).is_some_and(|(_, m, f)| m.image.leaps(f));
-    std::iter::once(function).chain(callees).filter(leaps).collect()
+    let longjmps = |f: &MdlFunction| modules.resolve(*f).is_some_and(|(_, m, f)| m.image.is_longjmp(f));
+    std::iter::once(function).chain(callees).filter(longjmps).collect()
 }
 
 /// Whether the end of a call restores a state.

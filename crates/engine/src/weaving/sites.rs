@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_model::{
-    Arrival, Avma, BlockPoint, Clearing, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, Offset, Parts,
-    PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
+    Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::Target;
 
@@ -240,7 +240,7 @@ fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Opt
         SiteKind::Block { .. } | SiteKind::Edge { .. } => return None,
     };
     let spot = Spot::new(site.point_kind(), at.to_avma(module.bias));
-    let site = Site { kind, landings: Vec::new(), clearings: Vec::new(), ..site.clone() };
+    let site = Site { kind, landings: Vec::new(), island_rooms: Vec::new(), ..site.clone() };
     Some(Hosted { site: Arc::new(site), spot, body: Arc::clone(body) })
 }
 
@@ -332,12 +332,12 @@ fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<S
         return Err(Refusal::Unreadable);
     }
     // a range that is displaced only to make room is used only if its bytes are those of the file
-    let is_there = |c: &Clearing| {
+    let is_there = |c: &IslandRoom| {
         let mut now = vec![0; c.bytes.len()];
         text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
     };
-    if !site.clearings.iter().all(is_there) {
-        Arc::make_mut(&mut site).clearings.retain(is_there);
+    if !site.island_rooms.iter().all(is_there) {
+        Arc::make_mut(&mut site).island_rooms.retain(is_there);
     }
     match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
         None => Ok(site),

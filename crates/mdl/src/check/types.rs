@@ -85,7 +85,7 @@ impl Type {
             Type::Procedure => "a procedure".to_owned(),
             Type::Module => "a module".to_owned(),
             Type::Loop => "a loop".to_owned(),
-            Type::Memory => "a stretch of memory".to_owned(),
+            Type::Memory => "a range of memory".to_owned(),
             Type::Data(kind) => format!("a {}", kind.keyword()),
             Type::List(of) => format!("a list (each is {})", of.words()),
             Type::Unknown => "unknown".to_owned(),

@@ -141,7 +141,7 @@ impl<'a> Facts<'a> {
     }
 }
 
-pub(super) struct Walk<'a> {
+pub(super) struct Interpreter<'a> {
     facts: &'a Facts<'a>,
     env: &'a Environment,
     memory: &'a Memory<'a>,
@@ -181,9 +181,9 @@ pub(super) struct Walk<'a> {
     alike: Option<Arc<Known>>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Interpreter<'a> {
     pub fn new(facts: &'a Facts<'a>) -> Self {
-        Walk {
+        Interpreter {
             facts,
             env: facts.env,
             memory: facts.memory,
@@ -292,7 +292,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Instructions in a range that [`Walk::tile`] has accepted. For each, the flag says whether a thread at the instruction has changed
+    /// Instructions in a range that [`Interpreter::tile`] has accepted. For each, the flag says whether a thread at the instruction has changed
     /// nothing that is live. The flag is `None` for instructions that are proven elsewhere.
     pub fn visited(&self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<bool>)> {
         let (from, until) = (range.start.0, range.end.0);

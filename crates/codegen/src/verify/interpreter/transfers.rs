@@ -7,10 +7,10 @@ use rustc_hash::FxHashSet;
 use super::super::rules::number_of;
 use super::super::state::{OTHER, RED_ZONE, RED_ZONE_WORDS, Stack, State};
 use super::super::{Flaw, VerifyError, fail};
-use super::{Mode, Walk};
+use super::{Interpreter, Mode};
 use crate::code::routine::Routine;
 
-impl Walk<'_> {
+impl Interpreter<'_> {
     /// Checks that no branch that leads backwards after an answer of a routine closes a loop, on the ways that were visited. Each target is
     /// followed once, for all branches to it.
     pub(super) fn no_loops(&self) -> Result<(), VerifyError> {

@@ -16,22 +16,22 @@ const JUMP_MAX: u64 = 8;
 /// Indices of the functions that leave only by such a jump.
 pub(crate) fn all(image: &Image) -> Vec<usize> {
     let functions = image.functions().iter().enumerate();
-    functions.filter(|(_, f)| may_leap(image, f) && leaps(image, f)).map(|(number, _)| number).collect()
+    functions.filter(|(_, f)| may_be_longjmp(image, f) && is_longjmp(image, f)).map(|(number, _)| number).collect()
 }
 
 /// Whether the last bytes of a function may be a jump through a register or memory (`ff /4`); most functions need not be decoded.
-fn may_leap(image: &Image, function: &Function) -> bool {
+fn may_be_longjmp(image: &Image, function: &Function) -> bool {
     let len = function.size.min(JUMP_MAX);
     let last = image.elf().data_at(function.start + function.size - len, len).unwrap_or_default();
     last.windows(2).any(|bytes| bytes[0] == 0xff && bytes[1] >> 3 & 7 == 4)
 }
 
 /// Whether every exit of a function is such a jump.
-pub(crate) fn leaps(image: &Image, function: &Function) -> bool {
+pub(crate) fn is_longjmp(image: &Image, function: &Function) -> bool {
     let body = Body::new(image, function);
     let Ok(flow) = Graph::complete(&body) else { return false };
-    let leap = |&exit: &usize| body.code[exit].flow_control() == FlowControl::IndirectBranch && lands(&body, exit);
-    !flow.found.exits.is_empty() && flow.found.runs_on.is_empty() && flow.found.exits.iter().all(leap)
+    let jumps = |&exit: &usize| body.code[exit].flow_control() == FlowControl::IndirectBranch && lands(&body, exit);
+    !flow.found.exits.is_empty() && flow.found.runs_on.is_empty() && flow.found.exits.iter().all(jumps)
 }
 
 /// Whether the stack pointer at a jump was loaded from another frame.

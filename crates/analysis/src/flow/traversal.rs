@@ -66,7 +66,7 @@ pub(crate) const REACHED: u8 = 1;
 /// Mark of an instruction: it begins a block.
 pub(crate) const LEADER: u8 = 2;
 
-pub(crate) struct Walk<'a> {
+pub(crate) struct Traversal<'a> {
     pub body: &'a Body<'a>,
     pub budget: usize,
     pub work: Vec<u64>,
@@ -90,11 +90,11 @@ pub(crate) struct Walk<'a> {
     pub memory: Memory,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Traversal<'a> {
     pub fn new(body: &'a Body<'a>) -> Self {
         let marks = vec![0; body.code.len()];
         let budget = body.budget();
-        Walk {
+        Traversal {
             body,
             budget,
             work: Vec::new(),

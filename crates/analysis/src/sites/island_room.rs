@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
-use ingraft_model::{Clearing, Svma};
+use ingraft_model::{IslandRoom, Svma};
 
 use crate::flow::Graph;
 use crate::flow::body::{Body, is_direct_branch};
@@ -25,9 +25,9 @@ const NEIGHBOURS: usize = 8;
 const OFFERED: usize = 8;
 
 /// Straight ranges of one function from which instructions may be displaced, each as the address ranges of its instructions.
-pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
+pub(crate) struct IslandRooms(Vec<Vec<Range<u64>>>);
 
-impl Clearings {
+impl IslandRooms {
     /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; no range overlaps them.
     pub fn new(body: &Body<'_>, flow: &Graph, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
@@ -52,13 +52,13 @@ impl Clearings {
         }
         let length = |run: &Vec<Range<u64>>| run.first().zip(run.last()).map_or(0, |(a, b)| b.end - a.start);
         runs.retain(|run| length(run) >= ROOM);
-        Clearings(runs)
+        IslandRooms(runs)
     }
 
     /// Returns the ranges in which an island is within reach of a two-byte jump at `at`, nearest first, at most [`OFFERED`].
-    pub fn near(&self, image: &Image, at: u64) -> Vec<Clearing> {
+    pub fn near(&self, image: &Image, at: u64) -> Vec<IslandRoom> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
-        let mut found: Vec<Clearing> = Vec::new();
+        let mut found: Vec<IslandRoom> = Vec::new();
         for run in &self.0 {
             let mut free_from = 0;
             for (index, start) in run.iter().map(|i| i.start).enumerate() {
@@ -69,7 +69,7 @@ impl Clearings {
                 let Some(end) = run[index..].iter().map(|i| i.end).find(|end| end - start >= ROOM) else { break };
                 let bytes = image.elf().data_at(start, end - start);
                 if let Some(bytes) = bytes.filter(|_| !image.in_restartable_sequence(start, end - start)) {
-                    found.push(Clearing { at: Svma(start), bytes: bytes.to_vec() });
+                    found.push(IslandRoom { at: Svma(start), bytes: bytes.to_vec() });
                     free_from = end;
                 }
             }
@@ -81,7 +81,7 @@ impl Clearings {
 }
 
 /// The ranges of short functions around an address, without those of the function that begins at `except`.
-pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearing> {
+pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<IslandRoom> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
     let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
     functions.sort_unstable_by_key(|f| f.start);
@@ -89,9 +89,10 @@ pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearin
     functions.retain(|f| Some(f.start) != except);
     functions.retain(|f| f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>() <= NEIGHBOUR_MAX);
     functions.truncate(NEIGHBOURS);
-    let of =
-        |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image, &[]).near(image, at));
-    let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
+    let of = |f: &&Function| {
+        exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.island_rooms(image, &[]).near(image, at))
+    };
+    let mut all: Vec<IslandRoom> = functions.iter().flat_map(of).collect();
     all.sort_by_key(|c| c.at.0.abs_diff(at));
     all.dedup();
     all.truncate(OFFERED);

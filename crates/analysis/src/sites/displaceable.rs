@@ -14,7 +14,7 @@ use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 const INSTRUCTION_MAX: usize = 15;
 
 /// The displaceable ranges of one function.
-pub(crate) struct Stretches<'a> {
+pub(crate) struct DisplaceableRanges<'a> {
     pub body: &'a Body<'a>,
     pub flow: &'a Graph,
     /// Address of the first byte of the entry's springboard.
@@ -28,11 +28,11 @@ pub(crate) struct Stretches<'a> {
     pub resumed: bool,
 }
 
-impl<'a> Stretches<'a> {
+impl<'a> DisplaceableRanges<'a> {
     pub fn new(body: &'a Body<'a>, flow: &'a Graph) -> Self {
         let entry = entry::first_byte(body.image, body.function);
         let home = entry::displaced_until(body.image, body.function);
-        Stretches { body, flow, entry, home, floor: 0, resumed: true }
+        DisplaceableRanges { body, flow, entry, home, floor: 0, resumed: true }
     }
 
     /// Whether the entry's springboard displaces an instruction, and control reaches the instruction by the entry alone.
