@@ -15,7 +15,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-saniti
 
 /// Runs the named targets, or all of them, for this many seconds each.
 pub fn run(arguments: &[&str]) -> Result<()> {
-    packages::install()?;
+    packages::install(false)?;
     let seconds: u32 = arguments.first().map_or(Ok(10), |text| text.parse()).context("seconds")?;
     let directory = ingraft_testing::source_directory().join("tests/fuzz");
     let host = ingraft_testing::output(Command::new("rustc").args(["--print", "host-tuple"]));

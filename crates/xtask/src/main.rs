@@ -18,6 +18,8 @@ usage: cargo xtask COMMAND
 
   test [--full] [FILTER…]   every test of the workspace; as root installs the Debian packages they need
                             --full: the long forms (hours instead of minutes)
+  field [SERVER…]           twenty servers under load: every kind of measurement, kills of the engine, answers checked;
+                            prints the figures of each (INGRAFT_ROUNDS, INGRAFT_KILLS: how often, 10 and 20)
   fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
   bench [NAME…]             the table of speed and size, each row with the limit measured in the same run
   package [deb] [tarball] [--built DIR] [--output DIR]
@@ -40,6 +42,7 @@ fn run() -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["test", rest @ ..] => test::run(rest),
+        ["field", rest @ ..] => test::field(rest),
         ["fuzz", rest @ ..] => fuzz::run(rest),
         ["bench", rest @ ..] => bench::run(rest),
         ["package", rest @ ..] => package::run(rest),

@@ -43,11 +43,32 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3.11/ensurepip", "python3-venv"),
 ];
 
-/// Installs the missing packages if this is root and there is apt-get; otherwise prints their names.
-pub fn install() -> Result<()> {
+/// Servers that only the long forms measure.
+const SERVERS: &[(&str, &str)] = &[
+    ("apache2", "apache2-bin"),
+    ("dovecot", "dovecot-imapd"),
+    ("erl", "erlang-base"),
+    ("etcd", "etcd-server"),
+    ("lighttpd", "lighttpd"),
+    ("memcached", "memcached"),
+    ("mosquitto", "mosquitto"),
+    ("named", "bind9"),
+    ("php", "php-cli"),
+    ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server"),
+    ("ruby", "ruby"),
+    ("slapd", "slapd"),
+    ("squid", "squid"),
+    ("stunnel4", "stunnel4"),
+    ("unbound", "unbound"),
+    ("varnishd", "varnish"),
+];
+
+/// Installs the missing packages of the tests if this is root and there is apt-get; otherwise prints their names. `full` includes the servers
+/// of the long forms.
+pub fn install(full: bool) -> Result<()> {
     let present = |program: &str| std::path::Path::new(program).exists() || ingraft_testing::have(program);
-    let missing: Vec<&str> =
-        NEEDED.iter().filter(|(program, _)| !present(program)).map(|(_, package)| *package).collect();
+    let needed = NEEDED.iter().chain(if full { SERVERS } else { &[] });
+    let missing: Vec<&str> = needed.filter(|(program, _)| !present(program)).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -38,6 +38,9 @@ use endpoint::Headers;
 
 type Service = InterceptedService<Channel, Headers>;
 
+/// Limit of a part of a profile, in bytes. A part holds at least one function, and an interpreter's loop has a million edges.
+const PROFILE_PART_BYTES: usize = 256 << 20;
+
 /// The engines that a command uses.
 pub(crate) struct Engines {
     clients: Vec<Client>,
@@ -440,7 +443,7 @@ impl Client {
     /// Removes a measurement, which has `pairs` pairs unless it has grown since.
     pub(crate) async fn remove(&self, measurement: u64, pairs: usize) -> Result<Farewell, Failure> {
         use v1::remove_response::Event as Wire;
-        let mut client = InstrumentationClient::new(self.service.clone());
+        let mut client = InstrumentationClient::new(self.service.clone()).max_decoding_message_size(PROFILE_PART_BYTES);
         let answer = client.remove(v1::RemoveRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);

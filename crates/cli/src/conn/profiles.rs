@@ -5,7 +5,7 @@ use ingraft_wire::profile::Profile;
 use ingraft_wire::v1;
 use v1::profiles_client::ProfilesClient;
 
-use super::Client;
+use super::{Client, PROFILE_PART_BYTES};
 use crate::exit::Failure;
 
 /// Event totals of a profile at one moment.
@@ -38,7 +38,7 @@ pub(crate) struct ThreadTotals {
 impl Client {
     /// Reads the counts of a profile, which goes on.
     pub(crate) async fn profile(&self, measurement: u64) -> Result<Profile, Failure> {
-        let mut client = ProfilesClient::new(self.service.clone());
+        let mut client = ProfilesClient::new(self.service.clone()).max_decoding_message_size(PROFILE_PART_BYTES);
         let answer = client.query(v1::QueryProfileRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut profile = Profile::default();

@@ -105,7 +105,7 @@ const GROUPS: &[Group] = &[
 
 /// Measures the named groups, or all, and prints the table. Fails when a limit is not kept.
 pub fn run(names: &[&str]) -> Result<()> {
-    packages::install()?;
+    packages::install(false)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(ingraft_testing::source_directory())
