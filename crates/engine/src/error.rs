@@ -84,6 +84,7 @@ impl Error {
             P::Gone(_) => (ErrorKind::Gone, "target_ended"),
             P::Replaced(_) => (ErrorKind::Gone, "target_replaced"),
             P::Seccomp => (ErrorKind::Denied, "seccomp"),
+            P::UserDispatch => (ErrorKind::Denied, "user_dispatch"),
             P::ShadowStack => (ErrorKind::Denied, "shadow_stack"),
             P::Unstoppable { .. } => (ErrorKind::Failed, "unstoppable_thread"),
             P::NoRoom { .. } => (ErrorKind::Failed, "no_room"),

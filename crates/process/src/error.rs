@@ -198,6 +198,11 @@ pub enum Error {
         /// Description of the region in which the range must lie.
         place: &'static str,
     },
+    /// System calls of the target's threads raise SIGSYS (Syscall User Dispatch), and so would those of a borrowed thread.
+    #[error(
+        "the target turns its system calls into signals (syscall user dispatch), and no thread can make one for us"
+    )]
+    UserDispatch,
     /// A limit on the target's memory leaves too little room.
     #[error("{0}")]
     Shortage(Box<Shortage>),
@@ -282,6 +287,10 @@ impl Error {
             }
             Error::Call { source, .. } if self.is_locked_out() => {
                 format!(
+            Error::UserDispatch => {
+                "nothing was changed; such a program (Wine, FEX) can be measured if a thread of it has no dispatch"
+                    .into()
+            }
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }

@@ -39,6 +39,16 @@ pub(crate) struct WayBack {
     pub(crate) before: Vec<u64>,
     /// First word of the signal frame: the return address that leads into rt_sigreturn.
     pub(crate) last: u64,
+    /// Addresses right after the `syscall` instructions on this way, which the kernel sees as the places of the calls.
+    pub(crate) after_calls: [u64; 2],
+}
+
+impl WayBack {
+    /// The way by a piece at `call` and by code of `len` bytes at `last`. The latter ends with a `syscall`.
+    fn new(call: Avma, before: Vec<u64>, last: Avma, len: usize) -> WayBack {
+        let after_calls = [call.offset(SYSCALL.len() as i64).0, last.offset(len as i64).0];
+        WayBack { syscall: call.0, before, last: last.0, after_calls }
+    }
 }
 
 /// Pieces of the target's own code that the engine uses.
@@ -189,7 +199,7 @@ impl Search {
                 let bytes = SIGRETURN.iter().find(|pattern| pattern.len() == len);
                 pieces.extend(bytes.map(|bytes| (at, bytes.to_vec())));
                 let before = vec![0; call.words as usize];
-                let way = WayBack { syscall: call.at.0, before, last: at.0 };
+                let way = WayBack::new(call.at, before, at, len);
                 pieces.push((call.at, call.bytes));
                 Ok(way)
             }
@@ -203,7 +213,7 @@ impl Search {
                 if let Rax::Word(word) = number.rax {
                     before[first + word as usize] = libc::SYS_rt_sigreturn as u64;
                 }
-                let way = WayBack { syscall: call.at.0, before, last: last.0 };
+                let way = WayBack::new(call.at, before, last, SYSCALL.len());
                 pieces.extend([(last, SYSCALL.to_vec()), (call.at, call.bytes), (number.at, number.bytes)]);
                 Ok(way)
             }
@@ -318,7 +328,7 @@ mod tests {
         code.extend_from_slice(SIGRETURN[0]);
         code.extend_from_slice(SIGRETURN[1]);
         let found = search(&[(0x1000, &code), (0x2000, &[0x05, 0x0f]), (0x3000, &[])]);
-        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before: Vec::new(), last: 0x1004 }));
+        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), Vec::new(), Avma(0x1004), SIGRETURN[0].len())));
         assert_eq!(found.sigreturn, [Avma(0x1004), Avma(0x100d)]);
         assert_eq!(found.pieces, [(Avma(0x1004), SIGRETURN[0].to_vec()), (Avma(0x1000), code[..3].to_vec())]);
     }
@@ -326,17 +336,17 @@ mod tests {
     #[test]
     fn without_a_restorer_the_number_comes_from_the_stack() {
         let found = search(&[(0x1000, &[0x58, 0xc3]), (0x2000, &[0x0f, 0x05, 0xc3])]);
-        assert_eq!(found.way, Ok(WayBack { syscall: 0x2000, before: vec![0x1000, 15], last: 0x2000 }));
+        assert_eq!(found.way, Ok(WayBack::new(Avma(0x2000), vec![0x1000, 15], Avma(0x2000), SYSCALL.len())));
         assert!(found.sigreturn.is_empty());
         // After the call: add rsp, 8; pop rbx. Before the number: mov rax, [rsp + 8]; add rsp, 0x18.
         let call: &[u8] = &[0x0f, 0x05, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0xc3];
         let number: &[u8] = &[0x48, 0x8b, 0x44, 0x24, 0x08, 0x48, 0x83, 0xc4, 0x18, 0xc3];
         let found = search(&[(0x1000, call), (0x2000, number)]);
         let before = vec![0, 0, 0x2000, 0, 15, 0];
-        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before, last: 0x1000 }));
+        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), before, Avma(0x1000), SYSCALL.len())));
         // mov eax, 15; pop rbp
         let found = search(&[(0x1000, &[0x0f, 0x05, 0xc3]), (0x2000, &[0xb8, 15, 0, 0, 0, 0x5d, 0xc3])]);
-        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before: vec![0x2000, 0], last: 0x1000 }));
+        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), vec![0x2000, 0], Avma(0x1000), SYSCALL.len())));
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod bases;
 mod buffer;
 mod cgroup;
 mod clock;
+mod dispatch;
 mod error;
 mod fault;
 mod files;

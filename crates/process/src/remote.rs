@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Tid};
 
+use crate::dispatch::{self, Passage};
 use crate::error::Error;
 use crate::frame;
-use crate::gadgets::{Gadgets, WayBack};
+use crate::gadgets::{Gadgets, SYSCALL, WayBack};
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
@@ -49,6 +50,15 @@ pub struct Remote<'a> {
     scratch_used: u64,
 }
 
+/// Stop to which a borrowed thread has run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stop {
+    /// The beginning or the end of a system call.
+    Syscall,
+    /// The awaited signal is about to be delivered.
+    Signal,
+}
+
 /// State to which the borrowed thread is restored.
 #[derive(Debug)]
 struct Home {
@@ -63,6 +73,16 @@ impl Target {
     /// Runs `work` with a borrowed thread, which makes system calls. Afterwards the thread continues as before, even a system call in which
     /// it waited.
     pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
+        self.remote_of(None, work)
+    }
+
+    /// Runs `work` with a borrowed thread like [`Target::remote`]. If `only` names a thread, no other one is borrowed, and a sleeping thread
+    /// is not waited for.
+    pub(crate) fn remote_of<R: Send>(
+        &self,
+        only: Option<Tid>,
+        work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send,
+    ) -> Result<R, Error> {
         let gadgets = self.gadgets()?;
         let way = match gadgets.way_back() {
             Ok(way) => way,
@@ -77,13 +97,13 @@ impl Target {
         }
         let mut work = Some(work);
         // Most threads that sleep uninterruptibly do so for a moment. Threads of a target that is held do not wake.
-        let (begin, may_wake) = (Instant::now(), !is_held(self.pid()));
+        let (begin, may_wake) = (Instant::now(), only.is_none() && !is_held(self.pid()));
         let mut tries = 0;
         loop {
             tries += 1;
             let mut asleep = false;
             let result = self.trace(|tracer| {
-                let mut remote = Remote::borrow(self, tracer, (&gadgets, way), &mut asleep)?;
+                let mut remote = Remote::borrow(self, tracer, (&gadgets, way), only, &mut asleep)?;
                 let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
@@ -115,6 +135,7 @@ impl<'a> Remote<'a> {
         target: &'a Target,
         tracer: &'a mut Tracer,
         way: (&Gadgets, &WayBack),
+        only: Option<Tid>,
         asleep: &mut bool,
     ) -> Result<Self, Error> {
         let maps = target.maps()?;
@@ -124,7 +145,9 @@ impl<'a> Remote<'a> {
         // No processor may be free for a while. So that this costs the time once and not once for each thread, every failure lowers
         // patience.
         let mut patience = PATIENCE;
-        let Candidates { in_order, running } = candidates(target, &maps)?;
+        // Whether system calls of a thread raise SIGSYS, and whether a thread was passed over for another reason.
+        let (mut trapped, mut others) = (false, false);
+        let Candidates { in_order, running } = candidates(target, &maps, only)?;
         // Hold the running threads. Otherwise they compete with the borrowed thread for processors at each of its steps.
         for tid in running {
             tracer.seize(tid, filtered(tid))?;
@@ -138,14 +161,19 @@ impl<'a> Remote<'a> {
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
-                Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, way),
+                Ok(Ok(top)) => match dispatch::passage(target, tid, way.1) {
+                    Passage::Trapped => trapped = true,
+                    passage => return Self::send_away(target, tracer, i, top, way, passage),
+                },
                 Ok(Err(why)) => {
+                    others |= last_resort;
                     // A later try may succeed: the thread may wake, or the thread that does not stop yet may stop.
                     *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
                     refused = format!("thread {tid} {why}");
                 }
                 Err(Error::Unstoppable { .. }) => {
                     refused = format!("thread {tid} does not stop");
+                    others |= last_resort;
                     patience -= u32::from(last_resort && patience > 1);
                 }
                 Err(e) => return Err(e),
@@ -157,7 +185,7 @@ impl<'a> Remote<'a> {
                 tracer.release(i)?;
             }
         }
-        Err(Error::NoCarrier(refused))
+        Err(if trapped && !others { Error::UserDispatch } else { Error::NoCarrier(refused) })
     }
 
     /// Stops a candidate and finds room for the signal frame. The inner error says why this thread cannot be borrowed.
@@ -222,6 +250,7 @@ impl<'a> Remote<'a> {
         i: usize,
         top: u64,
         (gadgets, way): (&Gadgets, &WayBack),
+        passage: Passage,
     ) -> Result<Self, Error> {
         // The library with this code may have been unloaded since the code was found.
         if !gadgets.still_there(target) {
@@ -240,7 +269,7 @@ impl<'a> Remote<'a> {
             .ok_or_else(|| Error::NoCarrier(format!("the extended state of thread {tid} is unreadable")))?;
         frame.put_in_front(&way.before);
         target.write(Avma(frame.at), &frame.bytes)?;
-        let remote = Remote {
+        let mut remote = Remote {
             target,
             tracer,
             tid,
@@ -249,17 +278,42 @@ impl<'a> Remote<'a> {
             sp: frame.at,
             scratch_used: 0,
         };
-        // Begin with a harmless system call, in case the engine dies before it sets the real one.
-        remote.aim(libc::SYS_getpid, [0; 6])?;
+        // Begin after the system call, in case the engine dies before it sets one. No filter lets every call pass.
+        remote.set_out(remote.syscall_at + SYSCALL.len() as u64, 0, [0; 6])?;
+        let trapped = passage == Passage::Unknown && !remote.reaches_kernel()?;
         remote.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, u64::MAX))?;
+        if trapped {
+            remote.give_back()?;
+            return Err(Error::UserDispatch);
+        }
         Ok(remote)
     }
 
-    /// Points the thread at a system call. Stack pointer and program counter are set together.
+    /// Whether a system call without effect reaches the kernel, for kernels that do not tell it. If not, the thread has stopped before it
+    /// receives SIGSYS, and the signal is dropped when the thread is given back. The signal must not be blocked: the kernel would reset
+    /// its handler.
+    fn reaches_kernel(&mut self) -> Result<bool, Error> {
+        let mask = !(1u64 << (libc::SIGSYS - 1));
+        self.tracer.check("SETSIGMASK", self.tid, sys::set_sigmask(self.tid, mask))?;
+        self.aim(libc::SYS_getpid, [0; 6])?;
+        for _ in 0..2 {
+            if self.run_to_stop(Some(libc::SIGSYS))? == Stop::Signal {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Points the thread at a system call.
     fn aim(&self, nr: i64, args: [u64; 6]) -> Result<(), Error> {
+        self.set_out(self.syscall_at, nr, args)
+    }
+
+    /// Sets program counter and stack pointer together, and the registers of a system call.
+    fn set_out(&self, rip: u64, nr: i64, args: [u64; 6]) -> Result<(), Error> {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = Regs {
-            rip: self.syscall_at,
+            rip,
             rsp: self.sp,
             rax: nr as u64,
             orig_rax: u64::MAX,
@@ -276,11 +330,17 @@ impl<'a> Remote<'a> {
 
     /// Lets the thread run to the next system call stop.
     fn run_to_syscall_stop(&mut self) -> Result<(), Error> {
+        self.run_to_stop(None).map(drop)
+    }
+
+    /// Lets the thread run to the next system call stop, or to its stop before it receives the signal `awaited`.
+    fn run_to_stop(&mut self, awaited: Option<i32>) -> Result<Stop, Error> {
         let mut signal = 0;
         loop {
             self.tracer.check("SYSCALL", self.tid, sys::cont_to_syscall(self.tid, signal))?;
             match self.wait()? {
-                Status::Syscall => return Ok(()),
+                Status::Syscall => return Ok(Stop::Syscall),
+                Status::Signal(s) if Some(s) == awaited => return Ok(Stop::Signal),
                 // SIGSTOP cannot be blocked. The process stops, and the borrowed thread continues until it is given back.
                 Status::Signal(s) => signal = s as usize,
                 Status::Event(_) => return Err(self.replaced()),
@@ -384,10 +444,10 @@ struct Candidates {
     running: Vec<Tid>,
 }
 
-fn candidates(target: &Target, maps: &[Mapping]) -> Result<Candidates, Error> {
+fn candidates(target: &Target, maps: &[Mapping], only: Option<Tid>) -> Result<Candidates, Error> {
     let mut running = Vec::new();
     let mut rated: Vec<(u8, Tid)> = Vec::new();
-    for tid in target.threads()?.into_iter().take(CANDIDATES) {
+    for tid in target.threads()?.into_iter().filter(|tid| only.is_none_or(|only| *tid == only)).take(CANDIDATES) {
         let rating = match procfs::in_kernel(tid) {
             Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
             Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,

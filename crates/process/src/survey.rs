@@ -3,6 +3,7 @@
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
 use crate::bases;
+use crate::dispatch;
 use crate::error::Error;
 use crate::procfs;
 use crate::switches;
@@ -55,7 +56,8 @@ pub struct Survey {
     pub threads: Vec<ThreadFacts>,
     /// Threads that did not stop, so their registers were not read.
     pub unseen: Vec<Tid>,
-    /// Whether a system call filter (seccomp) is active in some thread.
+    /// Whether system calls of generated code may not reach the kernel: a system call filter (seccomp) or Syscall User Dispatch is active
+    /// in some thread.
     pub filtered: bool,
     /// Whether an earlier engine has left gs bases that point to no memory ([`Target::reset_residue`]). They do not count as the program's
     /// own.
@@ -161,6 +163,7 @@ impl Target {
     fn note(&self, tracer: &mut Tracer, i: usize, own_id: i32, survey: &mut Survey) -> Result<(), Error> {
         let (tid, state) = (tracer.threads[i].tid, tracer.threads[i].state);
         if let Some(regs) = tracer.regs(i)? {
+            survey.filtered |= dispatch::is_on(tid);
             survey.threads.push(ThreadFacts {
                 tid,
                 own_id,

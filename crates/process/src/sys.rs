@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use ingraft_model::{Pid, Tid};
 
+use crate::dispatch::UserDispatch;
+
 /// All general registers of a thread.
 pub(crate) type Regs = libc::user_regs_struct;
 
@@ -24,6 +26,7 @@ const PTRACE_INTERRUPT: Request = 0x4207;
 const PTRACE_GETSIGMASK: Request = 0x420a;
 const PTRACE_SETSIGMASK: Request = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: Request = 0x4211;
 const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_EVENT_STOP: i32 = 128;
 /// PTRACE_O_TRACESYSGOOD: stops at system calls are told from breakpoints.
@@ -168,6 +171,16 @@ pub(crate) fn rseq_area(tid: Tid) -> io::Result<(u64, u32)> {
     // SAFETY: the kernel writes at most the 24 bytes that are asked for.
     unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize) }?;
     Ok((config[0], (config[1] >> 32) as u32))
+}
+
+/// Configuration of Syscall User Dispatch in a stopped thread; `None` if it is off. Fails before Linux 6.4.
+pub(crate) fn user_dispatch(tid: Tid) -> io::Result<Option<UserDispatch>> {
+    let mut config = [0u64; 4]; // struct ptrace_sud_config: mode, selector, offset, length
+    let (size, to) = (size_of_val(&config), config.as_mut_ptr() as usize);
+    // SAFETY: the kernel writes at most the 32 bytes that are asked for.
+    unsafe { ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size, to) }?;
+    let [mode, selector, offset, len] = config;
+    Ok((mode != 0).then_some(UserDispatch { selector, offset, len }))
 }
 
 /// Address of a symbol in this program, or null.

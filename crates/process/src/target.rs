@@ -268,6 +268,12 @@ impl Target {
         Ok(procfs::TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)))
     }
 
+    /// Whether a filter of system calls (seccomp) is active in one of the first `most` threads.
+    pub fn has_filter(&self, most: usize) -> bool {
+        let filtered = |tid| self.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        self.threads().is_ok_and(|threads| threads.into_iter().take(most).any(filtered))
+    }
+
     /// Status of a thread, as /proc gives it.
     pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
         procfs::thread_status(self.pid(), tid)

@@ -106,6 +106,7 @@ fn recipe(name: &str) -> Recipe {
         "pooled" => ("gcc", C, &["pooled.c"], false),
         "covered" => ("gcc", C, &["covered.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
+        "trapped" => ("gcc", C, &["trapped.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
         "data" => ("gcc", C, &["data.c"], false),

@@ -232,6 +232,7 @@ impl Session {
                 area: Some(Arc::clone(&area)),
                 identity: Some(identity),
                 used_counters: contents.counters,
+                filtered: session.target.survey(Some(area.layout())).is_ok_and(|survey| survey.filtered),
                 family,
                 ..Shared::default()
             };

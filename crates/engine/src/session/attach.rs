@@ -86,6 +86,7 @@ impl Session {
             area: Some(Arc::clone(&area)),
             identity: Some(identity),
             used_counters: control.counters.used(),
+            filtered: survey.filtered,
             family,
             ..Shared::default()
         };

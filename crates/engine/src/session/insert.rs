@@ -6,8 +6,8 @@ use ingraft_codegen::Readable;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts, PointKind,
-    Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
+    AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts,
+    PointKind, Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
 };
 use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -38,6 +38,13 @@ use super::pair::{Pair, PairKey, Unloaded, UnwindTarget, function_ref};
 use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
+
+/// Obstacle to system calls of generated code.
+const FILTERED: &str =
+    "system calls of the program are filtered (seccomp) or turned into signals (syscall user dispatch)";
+/// Reason why a clock that may need system calls cannot be used.
+const CLOCK_FILTERED: &str =
+    "a filter of system calls (seccomp) or syscall user dispatch is active, and the clock may need one";
 
 /// Reason why a pair, given by its index in the request, is not woven in a function.
 type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
@@ -424,18 +431,18 @@ impl Session {
             let what = format!("calls cannot be followed from entry to exit: {why}");
             return refuse("no_shards", what, "counts work");
         }
-        let has_filter = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
-        let filtered = || self.target.threads().is_ok_and(|t| t.into_iter().any(has_filter));
         let wall = attached.env.wall;
-        if cpu && (attached.env.cpu == CpuClock::None || filtered()) {
-            let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
-            return refuse("filtered", what.to_owned(), "wall times and counts work");
+        let asks_kernel = cpu || wall != WallClock::Tsc;
+        let filtered = asks_kernel && self.filters_system_calls(attached.area.layout())?;
+        if cpu && (attached.env.cpu == CpuClock::None || filtered) {
+            let what = format!("processor time cannot be measured: {FILTERED}, and the clock needs one");
+            return refuse("filtered", what, "wall times and counts work");
         }
         let in_the_way = match wall {
             WallClock::Tsc => None,
             _ if !self.target.has_our_time() => Some("the process has a time of its own (time namespace)"),
             // the vDSO makes a system call too, if only the kernel can read its clock
-            _ if filtered() => Some("a filter of system calls (seccomp) is active, and the clock may need one"),
+            _ if filtered => Some(CLOCK_FILTERED),
             _ if !wall::is_there(&self.target, wall) => Some("its vDSO is not where it was"),
             WallClock::Vdso(_) | WallClock::SystemCall => None,
         };
@@ -452,6 +459,15 @@ impl Session {
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
         }
+    }
+
+    /// Whether a filter of system calls or Syscall User Dispatch is active in a thread of the target now. The kernel tells of the latter
+    /// only while a thread is held.
+    fn filters_system_calls(&self, area: DataArea) -> Result<bool, Error> {
+        if self.target.has_filter(usize::MAX) {
+            return Ok(true);
+        }
+        self.target.survey(Some(area)).map(|survey| survey.filtered).map_err(|e| self.failed(e))
     }
 
     /// Fails if functions of the target cannot be called.
@@ -554,7 +570,7 @@ impl Session {
         variables: &dyn Fn(usize) -> &'v [Variable],
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
-        attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
+        attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
         // the state that children inherit takes as much memory as one thread's counters
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -657,6 +673,7 @@ impl Session {
         &self,
         modules: &Modules,
         identity: ThreadIdentity,
+        area: DataArea,
         wanted: &[WantedPoints<'_>],
     ) -> Result<Readable, Error> {
         let data = data_of(modules);
@@ -672,11 +689,12 @@ impl Session {
             let hint = "programs of the GNU C library and of musl are known";
             return Err(Error::new(ErrorKind::Failed, "no_own_data", what, hint).about(self.pid()));
         }
-        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
         // a program with this library will probably filter system calls, if it does not yet
         let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
-        if process.is_none() || will_filter || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)) {
-            let what = "neither memory of this program nor what the kernel counts for it can be read: its system calls are filtered (seccomp), and reading needs one";
+        if process.is_none() || will_filter || self.filters_system_calls(area)? {
+            let what = format!(
+                "neither memory of this program nor what the kernel counts for it can be read: {FILTERED}, and reading needs one"
+            );
             let hint = "variables of the program itself can be read, and counts and times work";
             return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
         }

@@ -163,11 +163,8 @@ impl Session {
     /// Whether a filter of system calls is active in a thread, or may be: children that are measured with the target may install filters of
     /// their own at any time, as sandboxes do.
     fn is_filtered(&self) -> bool {
-        if self.shared().family {
-            return true;
-        }
-        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
-        self.target.threads().is_ok_and(|t| t.into_iter().take(FILTERS_MAX).any(filtered))
+        let (filtered, family) = (self.shared().filtered, self.shared().family);
+        filtered || family || self.target.has_filter(FILTERS_MAX)
     }
 
     /// Ends to listen; threads that wait continue.

@@ -30,6 +30,8 @@ pub(super) struct Shared {
     pub(super) symbols: Symbols,
     /// Thread ids in the engine's pid namespace, by identity: the id that the thread itself sees, or its fs base.
     pub(super) tids: FxHashMap<u64, Tid>,
+    /// Whether system calls of generated code may not reach the kernel, as the look at the attachment found.
+    pub(super) filtered: bool,
     /// Whether fork children count like threads of the target.
     pub(super) family: bool,
     /// Process of each thread of followed children, including ended threads.
