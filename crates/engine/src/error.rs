@@ -159,6 +159,7 @@ fn denial_class(d: &Denial) -> (ErrorKind, &'static str) {
         Denial::KernelThread(_) => (ErrorKind::Denied, "kernel_thread"),
         Denial::Ourselves(_) => (ErrorKind::Denied, "own_process"),
         Denial::Traced { .. } => (ErrorKind::Denied, "already_traced"),
+        Denial::Translated { .. } => (ErrorKind::Denied, "translated"),
         Denial::NotX86_64 { .. } => (ErrorKind::Denied, "foreign_code"),
         Denial::OtherUser { .. }
         | Denial::Privileged { .. }

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use ingraft_model::Pid;
 
 use crate::error::Denial;
+use crate::hosts;
 use crate::procfs;
 use crate::sys;
 
@@ -137,7 +138,13 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
         }
         Err(_) => return Some(why_forbidden(pid, &status)),
     }
-    foreign_code(pid).map(|kind| Denial::NotX86_64 { pid, kind })
+    foreign_code(pid).map(|kind| Denial::NotX86_64 { pid, kind }).or_else(|| translated(pid))
+}
+
+/// The reason why a process whose code another program translates is refused; `None` if the processor executes the code.
+pub(crate) fn translated(pid: Pid) -> Option<Denial> {
+    let maps = procfs::maps(pid).unwrap_or_default();
+    hosts::host_of(procfs::exe(pid).as_deref(), &maps).map(|host| Denial::Translated { pid, host })
 }
 
 fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {

@@ -80,6 +80,16 @@ pub enum Denial {
         /// Kind of program: "32-bit", "x32", or the machine that its file names.
         kind: &'static str,
     },
+    /// Another program runs the process's code by translating it (valgrind, DynamoRIO, Pin, qemu-user).
+    #[error(
+        "process {pid} runs under {host}, which translates its code: the processor does not execute the code itself"
+    )]
+    Translated {
+        /// The process.
+        pid: Pid,
+        /// Name of the translating program.
+        host: &'static str,
+    },
 }
 
 impl Denial {
@@ -107,6 +117,7 @@ impl Denial {
             Denial::Traced { tracer, tracer_pid, .. } => {
                 format!("end {tracer} (process {tracer_pid}) or let it detach")
             }
+            Denial::Translated { host, .. } => format!("start the program without {host}"),
             Denial::NotX86_64 { .. } => "only 64-bit x86 programs can be measured".into(),
         }
     }
@@ -187,6 +198,11 @@ pub enum Error {
     /// The target's system calls are filtered, and the engine may not suspend the filter.
     #[error("system calls of the target are filtered (seccomp), and the filter cannot be suspended")]
     Seccomp,
+    /// System calls of the target's threads raise SIGSYS (Syscall User Dispatch), and so would those of a borrowed thread.
+    #[error(
+        "the target turns its system calls into signals (syscall user dispatch), and no thread can make one for us"
+    )]
+    UserDispatch,
     /// The target runs with a shadow stack.
     #[error("the target runs with a shadow stack (CET), by which a borrowed thread cannot return")]
     ShadowStack,
@@ -198,11 +214,6 @@ pub enum Error {
         /// Description of the region in which the range must lie.
         place: &'static str,
     },
-    /// System calls of the target's threads raise SIGSYS (Syscall User Dispatch), and so would those of a borrowed thread.
-    #[error(
-        "the target turns its system calls into signals (syscall user dispatch), and no thread can make one for us"
-    )]
-    UserDispatch,
     /// A limit on the target's memory leaves too little room.
     #[error("{0}")]
     Shortage(Box<Shortage>),
@@ -276,6 +287,10 @@ impl Error {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
             }
             Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
+            Error::UserDispatch => {
+                "nothing was changed; such a program (Wine, FEX) can be measured if a thread of it has no dispatch"
+                    .into()
+            }
             Error::NoGadget(_) => {
                 "nothing was changed; a program that installs a signal handler, or loads its C library, has such code"
                     .into()
@@ -287,10 +302,6 @@ impl Error {
             }
             Error::Call { source, .. } if self.is_locked_out() => {
                 format!(
-            Error::UserDispatch => {
-                "nothing was changed; such a program (Wine, FEX) can be measured if a thread of it has no dispatch"
-                    .into()
-            }
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }

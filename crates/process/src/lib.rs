@@ -25,6 +25,7 @@ mod gadgets;
 mod gap;
 mod goroutines;
 mod holds;
+mod hosts;
 mod lend;
 mod limits;
 mod module;

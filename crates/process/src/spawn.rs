@@ -13,7 +13,8 @@ use std::thread;
 
 use ingraft_model::{Avma, Pid, Tid};
 
-use crate::error::Error;
+use crate::access;
+use crate::error::{Denial, Error};
 use crate::procfs::Mapping;
 use crate::sys::{self, Regs, Status};
 use crate::target::{AT_BASE, AT_ENTRY, Target};
@@ -71,6 +72,10 @@ pub fn spawn(
         drop((pid_writer, go_reader));
         let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match (started, followed?) {
+            (Ok(mut killed), Err(refused @ Error::Denied(Denial::Translated { .. }))) => {
+                killed.wait().map_err(|source| start_error(program, source))?;
+                Err(refused)
+            }
             (_, Err(refused @ (Error::Denied(_) | Error::Ptrace { .. }))) => Err(refused),
             (Err(not_started), _) => Err(not_started),
             (Ok(_), followed) => followed,
@@ -125,6 +130,11 @@ fn follow(
             Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
         }
+    }
+    if let Some(denial) = access::translated(pid) {
+        // It has executed no instruction yet.
+        tracer.check("KILL", main, sys::kill(pid))?;
+        return Err(denial.into());
     }
     let target = Arc::new(Target::open_unchecked(pid)?);
     let mut follower = Follower { target, tracer, main, code: Vec::new() };

@@ -183,6 +183,12 @@ pub(crate) fn user_dispatch(tid: Tid) -> io::Result<Option<UserDispatch>> {
     Ok((mode != 0).then_some(UserDispatch { selector, offset, len }))
 }
 
+/// Ends a process that this one has started.
+pub(crate) fn kill(pid: Pid) -> io::Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL)?)
+}
+
 /// Address of a symbol in this program, or null.
 fn symbol(name: &std::ffi::CStr) -> *mut libc::c_void {
     // SAFETY: the name ends with a 0, and is only read.

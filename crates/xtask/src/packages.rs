@@ -17,6 +17,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("pgbench", "postgresql-contrib"),
     ("gdb", "gdb"),
     ("valgrind", "valgrind"),
+    ("qemu-x86_64", "qemu-user"),
     ("perf", "linux-perf"),
     ("genhtml", "lcov"),
     ("llvm-bolt-19", "bolt-19"),
