@@ -36,6 +36,9 @@ pub enum ClockProblem {
     /// The kernel uses another clock.
     #[error("the kernel does not trust the time stamp counter (it goes by another clock itself)")]
     NotTrusted,
+    /// The target has turned the counter off.
+    #[error("the program has turned the time stamp counter off (PR_SET_TSC, seccomp)")]
+    TurnedOff,
 }
 
 /// Choice of the clock for timers.

@@ -16,6 +16,7 @@ mod bases;
 mod buffer;
 mod cgroup;
 mod clock;
+mod counter;
 mod dispatch;
 mod error;
 mod fault;

@@ -34,6 +34,7 @@ mod go;
 mod goroutines;
 mod histograms;
 mod holds;
+mod hosts;
 mod inspect;
 mod jumps;
 mod kernel;

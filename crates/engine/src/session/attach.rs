@@ -49,7 +49,13 @@ impl Session {
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         control.family &= identity != ThreadIdentity::FsBase && own_namespace;
         let family = control.family;
+        let counter_is_off = self.target.counter_is_off(1).map_err(failed)?;
+        if counter_is_off {
+            self.clocks.give_counter_up(self.context.clock);
+        }
         let (wall, cpu) = match (self.clocks.wall(), cpu) {
+            // the vDSO reads the counter too
+            (_, cpu) if counter_is_off => (WallClock::SystemCall, without_counter(cpu)),
             (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
             (_, cpu) => (WallClock::Tsc, cpu),
         };

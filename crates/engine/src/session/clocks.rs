@@ -18,6 +18,8 @@ pub fn now_ns() -> u64 {
 /// The clocks by which timers in a target run.
 pub(super) struct Clocks {
     wall: Result<TickClock, ClockProblem>,
+    /// The clock in place of `wall` for a target that has turned the time stamp counter off.
+    instead: OnceLock<Result<TickClock, ClockProblem>>,
     /// Ticks of processor time per nanosecond, multiplied by 2^32; empty until it is measured.
     cpu_rate: OnceLock<u64>,
     /// Processor time in ticks at the latest look, for each thread whose timers run. For a thread that has ended, the kernel has no such
@@ -44,12 +46,24 @@ impl Clocks {
     }
 
     fn new(wall: Result<TickClock, ClockProblem>) -> Self {
-        Clocks { wall, cpu_rate: OnceLock::new(), cpu_seen: Mutex::default(), stopped_at: OnceLock::new() }
+        let instead = OnceLock::new();
+        Clocks { wall, instead, cpu_rate: OnceLock::new(), cpu_seen: Mutex::default(), stopped_at: OnceLock::new() }
     }
 
     /// The wall clock, or the reason why there is none.
     pub fn wall(&self) -> Result<&TickClock, &ClockProblem> {
-        self.wall.as_ref()
+        self.instead.get().unwrap_or(&self.wall).as_ref()
+    }
+
+    /// Gives the time stamp counter up, because the target cannot read it. If `choice` demands the counter, there is no clock from then on.
+    pub fn give_counter_up(&self, choice: ClockChoice) {
+        if self.wall().is_ok_and(TickClock::is_counter) {
+            let problem = ClockProblem::TurnedOff;
+            self.instead.get_or_init(|| match choice {
+                ClockChoice::Tsc => Err(problem),
+                ClockChoice::Auto | ClockChoice::Vdso => Ok(TickClock::monotonic(Some(problem))),
+            });
+        }
     }
 
     /// Sets the ticks of processor time per nanosecond, multiplied by 2^32. Later calls change nothing.
@@ -59,7 +73,7 @@ impl Clocks {
 
     /// Reading of the timers' wall clock, which stands still once the target has ended; 0 if there is no clock.
     pub fn now(&self) -> u64 {
-        let now = || self.wall.as_ref().map_or(0, TickClock::now);
+        let now = || self.wall().map_or(0, TickClock::now);
         self.stopped_at.get().copied().unwrap_or_else(now)
     }
 
@@ -75,7 +89,7 @@ impl Clocks {
 
     /// Time in nanoseconds that the machine has slept since the wall clock began, if timers may have lost it; 0 without a clock.
     pub fn slept_ns(&self) -> u64 {
-        self.wall.as_ref().map_or(0, TickClock::missed_ns)
+        self.wall().map_or(0, TickClock::missed_ns)
     }
 
     /// Processor time of a thread of the target in ticks, as the target's code measures it; the latest known value if the thread has ended.
@@ -102,7 +116,7 @@ impl Clocks {
 
     /// Ruler by which values in a unit are read now.
     pub fn ruler<'a>(&self, unit: ValueUnit, now: &'a dyn Fn() -> u64, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
-        match (unit, &self.wall) {
+        match (unit, self.wall()) {
             (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now, cpu },
             // without a clock, no value is recorded in ticks
             _ => Ruler::PLAIN,

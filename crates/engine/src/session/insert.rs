@@ -39,6 +39,8 @@ use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
 
+/// Largest number of threads that are asked whether they may read the time stamp counter.
+const ASKED_MAX: usize = 64;
 /// Obstacle to system calls of generated code.
 const FILTERED: &str =
     "system calls of the program are filtered (seccomp) or turned into signals (syscall user dispatch)";
@@ -438,7 +440,13 @@ impl Session {
             let what = format!("processor time cannot be measured: {FILTERED}, and the clock needs one");
             return refuse("filtered", what, "wall times and counts work");
         }
+        // the clock of processor time reads the counter too, whichever way it asks the kernel
+        let reads_counter = cpu || wall != WallClock::SystemCall;
+        let counter_is_off = || self.target.counter_is_off(ASKED_MAX).map_err(|e| self.failed(e));
         let in_the_way = match wall {
+            _ if reads_counter && counter_is_off()? => {
+                Some("a thread of the program has turned the time stamp counter off (PR_SET_TSC, seccomp)")
+            }
             WallClock::Tsc => None,
             _ if !self.target.has_our_time() => Some("the process has a time of its own (time namespace)"),
             // the vDSO makes a system call too, if only the kernel can read its clock
