@@ -1,4 +1,5 @@
-/* Threads that run or sleep. proc_gaps THREADS busy|idle. Pages with many functions to patch follow. */
+/* Threads that run or sleep. proc_threads THREADS busy|idle|half|waking: half of them run
+ * and half sleep, or all wake every 0.1 ms. Pages with many functions to patch follow. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int busy;
+static int busy, half, waking;
 
 __attribute__((naked, noinline, aligned(64))) uint64_t counted(uint64_t x) {
     (void)x;
@@ -23,8 +24,10 @@ extern char pages[];
 static void *thread(void *arg) {
     uint64_t i = (uintptr_t)arg;
     for (;;) {
-        if (busy)
+        if (busy || (half && (uintptr_t)arg % 2))
             for (int k = 0; k < 1000; k++) i = counted(i);
+        else if (waking)
+            i = counted(i), nanosleep(&(struct timespec){0, 100000}, NULL);
         else
             pause();
     }
@@ -34,6 +37,8 @@ static void *thread(void *arg) {
 int main(int argc, char **argv) {
     int n = atoi(argv[1]);
     busy = argc > 2 && !strcmp(argv[2], "busy");
+    half = argc > 2 && !strcmp(argv[2], "half");
+    waking = argc > 2 && !strcmp(argv[2], "waking");
     alarm(600);
     pthread_attr_t a;
     pthread_attr_init(&a);

@@ -17,11 +17,19 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn main() {
     println!(
-        "{:>8} {:>5} | held: insert remove {:>10} | whole call | survey (longest hold) | area",
+        "{:>8} {:>6} | held: insert remove {:>10} | whole call | survey (longest hold) | area | held: arena",
         "threads", "", "all 13,900"
     );
-    let all =
-        [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")];
+    let all = [
+        ("1", "busy"),
+        ("8", "idle"),
+        ("8", "busy"),
+        ("64", "idle"),
+        ("64", "busy"),
+        ("512", "idle"),
+        ("512", "busy"),
+        ("1600", "waking"),
+    ];
     // Arguments select the rows, as in `hold 8 busy`.
     let given: Vec<String> = std::env::args().skip(1).collect();
     let chosen = |word: &str| given.is_empty() || given.iter().any(|g| g == word);
@@ -36,7 +44,9 @@ fn main() {
         let begin = Instant::now();
         let area = target.create_area(&DataAreaRequest::default()).expect("area");
         let area_time = begin.elapsed();
+        let longest = target.take_longest_hold();
         let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
+        let arena_held = target.take_longest_hold();
         let patch = hand_patch(counted, arena.start, area.layout().counter(0));
         let (mut inserts, mut removes, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..51 {
@@ -64,12 +74,12 @@ fn main() {
             all.push(target.take_longest_hold());
         }
         println!(
-            "{threads:>8} {kind:>5} | {:>9.3?} {:>9.3?} {:>9.3?} | {:>9.3?} | {survey_time:>9.3?} {:>9.3?} | {area_time:>9.3?}",
+            "{threads:>8} {kind:>6} | {:>9.3?} {:>9.3?} {:>9.3?} | {:>9.3?} | {survey_time:>9.3?} {:>9.3?} | {area_time:>9.3?} | {arena_held:>9.3?}",
             median(inserts),
             median(removes),
             median(all),
             median(whole),
-            target.take_longest_hold(),
+            longest,
         );
     }
 }

@@ -148,9 +148,17 @@ impl<'a> Remote<'a> {
         // Whether system calls of a thread raise SIGSYS, and whether a thread was passed over for another reason.
         let (mut trapped, mut others) = (false, false);
         let Candidates { in_order, running } = candidates(target, &maps, only)?;
-        // Hold the running threads. Otherwise they compete with the borrowed thread for processors at each of its steps.
+        let is_crowded = is_crowded(running.len());
+        // Hold the running threads. Otherwise they compete with the borrowed thread for processors at each of its steps. If more of them run
+        // than there are processors, hold all threads: those that sleep now would wake during the steps, and the borrowed thread would wait
+        // behind them, and the held threads with it.
         for tid in running {
             tracer.seize(tid, filtered(tid))?;
+        }
+        if is_crowded {
+            for tid in target.threads()?.into_iter().filter(|tid| !filtered(*tid)) {
+                tracer.seize(tid, false)?;
+            }
         }
         match tracer.stop_traced() {
             Err(Error::Unstoppable { .. }) | Ok(()) => {}
@@ -206,11 +214,11 @@ impl<'a> Remote<'a> {
         if tid.0 == target.pid().0 && tracer.has_loose_threads() {
             return Ok(Err("may be replaced: another thread does not stop, and may start another program"));
         }
-        // A stopped thread cannot execute another program, so it will make its system calls in the address space that is verified here.
-        target.verify_thread(tid, target.acting())?;
         if !last_resort && regs.rax as i64 == frame::ERESTART_RESTARTBLOCK {
             return Ok(Err("sleeps with a time-out"));
         }
+        // A stopped thread cannot execute another program, so it will make its system calls in the address space that is verified here.
+        target.verify_thread(tid, target.acting())?;
         if in_critical_section(target, tid, &regs) {
             return Ok(Err("is in a restartable sequence"));
         }
@@ -442,6 +450,11 @@ struct Candidates {
     in_order: Vec<(Tid, bool)>,
     /// Threads that run, or are ready to run.
     running: Vec<Tid>,
+}
+
+/// Whether this number of running threads is more than the processors can run at once.
+fn is_crowded(running: usize) -> bool {
+    running > std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn candidates(target: &Target, maps: &[Mapping], only: Option<Tid>) -> Result<Candidates, Error> {
