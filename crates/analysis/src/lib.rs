@@ -28,6 +28,7 @@ pub use file::error::ImageError;
 pub use file::frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
 pub use file::name::{Binding, Name, Version, demangle};
 pub use file::symbol::Label;
+pub use file::unwinders::{Unwinder, Unwinding, may_fault};
 pub use flow::points::{FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;

@@ -195,6 +195,26 @@ pub enum Refusal {
     /// The code belongs to a restartable sequence (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
+    /// Other code compares program counters with places in the function.
+    #[error(
+        "other code compares program counters with places in it (cancellation, guarded reads): its instructions stay in their place"
+    )]
+    ComparedAddress,
+    /// A module of the process lets threads be cancelled at any instruction, and a thread that is cancelled in generated code skips the
+    /// cleanup of the functions that it is in.
+    #[error(
+        "{module} lets threads be cancelled at any instruction (pthread_setcanceltype), where unwind tables must be"
+    )]
+    AsynchronousCancellation {
+        /// Name of the module.
+        module: String,
+    },
+    /// A module of the process was compiled so that faults throw exceptions, and one that begins in generated code ends the program.
+    #[error("{module} has code in which faults throw exceptions (-fnon-call-exceptions), where unwind tables must be")]
+    ThrowingFaults {
+        /// Name of the module.
+        module: String,
+    },
     /// Memory and file differ, because another tool or the kernel has patched the code.
     #[error(
         "the bytes in memory differ from the file at {offset}: something else has patched them, such as a uprobe, a breakpoint or another tool"

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 27] = [
+pub const REASONS: [&str; 30] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -24,6 +24,9 @@ pub const REASONS: [&str; 27] = [
     "ifunc_resolver",
     "not_a_function",
     "restartable_sequence",
+    "compared_address",
+    "asynchronous_cancellation",
+    "throwing_faults",
     "bytes_differ",
     "kept",
     "shared_text",
@@ -63,6 +66,9 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         | Refusal::EnteredFromElsewhere
         | Refusal::HostNotWoven => "not_a_function",
         Refusal::RestartableSequence => "restartable_sequence",
+        Refusal::ComparedAddress => "compared_address",
+        Refusal::AsynchronousCancellation { .. } => "asynchronous_cancellation",
+        Refusal::ThrowingFaults { .. } => "throwing_faults",
         Refusal::BytesDiffer { .. } => "bytes_differ",
         Refusal::Kept { .. } => "kept",
         Refusal::SharedText => "shared_text",

@@ -138,7 +138,7 @@ fn refused_under(host: &[&str], name: &str) {
     let path = path.to_str().expect("a path");
     if host[0].starts_with("qemu") {
         let outcome = tool().run(["count", "work", "--", host[0], path]);
-        let _ = outcome.assert_error(4, &[name]);
+        let _ = outcome.assert_error(3, &[name]);
     }
 }
 

@@ -65,6 +65,7 @@ mod times;
 mod totals;
 mod traces;
 mod tutorial;
+mod unwinders;
 mod uprobes;
 mod waits;
 

@@ -66,6 +66,24 @@ fn recipe(name: &str) -> Recipe {
         "attacks" => ("gcc", C, &["attacks.c"], false),
         "blocks" => ("gcc", C, &["blocks.c"], false),
         "detached-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["detached.c"], false),
+        "cancels" => ("gcc", C, &["cancels.c"], false),
+        "cancels-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["cancels.c"], false),
+        "cancels-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["cancels.c"], false),
+        "cancels-musl-stripped" => ("musl-gcc", &["-O2", "-pthread", "-static"] as &[_], &["cancels.c"], true),
+        "cancels-async" => {
+            let flags = &["-O2", "-g", "-pthread", "-fexceptions", "-DASYNCHRONOUS"];
+            ("gcc", flags as &[_], &["cancels.c"], false)
+        }
+        "cancels-async-static" => {
+            let flags = &["-O2", "-pthread", "-fexceptions", "-static", "-DASYNCHRONOUS"];
+            ("gcc", flags as &[_], &["cancels.c"], true)
+        }
+        "cancels-plain" => ("gcc", &["-O2", "-g", "-pthread", "-DASYNCHRONOUS"] as &[_], &["cancels.c"], false),
+        "cancels-async-musl" => {
+            let flags = &["-O2", "-pthread", "-fexceptions", "-static", "-DASYNCHRONOUS"];
+            ("musl-gcc", flags as &[_], &["cancels.c"], true)
+        }
+        "faults" => ("g++", &["-O2", "-g", "-pthread", "-fnon-call-exceptions"] as &[_], &["faults.cpp"], false),
         "births" => ("gcc", C, &["births.c"], false),
         "family" => ("gcc", C, &["family.c"], false),
         "family-gs" => ("gcc", &["-O2", "-g", "-pthread", "-DOWN_GS"] as &[_], &["family.c"], false),

@@ -4,7 +4,7 @@
 use ingraft_model::Svma;
 use object::elf;
 
-use crate::file::elf::{Elf, ImageKind, u64_at};
+use crate::file::elf::{Elf, ImageKind, u32_at, u64_at};
 
 /// Words of data that hold code addresses.
 #[derive(Clone, Debug, Default)]
@@ -154,6 +154,18 @@ pub(crate) fn restartable_sequences(image: &Elf, pointers: &Pointers) -> Vec<(Sv
         }
     }
     out
+}
+
+/// The places in code that a table of exceptions in the form of the kernel's names (`__ex_table`): instructions that may fault, and where
+/// control then goes on. Each word is the distance of the place from the word itself; other words lead to no code, or to a place too many.
+pub(crate) fn exception_table(image: &Elf) -> Vec<u64> {
+    let Some(section) = image.section("__ex_table") else { return Vec::new() };
+    let words = image.bytes()[section.file.clone()].chunks_exact(4);
+    let place = |(n, word): (usize, &[u8])| {
+        let distance = u32_at(word, 0).unwrap_or_default().cast_signed();
+        section.svma.wrapping_add(4 * n as u64).wrapping_add_signed(distance.into())
+    };
+    words.enumerate().map(place).filter(|at| image.text_index(*at).is_some()).collect()
 }
 
 #[cfg(test)]

@@ -95,6 +95,39 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
     }
 }
 
+/// Whether the loader looks a symbol of this name up for the file.
+pub(crate) fn imports(image: &Elf, name: &str) -> bool {
+    dynamic_table(image).is_some_and(|table| table.has(name, |section| section == elf::SHN_UNDEF.0))
+}
+
+/// Whether other files find a symbol of this name in the file.
+pub(crate) fn exports(image: &Elf, name: &str) -> bool {
+    dynamic_table(image).is_some_and(|table| table.has(name, |section| section != elf::SHN_UNDEF.0))
+}
+
+/// Whether one of the file's own symbol tables has a function of this name.
+pub(crate) fn defines(image: &Elf, name: &str) -> bool {
+    image.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0).any(|section| {
+        let strings = image.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
+        let (symbols, strings) = (&image.bytes()[section.file.clone()], &image.bytes()[strings]);
+        Table { symbols, strings, versions: None }.has(name, |section| section != elf::SHN_UNDEF.0)
+    })
+}
+
+impl Table<'_> {
+    /// Whether a symbol has this name, and a section of which `is_meant` holds.
+    fn has(&self, name: &str, is_meant: impl Fn(u16) -> bool) -> bool {
+        self.symbols.chunks_exact(24).any(|entry| {
+            let its = || {
+                let at = u32_at(entry, 0).unwrap_or_default() as usize;
+                let its = self.strings.get(at..at.checked_add(name.len() + 1)?)?;
+                its.strip_suffix(&[0])
+            };
+            u16_at(entry, 6).is_some_and(&is_meant) && its() == Some(name.as_bytes())
+        })
+    }
+}
+
 pub(crate) fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
     let d = &image.dynamic;
     let at = d.symtab?;

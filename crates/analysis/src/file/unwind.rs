@@ -50,7 +50,11 @@ pub(crate) fn read(image: &Elf) -> Unwind {
             }
         }
         if let Some(Pointer::Direct(lsda)) = fde.lsda() {
-            landing_pads(image, lsda, start, &mut budget, &mut out.landing_pads);
+            let pads = |site: ThrowSite| {
+                let pad = site.pad.filter(|pad| image.text_index(*pad).is_some());
+                out.landing_pads.extend(pad);
+            };
+            throw_sites(image, (lsda, start), &mut budget, pads);
         }
         out.fdes.push(Fde { start, end: end.min(image.text[region].end()), continued });
     });
@@ -95,10 +99,25 @@ pub(crate) fn eh_frame(image: &Elf) -> Option<(u64, &[u8])> {
     Some((at, image.data_from(at)?))
 }
 
-/// Adds the landing pads of a language-specific data area (Itanium C++ ABI, exception handling, 7.3): a header, then a table of call sites,
-/// each with its landing pad.
-fn landing_pads(image: &Elf, lsda: u64, function: u64, budget: &mut usize, out: &mut Vec<u64>) -> Option<()> {
+/// A range of code in which exceptions may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThrowSite {
+    pub start: u64,
+    pub end: u64,
+    /// Address at which such an exception lands in the function.
+    pub pad: Option<u64>,
+}
+
+/// Calls `each` for the entries of a language-specific data area (Itanium C++ ABI, exception handling, 7.3): a header, then a table of
+/// ranges, each with its landing pad. `of` are the addresses of the area and of its function. `budget` bounds the bytes that are read.
+pub(crate) fn throw_sites(
+    image: &Elf,
+    of: (u64, u64),
+    budget: &mut usize,
+    mut each: impl FnMut(ThrowSite),
+) -> Option<()> {
     const OMIT: u8 = 0xff;
+    let (lsda, function) = of;
     let mut r = Encoded { bytes: image.data_from(lsda)?, svma: lsda, at: 0 };
     let encoding = r.byte()?;
     let base = if encoding == OMIT { function } else { r.value(encoding)? };
@@ -110,13 +129,12 @@ fn landing_pads(image: &Elf, lsda: u64, function: u64, budget: &mut usize, out: 
     let end = r.at.checked_add(size)?;
     while r.at < end {
         let before = r.at;
-        let (_start, _len, pad) = (r.value(encoding)?, r.value(encoding)?, r.value(encoding)?);
+        let (start, len, pad) = (r.value(encoding)?, r.value(encoding)?, r.value(encoding)?);
         r.uleb()?;
         *budget = budget.checked_sub(r.at - before)?;
-        let pad_at = base.wrapping_add(pad);
-        if pad != 0 && image.text_index(pad_at).is_some() {
-            out.push(pad_at);
-        }
+        let start = function.wrapping_add(start);
+        let pad = Some(base.wrapping_add(pad)).filter(|_| pad != 0);
+        each(ThrowSite { start, end: start.wrapping_add(len), pad });
     }
     Some(())
 }

@@ -4,13 +4,11 @@
 use iced_x86::{Instruction, Mnemonic, Register};
 use ingraft_model::{Callee, Svma};
 
+use crate::file::unwinders::SET_CANCELLATION_TYPE;
 use crate::flow::body::Body;
 use crate::flow::returns;
 use crate::functions::function::Function;
 use crate::image::Image;
-
-/// Function that turns asynchronous cancellation on.
-const SET_TYPE: &str = "pthread_setcanceltype";
 
 /// Offset in bytes of the address of the thread's descriptor from the thread pointer.
 const OWN: u64 = 0x10;
@@ -30,11 +28,11 @@ pub(crate) fn changed<'b>(body: &'b Body<'_>, by_form: bool) -> Option<&'b Instr
 }
 
 fn is_imported(image: &Image, slot: Svma) -> bool {
-    image.import_at(slot) == Some(SET_TYPE)
+    image.import_at(slot) == Some(SET_CANCELLATION_TYPE)
 }
 
 fn changes(image: &Image, function: &Function, by_form: bool) -> bool {
-    function.names().iter().any(|name| name.mangled() == SET_TYPE)
+    function.names().iter().any(|name| name.mangled() == SET_CANCELLATION_TYPE)
         || by_form && exchange(&Body::new(image, function).code).is_some()
 }
 

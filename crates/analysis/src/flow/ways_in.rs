@@ -16,7 +16,7 @@ pub(crate) fn enter(traversal: &mut Traversal<'_>) -> Vec<WayIn> {
         for door in body.image.doors_in(range) {
             // If no instruction begins at an address that is taken, the value equals an address by chance.
             if body.index_of(door.at).is_none() {
-                missed = missed.or(Some(door.at).filter(|_| door.why & !Door::ADDRESSED != 0));
+                missed = missed.or(Some(door.at).filter(|_| door.why & !(Door::ADDRESSED | Door::COMPARED) != 0));
                 continue;
             }
             ways.extend(reasons(traversal, door));

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::file::elf::{Elf, u64_at};
 use crate::file::go::Go;
 use crate::file::name::{Binding, Name};
-use crate::file::relocs::Pointers;
+use crate::file::relocs::{self, Pointers};
 use crate::file::symbol::{Label, Symbols};
 use crate::file::unwind::{Fde, Unwind};
 use crate::functions::discovered::{Discovered, Door};
@@ -72,8 +72,13 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     let parts =
         drafts.iter().filter(|(_, d)| d.part != MaybePart::No).map(|(start, d)| (*start, start + d.size.max(1)));
     let parts = parts.collect();
-    let (calls, branched) = (TextBits::new(image), TextBits::new(image));
-    let sweep = Sweep { image, pointers, arrivals, calls, addressed, branched, parts, arch_prctl };
+    let (calls, branched, compared) = (TextBits::new(image), TextBits::new(image), TextBits::new(image));
+    for at in relocs::exception_table(image) {
+        arrivals.set(at);
+        addressed.set(at);
+        compared.set(at);
+    }
+    let sweep = Sweep { image, pointers, arrivals, calls, addressed, branched, compared, parts, arch_prctl };
 
     let mut swept = sweep_all(&sweep, &units);
     let found = explore_gaps(&sweep, &units, &drafts);
@@ -135,7 +140,12 @@ fn branches_between_functions(branched: &TextBits, functions: &[Function], jumps
 /// All places at which control may arrive from elsewhere, other than the starts of functions.
 fn doors(sweep: &Sweep<'_>, functions: &[Function], named: Vec<u64>) -> Vec<Door> {
     let mut doors: Vec<Door> = named.into_iter().map(|at| Door { at, why: Door::NAMED }).collect();
-    let sets = [(&sweep.addressed, Door::ADDRESSED), (&sweep.calls, Door::CALLED), (&sweep.branched, Door::BRANCHED)];
+    let sets = [
+        (&sweep.addressed, Door::ADDRESSED),
+        (&sweep.calls, Door::CALLED),
+        (&sweep.branched, Door::BRANCHED),
+        (&sweep.compared, Door::COMPARED),
+    ];
     for (set, why) in sets {
         let mut rest = functions.iter().map(|f| f.start).peekable();
         set.each(|at| {

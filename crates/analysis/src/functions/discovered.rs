@@ -8,7 +8,7 @@ use crate::text::bits::TextBits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Door {
     pub at: u64,
-    /// The reasons why control may arrive there: a mask of [`Door::ADDRESSED`] and the other bits.
+    /// The reasons why control may arrive there: a mask of [`Door::ADDRESSED`] and the other bits. [`Door::COMPARED`] is none.
     pub why: u8,
 }
 
@@ -21,6 +21,8 @@ impl Door {
     pub const BRANCHED: u8 = 4;
     /// A symbol without a type names the place.
     pub const NAMED: u8 = 8;
+    /// Other code compares the address with an address that it is given, as handlers do with program counters.
+    pub const COMPARED: u8 = 16;
 }
 
 /// The results of the image-wide pass.

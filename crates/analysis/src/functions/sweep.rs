@@ -4,7 +4,10 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpAccess, OpKind};
+use iced_x86::{
+    Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
+    Register,
+};
 
 use crate::file::elf::{Elf, ImageKind, u32_at};
 use crate::file::relocs::Pointers;
@@ -24,6 +27,9 @@ const GS_DISTANCE: usize = 8;
 /// Largest distance, in instructions, of an addition from the instruction that makes the address of code.
 const SUM_DISTANCE: usize = 4;
 
+/// Largest distance, in instructions, of a comparison from the instruction that makes the address of code.
+const COMPARISON_DISTANCE: usize = 6;
+
 /// Largest number of rounds in which jump tables are followed: the code at a target may read another table.
 const ROUNDS: usize = 4;
 
@@ -39,6 +45,8 @@ pub(crate) struct Sweep<'a> {
     pub addressed: TextBits,
     /// Targets of branches out of a function, except those to and from possible parts.
     pub branched: TextBits,
+    /// Addresses of code with which code of other functions compares values.
+    pub compared: TextBits,
     /// Start and end of each piece that may be a part of another function, sorted.
     pub parts: Vec<(u64, u64)>,
     /// Address of `arch_prctl` itself, if the image defines it.
@@ -155,6 +163,15 @@ impl Sweep<'_> {
                     }
                     self.address(i, fixed, index, &mut set_gs_at, &mut out);
                     self.sum(i, fixed, &code[index.saturating_sub(SUM_DISTANCE)..index]);
+                    if i.mnemonic() == Mnemonic::Cmp {
+                        let (start, end) = unit.functions[function];
+                        let before = &code[index.saturating_sub(COMPARISON_DISTANCE)..index];
+                        let is_elsewhere = |at: &u64| !(start..end).contains(at);
+                        compared_with(i, fixed, before).filter(is_elsewhere).for_each(|at| {
+                            self.address_taken(at);
+                            self.compared.set(at);
+                        });
+                    }
                     if i.len() == 1 && i.ip() == unit.functions[function].0 && is_returned_into(self.image, i.ip()) {
                         self.address_taken(i.next_ip());
                     }
@@ -378,6 +395,28 @@ impl Sweep<'_> {
         *budget -= targets.len();
         targets
     }
+}
+
+/// The addresses with which an instruction compares a value. `before` are the instructions before it; `fixed` tells whether the image has
+/// one address only, so that a number may be the address of code.
+fn compared_with<'c>(
+    i: &'c Instruction,
+    fixed: bool,
+    before: &'c [Instruction],
+) -> impl Iterator<Item = u64> + use<'c> {
+    let number = (fixed && matches!(i.op1_kind(), OpKind::Immediate32to64)).then(|| i.immediate32to64() as u64);
+    let registers = [(i.op0_kind(), i.op0_register()), (i.op1_kind(), i.op1_register())].into_iter();
+    let registers = registers.filter(|(kind, register)| *kind == OpKind::Register && register.is_gpr64());
+    let made = move |(_, register): (OpKind, Register)| {
+        let made = before.iter().rev().find(|made| made.op0_register().full_register() == register)?;
+        match made.code() {
+            Code::Lea_r64_m => constant_address(made),
+            Code::Mov_r32_imm32 if fixed => Some(u64::from(made.immediate32())),
+            Code::Mov_rm64_imm32 | Code::Mov_r64_imm64 if fixed => made.try_immediate(1).ok(),
+            _ => None,
+        }
+    };
+    number.into_iter().chain(registers.filter_map(made))
 }
 
 /// Whether code at an address has a form that only a hand-made return address needs: a one-byte `nop`, a call, and a `nop`, so that the

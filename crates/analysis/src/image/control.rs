@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use ingraft_model::Svma;
+use ingraft_model::{Svma, SvmaRange};
 
 use crate::file::go::Suspensions;
+use crate::functions::discovered::Door;
 use crate::functions::function::Function;
 use crate::functions::sweep;
 use crate::image::Image;
@@ -48,6 +49,15 @@ impl Image {
             let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
             s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
         })
+    }
+
+    /// Whether other code compares program counters with places in a function other than its first byte.
+    pub(crate) fn is_compared(&self, function: &Function) -> bool {
+        let ranges = std::iter::once(function.range()).chain(function.parts().iter().cloned());
+        let compared = |range: SvmaRange| {
+            self.doors_in(&(range.start.0..range.end.0)).iter().any(|door| door.why & Door::COMPARED != 0)
+        };
+        ranges.into_iter().any(compared)
     }
 
     /// Length of the proven padding that begins at an address.

@@ -48,7 +48,7 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
 
 /// Fails if no block of the function can be woven.
 fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
-    entry::check_kind(function)?;
+    entry::check(image, function)?;
     if image.elf().is_go() {
         // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
         return Err(Refusal::NotYet { kind: "Go block" });

@@ -23,7 +23,7 @@ const JUMPS_MAX: usize = 64;
 const DISPLACEMENT: u64 = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
-    entry::check_kind(function)?;
+    entry::check(image, function)?;
     let body = Body::new(image, function);
     let flow = Graph::complete(&body)?;
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
@@ -31,7 +31,7 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>,
 
 /// The points before or after each call of a function.
 pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
-    entry::check_kind(function)?;
+    entry::check(image, function)?;
     if after && image.elf().is_go() {
         return Err(Refusal::MovingCalls);
     }

@@ -20,7 +20,7 @@ const BACK_BRANCHES_MAX: usize = 256;
 pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
     let elf = image.elf();
     let start = function.start;
-    check_kind(function)?;
+    check(image, function)?;
     let offset_of = |at| function.offset_of(at);
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
@@ -145,9 +145,11 @@ fn may_fault(i: &Instruction) -> bool {
     touches && i.memory_base() != Register::RSP && !i.is_ip_rel_memory_operand() && !decode::is_nop(i)
 }
 
-/// Refuses functions that callers do not reach: resolvers and stubs of the linker.
-pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
+/// Refuses functions that callers do not reach: resolvers and stubs of the linker. Refuses functions whose instructions must stay where
+/// they are, because other code knows by the program counter how far a thread has come.
+pub(crate) fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
     match function.kind {
+        FunctionKind::Normal if image.is_compared(function) => Err(Refusal::ComparedAddress),
         FunctionKind::Normal => Ok(()),
         FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
         FunctionKind::Stub => Err(Refusal::LinkerStub),

@@ -97,7 +97,7 @@ pub(crate) struct Known<'a> {
 
 /// Finds the exits of a function. An error if it is not certain that these are all.
 pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
-    entry::check_kind(function)?;
+    entry::check(image, function)?;
     if image.elf().is_go() && (image.goroutines().is_none() || !image.has_stack_room(function)) {
         return Err(Refusal::MovingCalls);
     }

@@ -230,6 +230,28 @@ fn restartable_sequences_are_refused() {
     assert_eq!(site(&elf, "f"), Err(Refusal::RestartableSequence));
 }
 
+/// C libraries compare the program counter of a thread that is cancelled with labels around a system call.
+#[test]
+fn functions_whose_labels_are_compared_keep_all_instructions() {
+    let handler = |label: u64, by_register: bool| {
+        TestElf::new().function("f", &[0x90; 16]).assemble("handler", |a| {
+            if by_register {
+                a.mov(ecx, label as u32).unwrap();
+                a.cmp(rsi, rcx).unwrap();
+            } else {
+                a.cmp(rsi, label as i32).unwrap();
+            }
+            a.ret().unwrap();
+        })
+    };
+    for by_register in [false, true] {
+        let inside = handler(TEXT + 4, by_register);
+        assert_eq!(site(&inside, "f"), Err(Refusal::ComparedAddress));
+        assert!(site(&inside, "handler").is_ok());
+        assert!(site(&handler(TEXT, by_register), "f").is_ok(), "the function itself may be compared");
+    }
+}
+
 #[test]
 fn jump_tables_are_followed() {
     let cases = |table: u64, absolute: bool| {

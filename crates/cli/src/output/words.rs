@@ -220,7 +220,8 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
     let TakenOut { metric, focus, max_overhead, .. } = t;
     let pair = pair(metric, focus);
     if t.own_gs {
-        let why = "a library was loaded that uses the gs base itself, by which counters are found";
+        let why = "a library was loaded beside which woven code must not run (it uses the gs base itself, by which counters are found, \
+                   or unwinders may begin at any instruction)";
         return format!("{pair} was taken out of {}: {why}; its value stays as it was", t.pid);
     }
     format!(
@@ -260,7 +261,8 @@ pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let (reason, hint) = match t.own_gs {
         true => (
             "own_gs",
-            "begin anew: with the library there, calls are counted in counters that all threads share".to_owned(),
+            "begin anew: with the library there, only what it permits is measured, such as calls in shared counters"
+                .to_owned(),
         ),
         false => ("too_dear", format!("measure what is called less often, or allow it with --max-overhead {allow}")),
     };

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Segment, TypeError};
+use ingraft_analysis::{
+    Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Segment, TypeError, Unwinder, Unwinding,
+};
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
@@ -49,6 +51,8 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
+    /// What the file says about unwinders that begin at an instruction that is no call.
+    unwinding: OnceLock<Unwinding>,
     /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
@@ -88,6 +92,8 @@ pub struct Modules {
     files: Vec<ModuleFile>,
     /// Whether a query was about modules that are not analysed yet.
     wanting: AtomicBool,
+    /// The strictest reason why unwinders may begin at instructions that are no calls, and the name of the module that gives it.
+    unwinder: Option<(Unwinder, String)>,
     /// Modules that are not mapped but whose image is kept, in the order in which they were unmapped.
     waiting: Vec<ModuleRef>,
 }
@@ -160,6 +166,7 @@ impl Modules {
             flavors: vec!["linux".to_owned(), "unix".to_owned()],
             files: Vec::new(),
             wanting: AtomicBool::new(false),
+            unwinder: None,
             waiting: Vec::new(),
         };
         modules.refresh(target, &|_| false)?;
@@ -206,6 +213,7 @@ impl Modules {
                 if matches!(known.loaded.get(), Some(None)) && known.file.mappings != file.mappings {
                     known.loaded = OnceLock::new();
                     known.sets_gs = OnceLock::new();
+                    known.unwinding = OnceLock::new();
                     news.more = true;
                 }
                 // the program may have moved parts of the file to memory without a file
@@ -237,6 +245,7 @@ impl Modules {
                 frames: OnceLock::new(),
                 debug: OnceLock::new(),
                 sets_gs: OnceLock::new(),
+                unwinding: OnceLock::new(),
                 own_data: OnceLock::new(),
             });
         }
@@ -244,7 +253,17 @@ impl Modules {
             let longest = self.waiting.remove(0);
             self.files[longest.0 as usize].last_image = None;
         }
+        let reasons = self.mapped().filter_map(|file| Some((file.unwinding(target).begins?, file)));
+        let strictest = reasons.max_by_key(|(why, _)| *why);
+        // Where no frame has a landing pad, a cancelled thread loses nothing: it runs other cleanup handlers without an unwinder.
+        let matters = |why| why == Unwinder::Fault || self.mapped().any(|file| file.unwinding(target).cleans_up);
+        self.unwinder = strictest.filter(|(why, _)| matters(*why)).map(|(why, file)| (why, file.name.clone()));
         Ok(news)
+    }
+
+    /// The strictest reason why unwinders may begin in the process at instructions that are no calls, and the module that gives it.
+    pub fn unwinder(&self) -> Option<(Unwinder, &str)> {
+        self.unwinder.as_ref().map(|(why, name)| (*why, name.as_str()))
     }
 
     /// Forgets the analysis of a module, because its file may have other bytes at the next mapping.
@@ -254,6 +273,7 @@ impl Modules {
             known.frames = OnceLock::new();
             known.debug = OnceLock::new();
             known.sets_gs = OnceLock::new();
+            known.unwinding = OnceLock::new();
             known.own_data = OnceLock::new();
         }
     }
@@ -635,6 +655,16 @@ impl ModuleFile {
         let _ = self.loaded.set(module);
         self.look_for_own_data(target);
         result
+    }
+
+    fn unwinding(&self, target: &Target) -> Unwinding {
+        *self.unwinding.get_or_init(|| match self.loaded.get() {
+            Some(Some(module)) => module.image.elf().unwinding(),
+            _ => bytes_of(target, &self.file)
+                .ok()
+                .and_then(|(bytes, _)| Elf::parse(bytes).ok())
+                .map_or_else(Unwinding::default, |elf| elf.unwinding()),
+        })
     }
 
     /// Determines the place of the module's thread-local data from the word that the loader sets when it relocates the module.

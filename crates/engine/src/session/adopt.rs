@@ -258,6 +258,7 @@ impl Session {
                 journal,
                 woven: Woven::adopt(contents.points, contents.chains, contents.arenas),
                 why_locked: None,
+                unwinder: control.modules.unwinder().map(|(why, _)| why),
                 since_ns: contents.head.since_ns,
                 cpu_before: Duration::ZERO,
             });

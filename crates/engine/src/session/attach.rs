@@ -105,7 +105,8 @@ impl Session {
             shared.tids.insert(key, t.tid);
         }
         let cpu_before = self.target.cpu_time().map_err(failed)?;
-        Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, since_ns, cpu_before })
+        let unwinder = control.modules.unwinder().map(|(why, _)| why);
+        Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, unwinder, since_ns, cpu_before })
     }
 
     /// Begins the journal of a target, in its file and in the data area. If that fails, the data area is unmapped.

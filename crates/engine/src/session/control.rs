@@ -6,6 +6,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ingraft_analysis::Unwinder;
 use ingraft_codegen::Environment;
 use ingraft_process::SharedArea;
 use rustc_hash::FxHashMap;
@@ -34,6 +35,8 @@ pub(super) struct Attached {
     pub(super) woven: Woven,
     /// Reason why threads cannot be told apart; `None` if they can.
     pub(super) why_locked: Option<String>,
+    /// Reason, known at the first insertion, why unwinders may begin at instructions that are no calls.
+    pub(super) unwinder: Option<Unwinder>,
     pub(super) since_ns: u64,
     /// Processor time of the target at the first insertion.
     pub(super) cpu_before: Duration,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use ingraft_analysis::Unwinder;
 use ingraft_model::{FunctionRef as MdlFunction, ModuleRef, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -106,19 +107,30 @@ impl Session {
         Ok(())
     }
 
-    /// Name of a module that was mapped since the first insertion and that uses the gs base itself, by which threads find their shards.
-    pub fn must_yield_gs(&self) -> Option<String> {
-        self.user_of_gs(&self.control())
+    /// The module that was mapped since the first insertion and beside which the woven code must not run, and the reason.
+    pub fn must_yield(&self) -> Option<String> {
+        self.intruder(&self.control())
     }
 
-    fn user_of_gs(&self, control: &Control) -> Option<String> {
-        let attached = control.attached.as_ref().filter(|a| a.env.identity != ThreadIdentity::Locked);
-        attached.and_then(|_| Some(control.modules.user_of_gs(&self.target)?.name.clone()))
+    /// A module that uses the gs base, by which threads find their shards, or that lets unwinders begin at instructions in woven code.
+    fn intruder(&self, control: &Control) -> Option<String> {
+        let attached = control.attached.as_ref()?;
+        let modules = &control.modules;
+        let user = || modules.user_of_gs(&self.target).filter(|_| attached.env.identity != ThreadIdentity::Locked);
+        let unwinder = modules.unwinder().filter(|(why, _)| attached.unwinder.is_none_or(|known| known < *why));
+        match unwinder {
+            Some((Unwinder::Cancellation, name)) => {
+                Some(format!("{name} lets threads be cancelled at any instruction"))
+            }
+            Some((Unwinder::Fault, name)) => Some(format!("{name} has code in which faults throw exceptions")),
+            None => user().map(|file| format!("{} uses the gs base itself", file.name)),
+        }
     }
 
-    /// Takes everything out and freezes the values, because code that finds shards by a gs base that the program itself has set would read
-    /// memory that does not exist. A thread at the loader's hook waits until nothing leads to such code any more.
-    fn yield_gs(&self, control: &mut Control) -> Result<(), Error> {
+    /// Takes everything out and freezes the values. Code that finds shards by a gs base that the program itself has set would read memory
+    /// that does not exist, and an unwinder that begins in woven code finds no table. A thread at the loader's hook waits until nothing
+    /// leads to such code any more.
+    fn yield_to_module(&self, control: &mut Control) -> Result<(), Error> {
         let area = control.attached.as_ref().map(|a| Arc::clone(&a.area));
         let taken = self.pull_out(control);
         if let Some(area) = area {
@@ -159,10 +171,10 @@ impl Session {
         if !looked {
             return;
         }
-        if let Some(name) = self.user_of_gs(&control) {
-            tracing::warn!(name, "everything is taken out: this library uses the gs base itself");
-            if let Err(error) = self.yield_gs(&mut control) {
-                tracing::warn!(%error, "a library uses the gs base, and not everything could be taken out");
+        if let Some(why) = self.intruder(&control) {
+            tracing::warn!(why, "everything is taken out: a library came beside which woven code must not run");
+            if let Err(error) = self.yield_to_module(&mut control) {
+                tracing::warn!(%error, "a library came beside which woven code must not run, and not everything could be taken out");
             }
             return;
         }

@@ -89,13 +89,13 @@ impl Launch<'_> {
             if let Some(enabled) = session.grow(self.id, &|| true, self.begin)? {
                 self.answer = Ok(Some(enabled));
             }
-            if let Some(name) = session.must_yield_gs() {
-                // None of the library's code has run. From now on, code finds its counters without the gs base.
+            if let Some(why) = session.must_yield() {
+                // None of the library's code has run. From now on, only what the library permits is woven.
                 session.detach()?;
                 *session = Session::open(self.context.clone(), Arc::clone(target))?;
                 let what = "what ran before it was mapped is not counted";
                 self.answer = Ok(None);
-                self.lost = Some(format!("{name} uses the gs base itself: {what}"));
+                self.lost = Some(format!("{why}: {what}"));
                 begun = false;
             }
         }

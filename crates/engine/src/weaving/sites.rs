@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_analysis::{Function, FunctionKind};
+use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::{
     Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
     Parts, PointKind, Refusal, Site, SiteKind, Svma,
@@ -20,6 +20,9 @@ use crate::weaving::wanted::NewMini;
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
+
+/// Length of the longest springboard in bytes.
+const SPRINGBOARD: usize = 5;
 
 /// One point of a function.
 #[derive(Clone, Debug)]
@@ -149,7 +152,7 @@ pub fn sites(
         PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
             let (module, f) = body(modules, function)?;
-            let check = |site: Result<Arc<Site>, Refusal>| site.and_then(|s| agrees(text, module, s));
+            let check = |site: Result<Arc<Site>, Refusal>| site.and_then(|s| agrees(text, modules, module, s));
             Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
         }
         PointKind::CallBefore => calls(text, modules, function, false),
@@ -159,7 +162,7 @@ pub fn sites(
             let points = module.image.block_points(f)?.into_iter();
             let found = |point: BlockPoint| Found {
                 part: Part::Block(Offset::between(f.start().0, point.block.range.start.0)),
-                site: point.site.and_then(|site| agrees(text, module, Arc::new(site))),
+                site: point.site.and_then(|site| agrees(text, modules, module, Arc::new(site))),
                 callees: Vec::new(),
                 call: None,
                 hosted: None,
@@ -247,6 +250,13 @@ fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Opt
 /// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
 pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<FunctionBody>, Refusal> {
     let (module, f) = body(modules, function)?;
+    if let Some((why, module)) = modules.unwinder() {
+        let module = module.to_owned();
+        return Err(match why {
+            Unwinder::Cancellation => Refusal::AsynchronousCancellation { module },
+            Unwinder::Fault => Refusal::ThrowingFaults { module },
+        });
+    }
     let body = module.image.body(f)?;
     for block in &body.blocks {
         let start = block.block.range.start;
@@ -289,7 +299,7 @@ pub fn are_known(modules: &Modules, function: FunctionRef, kind: PointKind) -> b
 /// The site of a function's entry, if the entry can be woven as far as its bytes tell, and if the target's memory agrees with the file.
 pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<Site>, Refusal> {
     let (module, f) = body(modules, function)?;
-    agrees(text, module, module.image.entry_site(f)?)
+    agrees(text, modules, module, module.image.entry_site(f)?)
 }
 
 fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool) -> Result<Vec<Found>, Refusal> {
@@ -300,7 +310,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
         let returns = callees.is_empty() || callees.iter().any(|&callee| !never_returns(modules, callee));
         let site = match point.site {
             Ok(None) => continue,
-            Ok(Some(site)) => agrees(text, module, Arc::new(site)),
+            Ok(Some(site)) => agrees(text, modules, module, Arc::new(site)),
             // if no control returns from the call, there is nothing to weave
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
@@ -324,8 +334,14 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
     }
 }
 
-/// The site, if the target has the bytes of the file there, apart from the engine's changes.
-fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
+/// The site, if the target has the bytes of the file there, apart from the engine's changes, and if it may displace its instructions.
+fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
+    if let Some((Unwinder::Fault, module)) = modules.unwinder() {
+        if displaces_faults(&site) {
+            return Err(Refusal::ThrowingFaults { module: module.to_owned() });
+        }
+        Arc::make_mut(&mut site).island_rooms.retain(|room| !may_fault(&room.bytes, room.bytes.len()));
+    }
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
@@ -346,4 +362,17 @@ fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<S
             Err(Refusal::BytesDiffer { offset: Offset::between(site.function.0, differs) })
         }
     }
+}
+
+/// Whether an instruction that a springboard at a site may displace can fault.
+fn displaces_faults(site: &Site) -> bool {
+    let own = usize::from(site.own);
+    let displaced = match &site.kind {
+        // all instructions from the first one to the point
+        SiteKind::Exit { .. } | SiteKind::CallBefore => own,
+        SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => SPRINGBOARD.max(arrival.least.into()),
+        SiteKind::Block { .. } | SiteKind::Edge { .. } => SPRINGBOARD,
+    };
+    may_fault(&site.bytes, displaced.min(own))
+        || site.back_branches().iter().any(|b| may_fault(&b.bytes, b.bytes.len()))
 }
