@@ -145,7 +145,7 @@ fn is_without_call(image: &Elf, site: &ThrowSite) -> bool {
 /// takes the function only if something calls it.
 fn sets_type(image: &Elf) -> bool {
     let regions = || image.text.iter().filter_map(|region| image.data_at(region.svma, region.end() - region.svma));
-    symbols::defines(image, SET_CANCELLATION_TYPE) || regions().any(|code| has_form(code))
+    symbols::defines(image, SET_CANCELLATION_TYPE) || regions().any(has_form)
 }
 
 /// Largest number of bytes of the function after the check of its argument.

@@ -163,15 +163,12 @@ impl Sweep<'_> {
                     }
                     self.address(i, fixed, index, &mut set_gs_at, &mut out);
                     self.sum(i, fixed, &code[index.saturating_sub(SUM_DISTANCE)..index]);
-                    if i.mnemonic() == Mnemonic::Cmp {
-                        let (start, end) = unit.functions[function];
-                        let before = &code[index.saturating_sub(COMPARISON_DISTANCE)..index];
-                        let is_elsewhere = |at: &u64| !(start..end).contains(at);
-                        compared_with(i, fixed, before).filter(is_elsewhere).for_each(|at| {
-                            self.address_taken(at);
-                            self.compared.set(at);
-                        });
-                    }
+                    self.comparison(
+                        i,
+                        fixed,
+                        unit.functions[function],
+                        &code[index.saturating_sub(COMPARISON_DISTANCE)..index],
+                    );
                     if i.len() == 1 && i.ip() == unit.functions[function].0 && is_returned_into(self.image, i.ip()) {
                         self.address_taken(i.next_ip());
                     }
@@ -271,6 +268,17 @@ impl Sweep<'_> {
             out.around_parts.push((i.ip(), target));
         } else {
             self.branched.set(target);
+        }
+    }
+
+    /// Records the addresses outside of the function with which an instruction compares a value.
+    fn comparison(&self, i: &Instruction, fixed: bool, (start, end): (u64, u64), before: &[Instruction]) {
+        if i.mnemonic() != Mnemonic::Cmp {
+            return;
+        }
+        for at in compared_with(i, fixed, before).filter(|at| !(start..end).contains(at)) {
+            self.address_taken(at);
+            self.compared.set(at);
         }
     }
 
