@@ -121,6 +121,13 @@ impl Scratch {
         Scratch { decoded: Decoded::default(), info: InstructionInfoFactory::new(), overwrites }
     }
 
+    /// The general register that an instruction overwrites as its first operand, as a mask.
+    fn overwritten(&mut self, i: &Instruction) -> u16 {
+        let register = i.op0_register();
+        let is_general = i.op0_kind() == OpKind::Register && (register.is_gpr64() || register.is_gpr32());
+        if is_general && self.overwrites_first(i) { 1 << register.number() } else { 0 }
+    }
+
     fn overwrites_first(&mut self, i: &Instruction) -> bool {
         let Some(known) = self.overwrites.get_mut(i.code() as usize) else { return false };
         if *known == 0 {
@@ -149,12 +156,7 @@ impl Sweep<'_> {
                 function += 1;
             }
             let facts = &mut out.facts[function];
-            if i.op0_kind() == OpKind::Register {
-                let register = i.op0_register();
-                if (register.is_gpr64() || register.is_gpr32()) && scratch.overwrites_first(i) {
-                    facts.writes |= 1 << register.number();
-                }
-            }
+            facts.writes |= scratch.overwritten(i);
             let transfer = Transfer::of(i);
             match transfer {
                 Transfer::Next => {
