@@ -144,7 +144,7 @@ mod tests {
     fn hosts_by_their_program() {
         for (exe, expected) in [
             ("/usr/libexec/valgrind/memcheck-amd64-linux", Some("valgrind")),
-            ("/home/me/valgrind/.in_place/mytool-amd64-linux", Some("valgrind")),
+            ("/opt/valgrind/.in_place/mytool-amd64-linux", Some("valgrind")),
             ("/tmp/callgrind-amd64-linux (deleted)", Some("valgrind")),
             ("/usr/bin/terraform-amd64-linux", None),
             ("/usr/bin/qemu-x86_64", Some("qemu-user")),

@@ -9,4 +9,3 @@ pub(crate) mod relocs;
 pub(crate) mod symbol;
 pub(crate) mod symbols;
 pub(crate) mod unwind;
-pub(crate) mod unwinders;

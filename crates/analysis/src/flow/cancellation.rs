@@ -4,10 +4,10 @@
 use iced_x86::{Instruction, Mnemonic, Register};
 use ingraft_model::{Callee, Svma};
 
-use crate::file::unwinders::SET_CANCELLATION_TYPE;
 use crate::flow::body::Body;
 use crate::flow::returns;
 use crate::functions::function::Function;
+use crate::functions::unwinders::SET_CANCELLATION_TYPE;
 use crate::image::Image;
 
 /// Offset in bytes of the address of the thread's descriptor from the thread pointer.

@@ -8,4 +8,5 @@ pub(crate) mod facts;
 pub(crate) mod function;
 pub(crate) mod jump_table;
 pub(crate) mod sweep;
+pub(crate) mod unwinders;
 pub(crate) mod vdso;

@@ -51,7 +51,7 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
-    /// What the file says about unwinders that begin at an instruction that is no call.
+    /// Answer of the file about unwinders that begin at an instruction that is no call.
     unwinding: OnceLock<Unwinding>,
     /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,

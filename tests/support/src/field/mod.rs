@@ -38,7 +38,7 @@ enum Ask {
     Talk {
         /// Port of the loopback.
         port: u16,
-        /// What is said and answered.
+        /// The sentences, and how each answer ends.
         steps: Vec<Step>,
     },
     /// By one datagram, which the server answers with another.

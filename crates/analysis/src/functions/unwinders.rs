@@ -24,7 +24,7 @@ pub enum Unwinder {
     Fault,
 }
 
-/// What a file says about unwinders that begin at an instruction that is no call.
+/// Answer of a file about unwinders that begin at an instruction that is no call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unwinding {
     /// The strictest reason why one may begin so in the process, as far as this file gives one.
