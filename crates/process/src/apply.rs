@@ -15,6 +15,7 @@ use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
 use crate::stack::{Frames, SavedPc, Stacks, contains};
+use crate::suspended::{Home, Meaning, Words};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer};
@@ -48,6 +49,9 @@ pub struct Options {
     pub reset_gs: Option<DataArea>,
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
+    /// Places outside of the stacks that pointed into code while the target ran. [`Applied::quiet`] says whether they point into
+    /// `check_quiet`, except for remains; a context within a write is waited for. Program counters in signal frames there are moved as `PatchPlan::moves` says.
+    pub suspended: Option<Words>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
     pub clear_slots: Option<DataArea>,
 }
@@ -62,6 +66,7 @@ impl Default for Options {
             readings: None,
             reset_gs: None,
             goroutines: None,
+            suspended: None,
             clear_slots: None,
         }
     }
@@ -79,6 +84,8 @@ pub struct Applied {
     /// Whether no thread is in `check_quiet`, no saved program counter on any stack points there, and no open call returns there. `true` if
     /// the options request none of these checks.
     pub quiet: bool,
+    /// A word of [`Options::suspended`] because of which the result is not quiet.
+    pub waiting: Option<Avma>,
     /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] had to reset. If there is one, `quiet` is
     /// `false`.
     pub asleep: Vec<Tid>,
@@ -214,7 +221,7 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
-        let (moves, quiet, stacks, saved, unknown) = loop {
+        let (mut moves, mut quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
@@ -239,6 +246,11 @@ impl Target {
             }
         };
 
+        let mut waiting = None;
+        if let Some(words) = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty()) {
+            waiting = self.look_at_words(words, (plan, options), &stacks, &homes(tracer, &maps)?, &mut moves)?;
+            quiet &= waiting.is_none();
+        }
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
         let threads_before = visitor.as_deref().map(known);
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
@@ -276,7 +288,7 @@ impl Target {
         });
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
         let (bases, moved) = (bases.collect(), moves.len());
-        Ok(Applied { attempts: 0, threads, moved, quiet, asleep, bases })
+        Ok(Applied { attempts: 0, threads, moved, quiet, waiting, asleep, bases })
     }
 
     /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
@@ -405,6 +417,40 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
+    /// Looks again at words that pointed into code. Fails if a context would continue within a write. Adds the moves of those in signal frames, and returns the first one that still
+    /// points into `check_quiet` and cannot be moved.
+    fn look_at_words(
+        &self,
+        words: &Words,
+        (plan, options): (&PatchPlan, &Options),
+        stacks: &Stacks,
+        homes: &[Home],
+        moves: &mut Vec<Move>,
+    ) -> Result<Option<Avma>, ApplyError> {
+        let mut waiting = None;
+        // The stacks of threads were read already.
+        for slot in words.places().iter().copied().filter(|slot| !stacks.has(*slot)) {
+            let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
+            if strictly_inside(&plan.text, pc) {
+                // Pointers to the text are no contexts.
+                if let Meaning::Frame | Meaning::Context = self.meaning(slot, pc, homes) {
+                    return Err(ApplyError::Suspended { at: pc });
+                }
+            }
+            if !contains(&options.check_quiet, pc) {
+                continue;
+            }
+            match (self.meaning(slot, pc, homes), self.fate(plan, pc, false)) {
+                (Meaning::Remains, _) => {}
+                (Meaning::Frame, Fate::Moves { to, first }) => {
+                    moves.push(Move { thread: 0, slot: Some(slot), from: pc, to, first });
+                }
+                _ => waiting = waiting.or(Some(slot)),
+            }
+        }
+        Ok(waiting)
+    }
+
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
     /// signal frame (`gadgets.rs`). Returns the first of these pieces whose bytes the plan changes; `None` if there is none.
     fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
@@ -522,6 +568,19 @@ enum Look {
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
+}
+
+/// The threads that are on their own stacks: the main one, or a mapping that holds the thread's control block.
+fn homes(tracer: &mut Tracer, maps: &[Mapping]) -> Result<Vec<Home>, Error> {
+    let mut homes = Vec::new();
+    for i in 0..tracer.threads.len() {
+        let Some(regs) = tracer.regs(i)? else { continue };
+        let mapping = maps.get(maps.partition_point(|m| m.range.end.0 <= regs.rsp));
+        let is_own = |m: &&Mapping| m.path.as_os_str() == "[stack]" || m.range.contains(&Avma(regs.fs_base));
+        let own = mapping.filter(|m| m.range.contains(&Avma(regs.rsp))).filter(is_own);
+        homes.extend(own.map(|m| Home { stack: m.range.clone(), sp: regs.rsp }));
+    }
+    Ok(homes)
 }
 
 /// Whether the engine's stop ended a system call that the kernel will repeat.

@@ -192,6 +192,8 @@ pub struct Status {
     pub own_id: i32,
     /// Whether a SIGKILL is pending for the thread or its process.
     pub is_killed: bool,
+    /// Signals for which a handler is set, one bit each; signal 1 is bit 0.
+    pub caught: u64,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Whether the thread runs with a shadow stack.
@@ -218,6 +220,9 @@ impl Status {
                 b"SigPnd" | b"ShdPnd" => {
                     let waiting = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                     s.is_killed |= waiting & KILLED != 0;
+                }
+                b"SigCgt" => {
+                    s.caught = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                 }
                 b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),

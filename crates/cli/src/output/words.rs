@@ -291,7 +291,7 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
         return None;
     }
     let why = match r.asleep.as_slice() {
-        [] => "a thread may still return to it".to_owned(),
+        [] => "the program may still return to it".to_owned(),
         [one] => format!("thread {one} sleeps in the kernel and cannot be stopped"),
         several => {
             let tids: Vec<String> = several.iter().map(ToString::to_string).collect();

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid};
-use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
+use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Preemption, Target, ThreadBase, Words, contains};
 
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
 use crate::recovery::journal::PointRecord;
+use crate::recovery::waiting::{self, Kept};
 
 /// Outcome of a removal.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Restored {
     pub left: Vec<Left>,
     /// Threads that sleep in the kernel and so keep the memory from being unmapped.
     pub asleep: Vec<Tid>,
+    /// Reason why the memory stays although no thread is in it; `None` if there is no such reason.
+    pub kept: Option<Kept>,
 }
 
 /// Writes that a removal still has to make, and places that it cannot restore.
@@ -44,6 +47,8 @@ const SLEEPERS: Duration = Duration::from_millis(500);
 
 /// Largest number of looks whether every thread has left the arenas before they are unmapped.
 const TRIES: u32 = 50;
+/// Largest number of further looks at words that point into the arenas.
+const LOOKS_AT_WORDS: u32 = 10;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -61,7 +66,7 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let (Rest { plan, left: found }, first) = cut_off(target, points)?;
+    let (Rest { plan, left: found }, first) = cut_off(target, points, arenas)?;
     let mut threads = first.bases;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
@@ -69,6 +74,7 @@ pub fn restore(
     }
     let mut unmapped = false;
     let mut asleep = Vec::new();
+    let mut kept = None;
     // Memory is unmapped only after every jump to it is known to be gone.
     if !rest.leads() {
         // A thread may have a saved context in the arenas (in a signal handler, say), or be in a function that a snippet has called. It
@@ -83,7 +89,17 @@ pub fn restore(
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
+        let preemption = waiting::preemption(target);
+        if let Preemption::Likely(file) = &preemption {
+            kept = Some(Kept::Preempts(file.clone()));
+        }
+        let search = || waiting::search(target, &options.check_quiet, area);
+        let is_searched = preemption == Preemption::Unknown;
+        // Once no thread is in the arenas, every program counter that points there is in memory.
+        let mut words = (is_searched && first.quiet).then(search);
+        let mut looks = 0;
         for _ in 0..TRIES {
+            let options = ApplyOptions { suspended: words.clone(), ..options.clone() };
             let applied = match target.apply(&leave, &options) {
                 Ok(applied) => applied,
                 // the memory stays until the next try
@@ -98,6 +114,24 @@ pub fn restore(
             };
             threads = applied.bases;
             asleep = applied.asleep;
+            if kept.as_ref().is_some_and(Kept::is_final) {
+                break;
+            }
+            if applied.quiet && is_searched && words.is_none() {
+                words = Some(search());
+                continue;
+            }
+            kept = applied.waiting.map(Kept::Points);
+            if applied.quiet && words.as_ref().is_some_and(Words::is_part) && target.handles_signals() {
+                kept = Some(Kept::Unseen);
+                break;
+            }
+            if kept.is_some() {
+                looks += 1;
+                if looks > LOOKS_AT_WORDS {
+                    break;
+                }
+            }
             if applied.quiet {
                 let mut ours = arenas.to_vec();
                 ours.extend(area.map(|a| a.range()));
@@ -116,7 +150,7 @@ pub fn restore(
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    Ok(Restored { text_restored, unmapped, threads, left, asleep })
+    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept: kept.filter(|_| !unmapped) })
 }
 
 /// Restores the text without waiting for threads to leave the code, which stays. Returns whether the text is the original one again.
@@ -125,7 +159,7 @@ pub fn restore(
 /// place in the text to which its record leads may be under a springboard that stays.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
     let points: Vec<PointRecord> = points.iter().filter(|point| !point.removal.text.is_empty()).cloned().collect();
-    cut_off(target, &points)?;
+    cut_off(target, &points, &[])?;
     Ok(!restorable(target, &points)?.leads())
 }
 
@@ -142,14 +176,15 @@ pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, E
     Ok(found)
 }
 
-/// Removes all jumps to the points. Returns the plan and its outcome.
-fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), Error> {
+/// Removes all jumps to the points. Returns the plan and its outcome, which says whether no thread was in the arenas.
+fn cut_off(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) -> Result<(Rest, Applied), Error> {
     let mut look = 0;
     loop {
         look += 1;
         let rest = restorable(target, points)?;
         let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
-        match target.apply(&text, &ApplyOptions::default()) {
+        let options = ApplyOptions { check_quiet: sorted(arenas), ..ApplyOptions::default() };
+        match target.apply(&text, &options) {
             Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),
