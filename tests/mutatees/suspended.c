@@ -1,7 +1,7 @@
 /* A scheduler in the program: a timer's handler takes the processor from the running context and gives it to the next one. The contexts
  * that wait stand in signal frames on stacks of their own, at whatever instruction the timer found them.
  *
- * suspended COUNT [MICROSECONDS]   COUNT contexts, one signal every so many microseconds of processor time
+ * suspended COUNT [MICROSECONDS]   COUNT contexts, one signal every so many microseconds
  * look                             the answer has `rounds` (checked results), `switches` and `wrong` (results that were)
  * stop                             the same, and the timer stops: every context stays where it is, and this one goes on alone
  * The contexts run all the time; the thread that reads the commands runs on its own stack and gets no such signal. */

@@ -50,7 +50,8 @@ pub struct Options {
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
     /// Places outside of the stacks that pointed into code while the target ran. [`Applied::quiet`] says whether they point into
-    /// `check_quiet`, except for remains; a context within a write is waited for. Program counters in signal frames there are moved as `PatchPlan::moves` says.
+    /// `check_quiet`, except for remains; a context within a write is waited for. Program counters in signal frames there are moved as
+    /// `PatchPlan::moves` says.
     pub suspended: Option<Words>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
     pub clear_slots: Option<DataArea>,
@@ -417,8 +418,8 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
-    /// Looks again at words that pointed into code. Fails if a context would continue within a write. Adds the moves of those in signal frames, and returns the first one that still
-    /// points into `check_quiet` and cannot be moved.
+    /// Looks again at words that pointed into code. Fails if a context would continue within a write. Adds the moves of those in signal
+    /// frames, and returns the first one that still points into `check_quiet` and cannot be moved.
     fn look_at_words(
         &self,
         words: &Words,

@@ -13,7 +13,7 @@ const KINDS: [&[&str]; 5] =
     [&["count"], &["profile", "edges"], &["trace"], &["latency"], &["count", "grind#*", "chew#*"]];
 
 fn functions(kind: &[&'static str]) -> Vec<&'static str> {
-    let named = kind.len() > 2;
+    let named = kind.contains(&"grind#*");
     let all: &[&str] = if named { &[] } else { &["grind", "small", "chew"] };
     kind.iter().chain(all).copied().collect()
 }
@@ -32,9 +32,14 @@ fn start() -> (Mutatee, Text) {
     (target, before)
 }
 
-fn measure(tool: &Tool, pid: i32, kind: &[&'static str]) -> ingraft_testing::Session {
+/// Begins a measurement. A trace is written to a file in the directory.
+fn measure(tool: &Tool, pid: i32, kind: &[&'static str], directory: &Path) -> ingraft_testing::Session {
     let mut arguments: Vec<String> = functions(kind).into_iter().map(str::to_owned).collect();
-    arguments.extend(["-p".to_owned(), pid.to_string(), "--max-overhead".to_owned(), "100000".to_owned()]);
+    if kind.contains(&"trace") {
+        let file = directory.join("suspended.trace");
+        arguments.extend(["-o".to_owned(), file.to_str().expect("a path").to_owned()]);
+    }
+    arguments.extend(["-p".to_owned(), pid.to_string(), "--max-overhead".to_owned(), "10000".to_owned()]);
     let mut session = tool.start(arguments);
     session.wait_for("attached");
     session
@@ -43,11 +48,12 @@ fn measure(tool: &Tool, pid: i32, kind: &[&'static str]) -> ingraft_testing::Ses
 #[test]
 fn contexts_survive_the_removal_of_every_kind_of_code() {
     let tool = tool();
+    let directory = open_directory();
     for round in 0..scaled(4, 40) {
         let (mut target, before) = start();
         for kind in KINDS {
             let what = format!("round {round}, {kind:?}");
-            let session = measure(&tool, target.pid(), kind);
+            let session = measure(&tool, target.pid(), kind, directory.path());
             assert_goes_on(&mut target, &what);
             let outcome = session.interrupt().assert_code(0).assert_removed();
             assert_eq!(outcome.one("removed")["memory_left"], true, "{what}: a context may stand in the code");
@@ -61,11 +67,12 @@ fn contexts_survive_the_removal_of_every_kind_of_code() {
 #[test]
 fn contexts_survive_a_detach_after_a_kill() {
     let tool = tool();
+    let directory = open_directory();
     for round in 0..scaled(2, 20) {
         let (mut target, before) = start();
         for kind in KINDS {
             let what = format!("round {round}, {kind:?}");
-            let session = measure(&tool, target.pid(), kind);
+            let session = measure(&tool, target.pid(), kind, directory.path());
             assert_goes_on(&mut target, &what);
             session.kill();
             assert_goes_on(&mut target, &what);
@@ -84,7 +91,7 @@ fn contexts_survive_a_daemon_that_measures_again() {
     let client = server.client(Path::new(env!("CARGO_BIN_EXE_ingraft")));
     for kind in KINDS {
         let what = format!("{kind:?}");
-        let session = measure(&client, target.pid(), kind);
+        let session = measure(&client, target.pid(), kind, directory.path());
         assert_goes_on(&mut target, &what);
         let _ = session.interrupt().assert_code(0).assert_removed();
         before.assert_in(target.pid());

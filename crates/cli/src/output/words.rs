@@ -299,8 +299,8 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
         }
     };
     Some(format!(
-        "process {} keeps ingraft's memory, to which nothing leads any more, because {why}; a daemon removes it when that is over, \
-         otherwise the next `ingraft` command there or `ingraft detach -p {}` does",
+        "process {} keeps ingraft's memory, to which nothing leads any more, because {why}; a daemon removes it once that is ruled out, \
+         otherwise the next `ingraft` command there or `ingraft detach -p {}` tries to",
         r.pid, r.pid
     ))
 }

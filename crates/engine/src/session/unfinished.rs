@@ -96,8 +96,8 @@ impl Session {
         if survey.identity == attached.env.identity && control.modules.user_of_gs(&self.target).is_none() {
             return Ok(());
         }
-        let what = "an earlier removal waits for a thread that sleeps in the kernel, and the threads of the program cannot be told apart any more as they were";
-        let hint = "try again when that thread is awake";
+        let what = "memory of an earlier removal is still in use, and the threads of the program cannot be told apart any more as they were";
+        let hint = "try again when that memory is gone: when no thread sleeps in the kernel, or after a restart of the program";
         Err(Error::new(ErrorKind::Failed, "removal_unfinished", what, hint).about(self.pid()))
     }
 
