@@ -29,6 +29,21 @@ const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
 const REST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
+/// Treatment of threads in handlers of faults. Such a handler may have read the saved program counter before the stop, and change it
+/// afterwards: most often it skips the instruction that has faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FaultFrames {
+    /// The saved program counter is moved like any other.
+    #[default]
+    Move,
+    /// The saved program counter must not be in code that changes, not even at its first byte: behind the skipped instruction would be the
+    /// middle of a springboard. For insertions.
+    Delay,
+    /// The saved program counter stays where it is, unless the bytes there change. The code there must stay too, so [`Applied::quiet`] is
+    /// `false` if the code is in [`Options::check_quiet`]. For removals.
+    Leave,
+}
+
 /// Options of applying a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -46,6 +61,8 @@ pub struct Options {
     pub readings: Option<DataArea>,
     /// Area whose gs bases are reset to 0. If the result is quiet, a temporary thread pointer in this area is reset too.
     pub reset_gs: Option<DataArea>,
+    /// Treatment of threads in handlers of faults.
+    pub faults: FaultFrames,
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
@@ -61,6 +78,7 @@ impl Default for Options {
             calls: None,
             readings: None,
             reset_gs: None,
+            faults: FaultFrames::default(),
             goroutines: None,
             clear_slots: None,
         }
@@ -119,6 +137,18 @@ enum Fate {
     },
     /// The program counter is at an address where no thread may be.
     Inside,
+}
+
+impl Fate {
+    /// Effect of the plan on the program counter of an instruction that has faulted. `touched` means that the bytes there change.
+    fn of_fault(self, faults: FaultFrames, touched: bool) -> Fate {
+        match (self, faults) {
+            (Fate::Moves { .. }, FaultFrames::Delay) => Fate::Inside,
+            (Fate::Stays, FaultFrames::Delay) if touched => Fate::Inside,
+            (Fate::Moves { first: false, .. }, FaultFrames::Leave) => Fate::Stays,
+            (fate, _) => fate,
+        }
+    }
 }
 
 /// A program counter to be moved.
@@ -224,12 +254,15 @@ impl Target {
                     let unknown = unknown.collect::<HashSet<usize>>();
                     break (moves, quiet, stacks, saved, unknown);
                 }
-                Look::Inside(thread, at) => {
+                look @ (Look::Inside(thread, at) | Look::Faulted(thread, at)) => {
                     let tid = tracer.threads[thread].tid;
                     if !matches!(tracer.threads[thread].state, State::Stopped(libc::SIGTRAP))
                         || picky.is_none() && Instant::now() > deadline
                     {
-                        return Err(ApplyError::Busy { tid, at });
+                        return Err(match look {
+                            Look::Faulted(..) => ApplyError::Faulted { tid, at },
+                            Look::Inside(..) | Look::Ready { .. } => ApplyError::Busy { tid, at },
+                        });
                     }
                     tracer.nudge(thread)?;
                     tracer.seize_all()?; // The thread may have started others.
@@ -363,7 +396,13 @@ impl Target {
             {
                 return Ok(Look::Inside(i, pc));
             }
-            match self.fate(plan, pc, restarts) {
+            let fate = self.fate(plan, pc, restarts);
+            // The kernel has yet to make the frame of a fault that is pending.
+            let by_fault = fate.of_fault(options.faults, touched(&plan.text, pc));
+            if by_fault == Fate::Inside && fate != Fate::Inside && self.has_pending_fault(tid) {
+                return Ok(Look::Faulted(i, pc));
+            }
+            match fate {
                 Fate::Stays => {}
                 Fate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
                 Fate::Moves { to, first } if !asleep => moves.push(Move { thread: i, slot: None, from: pc, to, first }),
@@ -386,7 +425,13 @@ impl Target {
             stacks = Stacks::read(self, maps, &stack_pointers);
             saved_pcs = stacks.saved_pcs(self, maps, frames);
             for saved in &saved_pcs {
-                match self.fate(plan, saved.pc, false) {
+                let fate = self.fate(plan, saved.pc, false);
+                let by_fault = match saved.may_be_fault {
+                    true => fate.of_fault(options.faults, touched(&plan.text, saved.pc)),
+                    false => fate,
+                };
+                match by_fault {
+                    Fate::Inside if fate != Fate::Inside => return Ok(Look::Faulted(saved.thread, saved.pc)),
                     Fate::Stays => {}
                     Fate::Moves { to, first } => {
                         moves.push(Move { thread: saved.thread, slot: Some(saved.slot), from: saved.pc, to, first });
@@ -436,6 +481,12 @@ impl Target {
     fn asks_vdso(&self, area: &DataArea) -> bool {
         let word = self.read_u64(Avma(area.displacement(header::WALL_CLOCK).into()));
         word.map_or(true, |word| matches!(WallClock::of_word(word), WallClock::Vdso(_)))
+    }
+
+    /// Whether a fault of the thread's present instruction has yet to reach its handler.
+    fn has_pending_fault(&self, tid: Tid) -> bool {
+        // A thread that has ended handles nothing.
+        self.thread_status(tid).is_ok_and(|status| frame::has_fault(status.pending))
     }
 
     /// Whether the thread with this gs base is reading the clock, or is in a signal handler that interrupted a reading.
@@ -522,6 +573,8 @@ enum Look {
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
+    /// The thread with this index handles a fault of the instruction at this address, which the plan would displace.
+    Faulted(usize, Avma),
 }
 
 /// Whether the engine's stop ended a system call that the kernel will repeat.

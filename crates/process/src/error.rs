@@ -331,6 +331,14 @@ pub enum ApplyError {
         /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
+    /// A thread is in the handler of a fault of an instruction that would be displaced, and the handler may skip that instruction.
+    #[error("thread {tid} handles a fault of the instruction at {at}, which would be displaced")]
+    Faulted {
+        /// The thread.
+        tid: Tid,
+        /// Address of the instruction.
+        at: Avma,
+    },
     /// A goroutine is suspended inside of code that changes, and did not continue.
     #[error("a goroutine is suspended at {at}, inside of what changes")]
     Suspended {
@@ -346,7 +354,7 @@ impl ApplyError {
     /// Whether another attempt a moment later may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         let stopped = matches!(self, ApplyError::Process(Error::Unstoppable { .. }));
-        stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Suspended { .. })
+        stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Faulted { .. } | ApplyError::Suspended { .. })
     }
 
     /// The thread that did not stop, if that is the reason; otherwise `None`.
@@ -358,6 +366,7 @@ impl ApplyError {
             | ApplyError::SharedText { .. }
             | ApplyError::NotMapped { .. }
             | ApplyError::Busy { .. }
+            | ApplyError::Faulted { .. }
             | ApplyError::Suspended { .. }
             | ApplyError::Process(_) => None,
         }
@@ -372,6 +381,7 @@ impl ApplyError {
             }
             ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
             ApplyError::Busy { .. } | ApplyError::Suspended { .. } => "try again when the function is less busy".into(),
+            ApplyError::Faulted { .. } => "try again when the handler has returned".into(),
             ApplyError::Process(e) => e.hint(),
         }
     }

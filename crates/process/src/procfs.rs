@@ -192,6 +192,8 @@ pub struct Status {
     pub own_id: i32,
     /// Whether a SIGKILL is pending for the thread or its process.
     pub is_killed: bool,
+    /// Signals that are pending for the thread alone, bit 0 for signal 1.
+    pub pending: u64,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Whether the thread runs with a shadow stack.
@@ -218,6 +220,9 @@ impl Status {
                 b"SigPnd" | b"ShdPnd" => {
                     let waiting = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                     s.is_killed |= waiting & KILLED != 0;
+                    if key == b"SigPnd" {
+                        s.pending = waiting;
+                    }
                 }
                 b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),
@@ -469,7 +474,7 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000400\nShdPnd:\t0000000000000100\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {
@@ -481,6 +486,7 @@ mod tests {
                 seccomp: 2,
                 own_id: 7,
                 is_killed: true,
+                pending: 0x400,
                 locked_kib: 4,
                 shadow_stack: true
             }

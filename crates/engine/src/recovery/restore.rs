@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid};
-use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
+use ingraft_process::{Applied, ApplyError, FaultFrames, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
@@ -80,6 +80,7 @@ pub fn restore(
             calls: area,
             readings: area,
             check_quiet: sorted(arenas),
+            faults: FaultFrames::Leave,
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
@@ -149,7 +150,8 @@ fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), E
         look += 1;
         let rest = restorable(target, points)?;
         let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
-        match target.apply(&text, &ApplyOptions::default()) {
+        let options = ApplyOptions { faults: FaultFrames::Leave, ..ApplyOptions::default() };
+        match target.apply(&text, &options) {
             Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),

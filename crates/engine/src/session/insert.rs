@@ -9,7 +9,7 @@ use ingraft_model::{
     AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts, PointKind,
     Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
 };
-use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
+use ingraft_process::{Event, EventError, FaultFrames, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{CaughtUp, RefusedFunction};
@@ -594,7 +594,9 @@ impl Session {
             let readings = area.filter(|_| !change.gone.is_empty());
             let goroutines = control.modules.goroutine_places();
             let check_quiet = woven.idle();
-            let options = ApplyOptions { check_quiet, calls: area, readings, goroutines, ..ApplyOptions::default() };
+            let faults = FaultFrames::Delay;
+            let options =
+                ApplyOptions { check_quiet, calls: area, readings, faults, goroutines, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let watch = control.watch.as_mut().filter(|watch| watch.concerns(wanted));
             let applied = match watch {

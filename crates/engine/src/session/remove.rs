@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
-use ingraft_process::{Identity, Options as ApplyOptions};
+use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
@@ -110,8 +110,8 @@ impl Session {
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
-        let options =
-            ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
+        let (check_quiet, calls, faults) = (woven.idle(), Some(attached.env.data), FaultFrames::Leave);
+        let options = ApplyOptions { check_quiet, calls, faults, ..ApplyOptions::default() };
         let routines = woven.routines();
         let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
         // threads in the removed code may still enter these routines and return from them
