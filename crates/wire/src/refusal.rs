@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 27] = [
+pub const REASONS: [&str; 28] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -25,6 +25,7 @@ pub const REASONS: [&str; 27] = [
     "not_a_function",
     "restartable_sequence",
     "bytes_differ",
+    "patched_by_program",
     "kept",
     "shared_text",
     "text_relocations",
@@ -64,6 +65,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         | Refusal::HostNotWoven => "not_a_function",
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::BytesDiffer { .. } => "bytes_differ",
+        Refusal::PatchedByProgram { .. } => "patched_by_program",
         Refusal::Kept { .. } => "kept",
         Refusal::SharedText => "shared_text",
         Refusal::TextRelocations => "text_relocations",

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_model::{
-    Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
-    Parts, PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, Entered, FunctionBody, FunctionRef, IslandRoom,
+    Offset, Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::Target;
 
@@ -17,6 +17,12 @@ use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
 use crate::weaving::bodies::Hosted;
 use crate::weaving::wanted::NewMini;
+
+/// Largest number of bytes that a springboard displaces: whole instructions, of which the last begins before its end.
+const DISPLACED_MAX: usize = 4 + 15;
+
+/// `nop dword [rax+rax+0]`. Where control arrives from outside, a program writes a jump over it (static keys, tracers of functions).
+const PATCHED_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
@@ -250,6 +256,10 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
     let body = module.image.body(f)?;
     for block in &body.blocks {
         let start = block.block.range.start;
+        let is_slot = block.entered == Entered::Otherwise && block.bytes.starts_with(&PATCHED_NOP);
+        if let Some(at) = module.image.patchable_in(&block.block.range).or_else(|| is_slot.then_some(start)) {
+            return Err(Refusal::PatchedByProgram { offset: Offset::between(body.function.0, at.0) });
+        }
         let mut now = vec![0; block.bytes.len()];
         if !text.original(start.to_avma(module.bias), &mut now) {
             return Err(Refusal::Unreadable);
@@ -327,6 +337,11 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
 /// The site, if the target has the bytes of the file there, apart from the engine's changes.
 fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
     let at = site.at.to_avma(module.bias);
+    let displaced = site.bytes.len().min(usize::from(site.point) + DISPLACED_MAX);
+    let range = |at: Svma, len: usize| at..Svma(at.0.wrapping_add(len as u64));
+    if let Some(at) = module.image.patchable_in(&range(site.at, displaced)) {
+        return Err(Refusal::PatchedByProgram { offset: Offset::between(site.function.0, at.0) });
+    }
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
         return Err(Refusal::Unreadable);
@@ -334,7 +349,8 @@ fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<S
     // a range that is displaced only to make room is used only if its bytes are those of the file
     let is_there = |c: &IslandRoom| {
         let mut now = vec![0; c.bytes.len()];
-        text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
+        let is_fixed = module.image.patchable_in(&range(c.at, c.bytes.len())).is_none();
+        is_fixed && text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
     };
     if !site.island_rooms.iter().all(is_there) {
         Arc::make_mut(&mut site).island_rooms.retain(is_there);
