@@ -279,13 +279,17 @@ fn one_of_several_goes_in_one_stop() {
     let before = Text::of(target.pid());
     let churn = Churn::new(target.pid(), "steps");
     let first = churn.enable("calls", "leaf").unwrap();
-    // On a busy machine, an insertion or a removal may need more stops.
+    // On a busy machine, an insertion or a removal may need more stops. So may the insertion of a timer: the engine asks first whether the
+    // threads may read the time stamp counter.
     let stops = (0..scaled(5, 50)).map(|_| {
         let begin = sleeps(churn.pid);
-        let second = churn.enable("wall_time", "middle").unwrap();
-        let inserted = sleeps(churn.pid);
-        churn.remove(second);
-        (inserted - begin, sleeps(churn.pid) - inserted)
+        let counted = churn.enable("calls", "middle").unwrap();
+        let inserted = sleeps(churn.pid) - begin;
+        churn.remove(counted);
+        let timed = churn.enable("wall_time", "middle").unwrap();
+        let before_removal = sleeps(churn.pid);
+        churn.remove(timed);
+        (inserted, sleeps(churn.pid) - before_removal)
     });
     let (insertions, removals): (Vec<u64>, Vec<u64>) = stops.unzip();
     assert_eq!(removals.iter().min(), insertions.iter().min(), "an insertion takes one");
