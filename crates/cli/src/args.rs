@@ -254,6 +254,10 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
+    /// Hold the threads of the target for no longer than this in each step of the insertion, without the time in which no processor is free for them; otherwise the step is tried again for 15 s [default: 50ms]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
+
     /// Let definitions call functions of the program, at places that its author did not plan, and set its variables
     #[arg(long)]
     pub(crate) allow_calls: bool,

@@ -165,6 +165,7 @@ impl Instrumentation for Script {
             points: self.functions.len() as u32,
             attach_ns: 31_000_000,
             stopped_ns: 812_000,
+            waited_ns: 12_000,
             pair_count: self.functions.len() as u32,
             refused_count: self.refused.len() as u32,
             metrics: vec![v1::Metric {
@@ -205,6 +206,7 @@ impl Instrumentation for Script {
         let removed = v1::Removed {
             pid: measurement as i32 - 100,
             stopped_ns: 600_000,
+            waited_ns: 2_000,
             text_restored: !self.text_differs,
             ..Default::default()
         };

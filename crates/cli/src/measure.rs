@@ -772,7 +772,7 @@ pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&s
 /// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
 pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
     let (pid, points, measurement) = (e.pid, e.points, e.measurement);
-    let stopped_ms = millis(e.stopped_ns);
+    let (stopped_ms, waited_ms) = (millis(e.stopped_ns), millis(e.waited_ns));
     let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
     if e.attached {
         let (threads, modules, functions) = (e.threads, e.modules, e.functions);
@@ -787,6 +787,7 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
             points,
             attach_ms,
             stopped_ms,
+            waited_ms,
             measurement,
             caught_up,
             not_unwound,
@@ -800,6 +801,7 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
             points,
             attach_ms,
             stopped_ms,
+            waited_ms,
             measurement,
             caught_up,
             not_unwound,

@@ -108,6 +108,8 @@ pub(crate) struct Attached {
     pub(crate) attach_ms: f64,
     /// Longest time, in milliseconds, that any thread was held in one piece.
     pub(crate) stopped_ms: f64,
+    /// Part of `stopped_ms` in which no processor was free.
+    pub(crate) waited_ms: f64,
     /// Number that names the measurement after `--no-remove`.
     pub(crate) measurement: u64,
     /// Number of calls in progress at the insertion whose flags and timers are as if the engine had seen them begin.
@@ -127,6 +129,7 @@ pub(crate) struct Changed {
     pub(crate) points: u32,
     pub(crate) attach_ms: f64,
     pub(crate) stopped_ms: f64,
+    pub(crate) waited_ms: f64,
     pub(crate) measurement: u64,
     pub(crate) caught_up: u64,
     pub(crate) not_unwound: u32,
@@ -665,6 +668,7 @@ pub(crate) struct Removed {
     pub(crate) host: Host,
     pub(crate) pid: i32,
     pub(crate) stopped_ms: f64,
+    pub(crate) waited_ms: f64,
     /// Whether the text is equal to the original after the removal. Null if the process, and its text with it, is gone.
     pub(crate) text_restored: Option<bool>,
     pub(crate) children_left: Vec<i32>,

@@ -251,7 +251,7 @@ mod tests {
             points: 1,
             since_ns: 0,
             attach_time: Duration::ZERO,
-            stopped: Duration::ZERO,
+            stopped: ingraft_engine::HoldTime::default(),
             pairs: Arc::default(),
             refused: Vec::new(),
             caught_up: Default::default(),

@@ -77,6 +77,7 @@ impl Churn {
             definitions: Vec::new(),
             keep: false,
             max_overhead: Some(percent),
+            max_hold: None,
             allow_calls: false,
             family,
             flavors: Vec::new(),

@@ -15,7 +15,7 @@ use ingraft_model::{
     ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
-pub use ingraft_process::{ClockChoice, UnknownClock};
+pub use ingraft_process::{ClockChoice, HoldTime, UnknownClock};
 pub use ingraft_profile::{Earlier, EarlierProfile};
 use ingraft_report::{Chunk, SavedProfile, TraceEnd};
 
@@ -170,6 +170,9 @@ pub struct MetricFocus {
     pub focus: Focus,
 }
 
+/// Longest time for which one step of an insertion holds the target's threads if the request does not say otherwise.
+pub const MAX_HOLD: Duration = Duration::from_millis(50);
+
 /// Request for a measurement in one target, inserted in one stop.
 #[derive(Clone, Debug)]
 pub struct EnableRequest {
@@ -189,6 +192,9 @@ pub struct EnableRequest {
     pub keep: bool,
     /// Limit of the cost of those pairs that do more than count, in percent of one processor; `None` for [`Config::max_overhead`].
     pub max_overhead: Option<f64>,
+    /// Longest time for which one step of the insertion may hold the target's threads, without the time in which no processor was free for
+    /// them; `None` for [`MAX_HOLD`]. See `Target::bound_holds` of `ingraft_process`.
+    pub max_hold: Option<Duration>,
     /// Whether the definitions may call functions of the target, at places that the functions' authors did not plan.
     pub allow_calls: bool,
     /// Whether fork children of the target are measured with it from their birth on, as if they were threads of it. If that is not
@@ -330,7 +336,7 @@ pub struct Enabled {
     /// Time from the start of the request to the last springboard.
     pub attach_time: Duration,
     /// The longest time that any thread was held without interruption.
-    pub stopped: Duration,
+    pub stopped: HoldTime,
     /// Pairs of the measurement, in the order of its values.
     pub pairs: Arc<Vec<PairInfo>>,
     /// Matches of `functions` that are not measured.
@@ -676,7 +682,7 @@ pub struct Removed {
     /// The target.
     pub pid: Pid,
     /// The longest time that any thread was held without interruption.
-    pub stopped: Duration,
+    pub stopped: HoldTime,
     /// Whether the text was equal to the original when it was compared after the removal. Also true if the target is gone.
     pub text_restored: bool,
     /// Fork children that could not be restored.

@@ -41,6 +41,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         flavors: Vec::new(),
         keep: false,
         max_overhead: None,
+        max_hold: None,
         allow_calls: false,
         family: false,
         max_pairs: None,

@@ -44,18 +44,18 @@ fn main() {
         let begin = Instant::now();
         let area = target.create_area(&DataAreaRequest::default()).expect("area");
         let area_time = begin.elapsed();
-        let longest = target.take_longest_hold();
+        let longest = target.take_longest_hold().held;
         let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
-        let arena_held = target.take_longest_hold();
+        let arena_held = target.take_longest_hold().held;
         let patch = hand_patch(counted, arena.start, area.layout().counter(0));
         let (mut inserts, mut removes, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..51 {
             let begin = Instant::now();
             target.apply(&patch.insert, &Options::default()).expect("insert");
-            inserts.push(target.take_longest_hold());
+            inserts.push(target.take_longest_hold().held);
             whole.push(begin.elapsed());
             target.apply(&patch.remove, &Options::default()).expect("remove");
-            removes.push(target.take_longest_hold());
+            removes.push(target.take_longest_hold().held);
         }
         // No code calls these functions: the bytes do not matter.
         let mut plan = PatchPlan::default();
@@ -69,9 +69,9 @@ fn main() {
         let mut all = Vec::new();
         for _ in 0..11 {
             target.apply(&plan, &Options::default()).expect("all");
-            all.push(target.take_longest_hold());
+            all.push(target.take_longest_hold().held);
             target.apply(&back, &Options::default()).expect("all");
-            all.push(target.take_longest_hold());
+            all.push(target.take_longest_hold().held);
         }
         println!(
             "{threads:>8} {kind:>6} | {:>9.3?} {:>9.3?} {:>9.3?} | {:>9.3?} | {survey_time:>9.3?} {:>9.3?} | {area_time:>9.3?} | {arena_held:>9.3?}",

@@ -9,6 +9,7 @@ use ingraft_model::layout::header;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallClock};
 
 use crate::bases;
+use crate::bound::Tries;
 use crate::error::{ApplyError, Error};
 use crate::frame;
 use crate::gadgets::{LONGEST_BYTES, SYSCALL};
@@ -149,7 +150,7 @@ impl Target {
         let frames = if plan.text.is_empty() && visitor.is_none() { Frames::None } else { self.gadgets()?.frames() };
         let mut runs = make_runs(&plan.text);
         let mut attempt = 1;
-        let begin = Instant::now();
+        let (begin, mut holds) = (Instant::now(), Tries::begin());
         loop {
             let outcome = self.trace(|tracer| {
                 tracer.be_patient(attempt);
@@ -163,6 +164,7 @@ impl Target {
                     thread::sleep((REST * attempt).min(REST_MAX));
                     attempt += 1;
                 }
+                Err(e) if e.is_too_long() && holds.again() => attempt += 1,
                 Err(e) => return Err(e),
             }
         }
@@ -239,6 +241,7 @@ impl Target {
             }
         };
 
+        tracer.check_bound(moves.len(), runs.len())?;
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
         let threads_before = visitor.as_deref().map(known);
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
@@ -333,6 +336,7 @@ impl Target {
         let asks_vdso = options.calls.or(options.readings).filter(|area| self.asks_vdso(area));
         let mut stack_pointers = Vec::with_capacity(tracer.threads.len());
         for i in 0..tracer.threads.len() {
+            tracer.check_bound(0, 0)?;
             let tid = tracer.threads[i].tid;
             let (pc, sp, restarts) = match tracer.threads[i].state {
                 State::Asleep { pc, sp } => {

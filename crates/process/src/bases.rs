@@ -96,6 +96,7 @@ impl Target {
     /// Resets to 0 the gs bases that an earlier engine has left in threads and that point to no memory. The caller has checked that the
     /// program does not use the gs base itself, and that no code is woven.
     pub fn reset_residue(&self) -> Result<(), Error> {
+        let _unbounded = self.bound_holds(None); // This is the rest of a removal.
         self.trace(|tracer| {
             tracer.seize_all()?;
             tracer.stop_all()?;

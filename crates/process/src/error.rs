@@ -145,6 +145,19 @@ pub enum Error {
         /// Time for which the engine waited.
         waited: Duration,
     },
+    /// A step of an insertion would have held the target's threads for longer than the bound, in each of its tries.
+    #[error(
+        "one step would hold the threads of the target for {:.3} ms (besides {:.3} ms without a processor), longer than {:.3} ms",
+        ms(*length), ms(*waited), ms(*bound)
+    )]
+    HoldTooLong {
+        /// Length of the hold, as far as it is known, without the waits for a processor.
+        length: Duration,
+        /// Time of the hold in which no processor was free for it.
+        waited: Duration,
+        /// The bound.
+        bound: Duration,
+    },
     /// A ptrace request failed.
     #[error("ptrace {request} of thread {tid}: {source}")]
     Ptrace {
@@ -254,7 +267,16 @@ pub enum Error {
     },
 }
 
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
 impl Error {
+    /// Whether a hold was given up because it would have been longer than the bound.
+    pub(crate) fn is_too_long(&self) -> bool {
+        matches!(self, Error::HoldTooLong { .. })
+    }
+
     /// Whether the process has ended, or runs another program.
     pub fn is_gone(&self) -> bool {
         matches!(
@@ -285,6 +307,10 @@ impl Error {
             Error::Replaced(_) => "begin again to measure the program that it runs now".into(),
             Error::Unstoppable { .. } => {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
+            }
+            Error::HoldTooLong { .. } => {
+                "nothing was changed; permit longer holds (`--max-hold`), try for longer (`--wait`), or measure it when fewer threads run"
+                    .into()
             }
             Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
             Error::UserDispatch => {
@@ -367,6 +393,11 @@ impl ApplyError {
     pub(crate) fn may_pass(&self) -> bool {
         let stopped = matches!(self, ApplyError::Process(Error::Unstoppable { .. }));
         stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Suspended { .. })
+    }
+
+    /// Whether a hold was given up because it would have been longer than the bound.
+    pub(crate) fn is_too_long(&self) -> bool {
+        matches!(self, ApplyError::Process(e) if e.is_too_long())
     }
 
     /// The thread that did not stop, if that is the reason; otherwise `None`.

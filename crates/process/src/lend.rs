@@ -5,6 +5,7 @@
 use ingraft_model::layout::LENT;
 use ingraft_model::{Avma, DataArea, ThreadIdentity};
 
+use crate::bound::Tries;
 use crate::error::Error;
 use crate::survey::ATTEMPTS;
 use crate::sys::Regs;
@@ -23,7 +24,7 @@ impl Target {
             }
             self.write(Avma(area.lent().0 + u64::from(offset)), &id)?;
         }
-        let mut attempt = 1;
+        let (mut attempt, mut tries) = (1, Tries::begin());
         loop {
             let lent = self.trace(|tracer| {
                 tracer.be_patient(attempt);
@@ -31,6 +32,7 @@ impl Target {
                 tracer.repair_all().and(lent)
             })?;
             match lent {
+                Err(e) if e.is_too_long() && tries.again() => {}
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
                 other => return other,
             }

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
@@ -136,7 +137,7 @@ pub(crate) struct Stat {
 
 /// The unit in which the kernel reports processor time. On this architecture it is a hundredth of a second, independent of the kernel's own
 /// clock (USER_HZ).
-pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(10);
+pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -433,8 +434,23 @@ pub(crate) fn has_memory(pid: Pid) -> bool {
 
 /// Processor time of a thread in nanoseconds, when the kernel last charged it. For a running thread that is the last tick.
 pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
+    u64::try_from(schedule(pid, tid)?.ran.as_nanos()).ok()
+}
+
+/// Times of a thread, as the kernel's scheduler counts them (schedstat).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Schedule {
+    /// Time for which the thread ran.
+    pub(crate) ran: Duration,
+    /// Time for which the thread was ready to run and had no processor. The kernel adds each such time when it ends.
+    pub(crate) delayed: Duration,
+}
+
+/// Times of a thread in the scheduler. `None` if the thread has ended, or if the kernel does not show them.
+pub(crate) fn schedule(pid: Pid, tid: Tid) -> Option<Schedule> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
-    text.split_ascii_whitespace().next()?.parse().ok()
+    let mut times = text.split_ascii_whitespace().map(|ns| ns.parse().ok().map(Duration::from_nanos));
+    Some(Schedule { ran: times.next()??, delayed: times.next()?? })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Tid};
 
+use crate::bound::Tries;
 use crate::dispatch::{self, Passage};
 use crate::error::Error;
 use crate::frame;
@@ -98,7 +99,7 @@ impl Target {
         let mut work = Some(work);
         // Most threads that sleep uninterruptibly do so for a moment. Threads of a target that is held do not wake.
         let (begin, may_wake) = (Instant::now(), only.is_none() && !is_held(self.pid()));
-        let mut tries = 0;
+        let (mut tries, mut holds) = (0, Tries::begin());
         loop {
             tries += 1;
             let mut asleep = false;
@@ -118,6 +119,7 @@ impl Target {
                 {
                     std::thread::sleep(CARRIER_PAUSE);
                 }
+                Err(e) if e.is_too_long() && work.is_some() && holds.again() => {}
                 result => return result,
             }
         }
@@ -260,6 +262,8 @@ impl<'a> Remote<'a> {
         (gadgets, way): (&Gadgets, &WayBack),
         passage: Passage,
     ) -> Result<Self, Error> {
+        tracer.check_bound(0, 0)?;
+        tracer.lift_bound();
         // The library with this code may have been unloaded since the code was found.
         if !gadgets.still_there(target) {
             return Err(Error::NoCarrier("the code that it would go through has changed".into()));

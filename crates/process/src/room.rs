@@ -305,6 +305,7 @@ impl Target {
         if ranges.is_empty() {
             return Ok(());
         }
+        let _unbounded = self.bound_holds(None); // A removal also follows an insertion that fails.
         self.remote(|remote| ranges.iter().try_for_each(|r| remote.munmap(r)))
     }
 
@@ -321,6 +322,7 @@ impl Target {
         };
         let pages: Vec<u64> = self.maps()?.iter().filter(|m| is_page(m)).map(|m| m.range.start.0).collect();
         if !pages.is_empty() {
+            let _unbounded = self.bound_holds(None);
             // An empty page keeps other mappings out, and a thread that reads it finds no counter.
             let page = |at: u64| [at, layout::event::PAGE.into(), libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
             self.remote(|remote| {

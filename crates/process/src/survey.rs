@@ -3,6 +3,7 @@
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
 use crate::bases;
+use crate::bound::Tries;
 use crate::dispatch;
 use crate::error::Error;
 use crate::procfs;
@@ -69,13 +70,14 @@ impl Target {
     /// bases do not count as the program's own.
     pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
-        let mut attempt = 1;
+        let (mut attempt, mut tries) = (1, Tries::begin());
         let mut survey = loop {
             let survey = self.trace(|tracer| {
                 tracer.be_patient(attempt);
                 self.visit_all(tracer)
             })?;
             match survey {
+                Err(e) if e.is_too_long() && tries.again() => {}
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
                 // The target's only thread was being woken, which looks like an uninterruptible sleep. By now it has stopped and continued.
                 Ok(Survey { threads, unseen, .. })
@@ -144,6 +146,7 @@ impl Target {
         tracer.stop_traced()?;
         self.verify(tracer)?;
         for (tid, own_id) in running {
+            tracer.check_bound(0, 0)?;
             if let Some(i) = tracer.index_of(tid) {
                 self.note(tracer, i, own_id, &mut survey)?;
             }

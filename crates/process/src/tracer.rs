@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Pid, Tid};
 
+use crate::bound::{Figures, Waits, rest};
 use crate::error::{Denial, Error};
 use crate::holds::Hold;
 use crate::procfs::{self, InKernel};
@@ -77,6 +78,10 @@ pub(crate) struct Tracer {
     /// Whether only one thread has been interrupted since `began`.
     alone: bool,
     holds: Vec<Hold>,
+    /// Waits for a processor since `began`.
+    waits: Option<Waits>,
+    /// Longest time for which one hold may last; `None` if there is no bound.
+    bound: Option<Duration>,
 }
 
 thread_local! {
@@ -90,9 +95,10 @@ pub(crate) fn is_held(pid: Pid) -> bool {
 }
 
 /// Runs `work` with a tracer of a process: the one that the calling thread already has, or one on a new thread. Also returns the times for
-/// which threads were held.
+/// which threads were held. A hold of the new thread lasts no longer than `bound`, see [`Target::bound_holds`](crate::Target::bound_holds).
 pub(crate) fn with_tracer<R: Send>(
     pid: Pid,
+    bound: Option<Duration>,
     work: impl FnOnce(&mut Tracer) -> R + Send,
 ) -> Result<(R, Vec<Hold>), Error> {
     let held = HELD.with_borrow_mut(|h| h.take_if(|t| t.pid == pid));
@@ -104,7 +110,7 @@ pub(crate) fn with_tracer<R: Send>(
     on_own_thread(|| {
         sys::precise_sleeps();
         let has_priority = sys::raise_priority();
-        let mut tracer = Tracer::new(pid);
+        let mut tracer = Tracer { bound, ..Tracer::new(pid) };
         let result = work(&mut tracer);
         tracer.settle();
         if has_priority {
@@ -183,6 +189,8 @@ impl Tracer {
             began: None,
             alone: false,
             holds: Vec::new(),
+            waits: None,
+            bound: None,
         }
     }
 
@@ -368,6 +376,9 @@ impl Tracer {
 
     fn interrupt(&mut self, i: usize) -> Result<(), Error> {
         self.alone = self.began.is_none();
+        if self.alone {
+            self.waits = Some(Waits::begin());
+        }
         self.began.get_or_insert_with(Instant::now);
         self.threads[i].interrupted = true;
         let tid = self.threads[i].tid;
@@ -387,7 +398,12 @@ impl Tracer {
         let before = self.alone.then(Instant::now);
         match sys::try_wait(tid) {
             Ok(None) => {
-                self.began = before.or(self.began);
+                if before.is_some() {
+                    self.began = before;
+                    if let Some(waits) = &mut self.waits {
+                        waits.restart();
+                    }
+                }
                 Ok(false)
             }
             Ok(Some(Status::EventStop(sig))) => {
@@ -480,11 +496,19 @@ impl Tracer {
             let is_settled = self.threads[i].state != State::Running;
             let idle = if is_settled { Duration::ZERO } else { progress.elapsed() }; // Measure before the poll, which may come much later.
             if is_settled || self.poll(i)? {
+                self.note_stop();
                 i += 1;
                 tries = 0;
                 progress = Instant::now();
                 continue;
             }
+            if tries == LOOKS
+                && !self.alone
+                && let Some(waits) = &mut self.waits
+            {
+                waits.open(self.pid, self.threads[i].tid);
+            }
+            self.check_bound(0, 0)?;
             if idle > SLEEPER_WAIT && tries >= LOOKS + NAPS && (idle > self.patience || self.is_sleeper(i)) {
                 if self.others_came(i)? {
                     tries = 0;
@@ -493,6 +517,7 @@ impl Tracer {
                 }
                 if let Some(state) = self.where_asleep(i)? {
                     self.threads[i].state = state;
+                    self.note_stop();
                     // The later threads have had this time too.
                     tries = 0;
                     i += 1;
@@ -503,6 +528,13 @@ impl Tracer {
             tries += 1;
         }
         Ok(())
+    }
+
+    /// Notes that the tracer does not wait for a thread any more.
+    fn note_stop(&mut self) {
+        if let Some(waits) = &mut self.waits {
+            waits.close(self.pid);
+        }
     }
 
     /// Polls the threads after the `i`-th. Returns `true` if one of them has stopped or ended: the processors are busy with stops, so the
@@ -637,8 +669,32 @@ impl Tracer {
 
     fn end_of_hold(&mut self) {
         if let Some(began) = self.began.take() {
-            self.holds.push(Hold { began, ended: Instant::now() });
+            let ended = Instant::now();
+            let waited = self.waits.take().map_or(Duration::ZERO, |waits| waits.total(self.pid));
+            self.holds.push(Hold { began, ended, waited });
         }
+    }
+
+    /// Fails if the present hold would be longer than the bound. The work that is still to be done takes `rest`, besides the release of all
+    /// threads. Called before the target is changed.
+    pub(crate) fn check_bound(&self, moves: usize, writes: usize) -> Result<(), Error> {
+        let (Some(bound), Some(began)) = (self.bound, self.began) else { return Ok(()) };
+        let rest = rest(self.threads.len(), moves, writes);
+        let without_waits = Figures { held: began.elapsed(), waited: Duration::ZERO, rest };
+        if !without_waits.exceed(bound) {
+            return Ok(()); // The kernel need not be asked for the waits.
+        }
+        let waited = self.waits.as_ref().map_or(Duration::ZERO, |waits| waits.total(self.pid));
+        let figures = Figures { waited, ..without_waits };
+        if figures.exceed(bound) {
+            return Err(Error::HoldTooLong { length: figures.length(), waited, bound });
+        }
+        Ok(())
+    }
+
+    /// Lifts the bound, for steps that cannot be given up any more.
+    pub(crate) fn lift_bound(&mut self) {
+        self.bound = None;
     }
 
     /// Makes the kernel repeat a held thread's system call if the engine's stop ended it.

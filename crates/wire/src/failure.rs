@@ -44,7 +44,7 @@ pub enum FailureKind {
 }
 
 /// Reasons for which a failed insertion may succeed later.
-const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "unstoppable_thread"];
+const PASSING: [&str; 6] = ["already_traced", "busy", "held", "hold_too_long", "no_carrier", "unstoppable_thread"];
 
 /// Whether an insertion that failed for this reason may succeed later.
 pub fn may_pass(reason: &str) -> bool {
@@ -53,8 +53,9 @@ pub fn may_pass(reason: &str) -> bool {
 
 /// Reasons that waiting removes, with the time after which another attempt makes sense. `already_traced` and `held` are not among them.
 /// They end when another program releases the target, at an unknown time, and their status code is that of a denial.
-const RETRIES: [(&str, Duration); 7] = [
+const RETRIES: [(&str, Duration); 8] = [
     ("busy", Duration::from_millis(100)),
+    ("hold_too_long", Duration::from_secs(1)),
     ("no_carrier", Duration::from_secs(1)),
     ("unstoppable_thread", Duration::from_secs(1)),
     ("no_thread_pointer", Duration::from_millis(100)),

@@ -60,6 +60,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         flavors: Vec::new(),
         keep: measure.no_remove,
         max_overhead: measure.max_overhead,
+        max_hold: measure.max_hold,
         allow_calls: false,
         family: measure.follow.contains(&crate::args::Follow::Fork),
         history: false,

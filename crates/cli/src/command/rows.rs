@@ -85,6 +85,7 @@ pub(super) async fn run(
         flavors: Vec::new(),
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
+        max_hold: asked.measure.max_hold,
         allow_calls: asked.measure.allow_calls,
         family: asked.measure.follow.contains(&Follow::Fork),
         history: false,

@@ -29,6 +29,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         flavors: Vec::new(),
         keep: false,
         max_overhead: measure.max_overhead,
+        max_hold: measure.max_hold,
         allow_calls: false,
         family: false,
         history: false,

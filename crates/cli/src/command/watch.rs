@@ -32,6 +32,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         flavors: args.include.flavors.names.clone(),
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
+        max_hold: args.measure.max_hold,
         allow_calls: args.measure.allow_calls,
         family: args.measure.follow.contains(&Follow::Fork),
         history: args.history || args.phases.is_some(),

@@ -76,6 +76,8 @@ pub(crate) struct Request {
     pub(crate) keep: bool,
     /// Limit of the cost of the measurement, in percent of a processor; `None` for the limit that the engine is set up with.
     pub(crate) max_overhead: Option<f64>,
+    /// Longest time for which one step of the insertion may hold threads; `None` for the engine's default.
+    pub(crate) max_hold: Option<Duration>,
     /// Whether definitions may call functions of the target.
     pub(crate) allow_calls: bool,
     /// Whether fork children are measured with the target.
@@ -180,6 +182,8 @@ pub(crate) struct Enabled {
     pub(crate) functions: u32,
     pub(crate) points: u32,
     pub(crate) stopped_ns: u64,
+    /// Part of `stopped_ns` in which no processor was free.
+    pub(crate) waited_ns: u64,
     pub(crate) pairs: Vec<PairInfo>,
     pub(crate) refused: Vec<RefusedFunction>,
     pub(crate) warnings: Vec<String>,
@@ -286,6 +290,7 @@ impl Request {
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
             max_overhead: self.max_overhead,
+            max_hold_ns: self.max_hold.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             allow_calls: self.allow_calls,
             family: self.family,
             history: self.history,
@@ -370,6 +375,7 @@ impl Collector {
             functions: e.functions,
             points: e.points,
             stopped_ns: e.stopped_ns,
+            waited_ns: e.waited_ns,
             pairs,
             refused,
             warnings: e.warnings.clone(),
@@ -593,6 +599,7 @@ pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
         host,
         pid: r.pid,
         stopped_ms: millis(r.stopped_ns),
+        waited_ms: millis(r.waited_ns),
         text_restored: Some(r.text_restored),
         children_left: r.children_left,
         corrections: Corrections { late_start: r.late_start, early_end: r.early_end },

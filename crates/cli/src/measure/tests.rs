@@ -77,11 +77,11 @@ async fn count_for_scripts() {
         "ingraft count -p 7 processCommand call --format json",
         script,
         expect![[r#"
-            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"waited_ms":0.012,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
             {"type":"count","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","calls":1000,"threads":[{"tid":7,"calls":1000}]}
             {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","calls":1500,"threads":[{"tid":7,"calls":1500}]}
-            {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":null,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
+            {"type":"removed","pid":7,"stopped_ms":0.6,"waited_ms":0.002,"text_restored":null,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
     .await;
@@ -93,12 +93,12 @@ async fn watch_for_scripts() {
         "ingraft watch -p 7 calls@/Code/server --for 300ms --format json",
         Script { functions: vec!["call"], readings: vec![vec![0], vec![600]], last: vec![900], ..Script::default() },
         expect![[r#"
-            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"waited_ms":0.012,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"sample","pid":7,"time_ns":1000000000,"metric":"calls","focus":"/Code/server/call","value":0,"rate":null,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":1500000000,"metric":"calls","focus":"/Code/server/call","value":600,"rate":1200.0,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":2000000000,"metric":"calls","focus":"/Code/server/call","value":900,"rate":600.0,"unit":"calls"}
             {"type":"cost","pid":7,"ns_per_s":3000000.0,"percent":0.3}
-            {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":true,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
+            {"type":"removed","pid":7,"stopped_ms":0.6,"waited_ms":0.002,"text_restored":true,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
     .await;
@@ -191,11 +191,11 @@ async fn latency_for_scripts() {
         "ingraft latency -p 7 processCommand call --format json",
         Script { missing, ..latencies() },
         expect![[r#"
-            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"waited_ms":0.012,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
             {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"mean_ns":31489.5,"share":1.0,"threads":[{"tid":7,"calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"left":3}],"left":3,"left_by_tail_jump":0}
             {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"mean_ns":null,"share":0.0,"threads":[{"tid":7,"calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"left":3}],"left":3,"left_by_tail_jump":0}
-            {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":null,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
+            {"type":"removed","pid":7,"stopped_ms":0.6,"waited_ms":0.002,"text_restored":null,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
     .await;

@@ -224,6 +224,7 @@ mod tests {
                 functions: 1,
                 points: 1,
                 stopped_ns: 0,
+                waited_ns: 0,
                 pairs: pairs.clone(),
                 caught_up: 0,
                 not_unwound: 0,

@@ -18,8 +18,8 @@ pub(crate) const NAMED: usize = 8;
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
     let place = at(e.pid, &host);
     let points = plural(e.points.into(), "point", "points");
-    let held = millis(crate::objects::millis(e.stopped_ns));
-    let mut line = format!("{HEADING}{place}{HEADING:#}: {points} in after {}, held for {held}", millis(attach_ms));
+    let held = held(crate::objects::millis(e.stopped_ns), crate::objects::millis(e.waited_ns));
+    let mut line = format!("{HEADING}{place}{HEADING:#}: {points} in after {}, {held}", millis(attach_ms));
     if e.attached {
         let threads = plural(e.threads.into(), "thread", "threads");
         let modules = plural(e.modules.into(), "module", "modules");
@@ -33,6 +33,12 @@ pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
         line += &format!("; the calls in progress of {threads} could not be found out");
     }
     line + "\n"
+}
+
+/// Time of a hold in milliseconds, with its part in which no processor was free, if that is noticeable.
+fn held(stopped_ms: f64, waited_ms: f64) -> String {
+    let held = format!("held for {}", millis(stopped_ms));
+    if waited_ms > 1.0 { format!("{held}, of which {} without a processor", millis(waited_ms)) } else { held }
 }
 
 fn at(pid: i32, host: &Host) -> String {
@@ -275,7 +281,7 @@ pub(crate) fn removed(r: &Removed) -> String {
     if r.text_restored.is_none() {
         format!("{place}: its code has gone with the process\n")
     } else if r.text_restored == Some(true) {
-        let held = if r.stopped_ms > 0.0 { format!(", held for {}", millis(r.stopped_ms)) } else { String::new() };
+        let held = if r.stopped_ms > 0.0 { format!(", {}", held(r.stopped_ms, r.waited_ms)) } else { String::new() };
         format!("{place}: {GOOD}removed{GOOD:#}{held}; its code is as it was\n")
     } else {
         format!("{place}: {BAD}removed, but its code differs from the original{BAD:#}\n")

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ingraft_engine::{
     Earlier, EarlierProfile, EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted,
@@ -148,6 +149,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         flavors,
         keep: measure.keep,
         max_overhead,
+        max_hold: Some(measure.max_hold_ns).filter(|ns| *ns != 0).map(Duration::from_nanos),
         allow_calls: measure.allow_calls,
         family: measure.family,
         max_pairs: None,
@@ -316,7 +318,8 @@ pub fn ended(ended: Ended) -> v1::Ended {
 pub fn removed(removed: &Removed) -> v1::Removed {
     v1::Removed {
         pid: removed.pid.0,
-        stopped_ns: nanoseconds(removed.stopped),
+        stopped_ns: nanoseconds(removed.stopped.held),
+        waited_ns: nanoseconds(removed.stopped.waited),
         text_restored: removed.text_restored,
         children_left: removed.children_left.iter().map(|Pid(pid)| *pid).collect(),
         late_start: removed.corrections.0,
@@ -408,7 +411,7 @@ pub fn count(n: usize) -> u32 {
 }
 
 /// Converts a duration to nanoseconds. The result is at most the largest number of 64 bits, 584 years.
-pub fn nanoseconds(duration: std::time::Duration) -> u64 {
+pub fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -236,7 +236,8 @@ fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
         functions: enabled.functions,
         points: enabled.points,
         attach_ns: nanoseconds(enabled.attach_time),
-        stopped_ns: nanoseconds(enabled.stopped),
+        stopped_ns: nanoseconds(enabled.stopped.held),
+        waited_ns: nanoseconds(enabled.stopped.waited),
         pair_count: count(enabled.pairs.len()),
         refused_count: refused_count(&enabled.pairs, &enabled.refused),
         metrics: metrics(&enabled.pairs),
@@ -376,7 +377,7 @@ mod tests {
             points: 4,
             since_ns: 7,
             attach_time: Duration::from_millis(5),
-            stopped: Duration::from_micros(6),
+            stopped: ingraft_engine::HoldTime { held: Duration::from_micros(6), waited: Duration::from_micros(2) },
             pairs: Arc::new((0..pairs).map(pair).collect()),
             refused: vec![refused(1)],
             caught_up: Default::default(),
@@ -400,7 +401,7 @@ mod tests {
             }
         }
         let head = head.unwrap();
-        assert_eq!((head.measurement, head.pid, head.stopped_ns), (5, 7, 6000));
+        assert_eq!((head.measurement, head.pid, head.stopped_ns, head.waited_ns), (5, 7, 6000, 2000));
         assert_eq!(head.pair_count as usize, pairs.len());
         assert_eq!(head.metrics.len(), 1, "each metric once");
         assert_eq!(head.refused_count, 3);
@@ -420,7 +421,7 @@ mod tests {
         let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
         let removed = Removed {
             pid: Pid(7),
-            stopped: Duration::ZERO,
+            stopped: ingraft_engine::HoldTime::default(),
             text_restored: true,
             children_left: vec![Pid(8)],
             memory_left: true,

@@ -237,6 +237,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         flavors: flavors.to_vec(),
         keep: false,
         max_overhead: None,
+        max_hold: None,
         allow_calls: true,
         family: false,
         max_pairs: None,

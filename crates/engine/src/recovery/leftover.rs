@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_model::{AvmaRange, DataArea, Pid};
-use ingraft_process::{Mapping, SharedArea, Target};
+use ingraft_process::{HoldTime, Mapping, SharedArea, Target};
 
 use crate::api::{Inserted, Removed};
 use crate::background::each;
@@ -86,7 +86,7 @@ fn other_version(pid: Pid) -> Error {
 pub fn untouched(pid: Pid) -> Removed {
     Removed {
         pid,
-        stopped: Duration::ZERO,
+        stopped: HoldTime::default(),
         text_restored: true,
         children_left: Vec::new(),
         memory_left: false,

@@ -131,7 +131,7 @@ impl Session {
                 tracing::debug!(%error, "probes that have told all stay in; it is tried again");
                 false
             });
-            let held = self.target.take_longest_hold();
+            let held = self.target.take_longest_hold().held;
             if let Some(rounds) = control.profiles.get_mut(&id).and_then(|profile| profile.rounds.as_mut()) {
                 rounds.after(news, begin.elapsed(), held);
             }

@@ -9,7 +9,7 @@ use ingraft_model::{Clock, FunctionRef as MdlFunction, Instrumentation, Resoluti
 use ingraft_process::Rights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, EnableRequest, Enabled, MeasurementId};
+use crate::api::{CaughtUp, EnableRequest, Enabled, MAX_HOLD, MeasurementId};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
 use crate::measure::resolution::Coarsening;
@@ -84,7 +84,10 @@ impl Session {
         let plans = Session::begin_profile(control, id, &mut wanted);
         let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
-        let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty(), coming)?;
+        let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
+        let inserted = self.insert_wanted(control, wanted, own.is_empty(), coming);
+        drop(bounded);
+        let (keys, caught_up) = inserted?;
         if let (Some(capacity), Some(trace)) = (request.trace, trace) {
             self.note_trace(control, id, capacity, trace);
         }

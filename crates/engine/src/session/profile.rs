@@ -242,7 +242,7 @@ impl Session {
                 let seen = observer.seen();
                 match applied {
                     Ok(_) if seen.unknown.is_empty() || round == TRIES => {
-                        return Ok((seen, self.target.take_longest_hold(), 0));
+                        return Ok((seen, self.target.take_longest_hold().held, 0));
                     }
                     Ok(_) => {}
                     Err(_) if !alive() => break,

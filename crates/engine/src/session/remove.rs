@@ -109,6 +109,7 @@ impl Session {
     /// thread is there, nothing else is needed.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
+        let _unbounded = self.target.bound_holds(None);
         let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
         let options =
             ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
@@ -223,6 +224,7 @@ impl Session {
 
     /// Takes everything out of the target while threads at the loader's hook continue to wait.
     pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
+        let _unbounded = self.target.bound_holds(None); // an insertion that fails takes its code out too
         self.target.take_longest_hold(); // discards the holds of earlier operations
         let Some(attached) = control.attached.as_ref() else {
             self.discard(control);

@@ -92,6 +92,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         flavors: Vec::new(),
         keep: false,
         max_overhead: None,
+        max_hold: None,
         allow_calls: false,
         family: false,
         history: false,
