@@ -218,7 +218,7 @@ impl Instrumentation for Script {
     async fn list(&self, _: Request<v1::ListInsertedRequest>) -> Result<Response<Self::ListStream>, Status> {
         let cost_ns_per_s = Some(3_000_000.0);
         let inserted = v1::Inserted { pid: 7, measurements: vec![107], cost_ns_per_s, ..Default::default() };
-        Ok(answer(vec![Ok(v1::ListInsertedResponse { inserted: vec![inserted] })]))
+        Ok(answer(vec![Ok(v1::ListInsertedResponse { inserted: vec![inserted], state_dir: String::new() })]))
     }
 
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {

@@ -75,7 +75,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
 }
 
 async fn with_engines(command: Command, common: &Common, started: Instant, out: &mut Output) -> Result<(), Stop> {
-    let engines = Engines::connect(common).await?;
+    let engines = Engines::connect(common, matches!(command, Command::Detach(_))).await?;
     let context = Context { engines: &engines, common, started };
     let result = match command {
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,

@@ -61,6 +61,7 @@ pub(crate) enum Object {
     Inserted(Inserted),
     Ended(Ended),
     Removed(Removed),
+    Looked(Looked),
     Kept(Kept),
     Cost(Cost),
     TakenOut(TakenOut),
@@ -692,6 +693,15 @@ pub(crate) struct Removed {
 pub(crate) struct Corrections {
     pub(crate) late_start: u64,
     pub(crate) early_end: u64,
+}
+
+/// The engine has looked at all processes for code that it inserted (`detach --all`).
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Looked {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    /// Directory of the journals that the engine uses if the copy in a target is lost.
+    pub(crate) state_dir: String,
 }
 
 /// A measurement that stays in the target (`--no-remove`).

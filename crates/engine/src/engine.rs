@@ -1,6 +1,7 @@
 //! The engine: the sessions with targets, the requests of callers, and the callers' rights.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
@@ -71,8 +72,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     /// Starts an engine: checks that the state directory is writable, and loads the shipped metrics.
     pub fn start(config: Config) -> Result<Engine, Error> {
+        Ok(Engine::in_directory(StateDir::open(&config.state_dir)?, config))
+    }
+
+    /// Starts an engine that is asked for removals only. The state directory need not be writable.
+    pub fn start_for_removal(config: Config) -> Engine {
+        Engine::in_directory(StateDir::for_removal(&config.state_dir), config)
+    }
+
+    fn in_directory(state: StateDir, config: Config) -> Engine {
         crate::background::start();
-        let state = StateDir::open(&config.state_dir)?;
         state.sweep(&|pid, start| Identity::of(pid).is_ok_and(|now| start.is_none_or(|start| now.start_time == start)));
         let images = Arc::new(ImageStore::new(state.clone()));
         let sources: Vec<_> =
@@ -81,7 +90,7 @@ impl Engine {
         let Config { program, max_overhead, clock, .. } = config;
         let next_id = AtomicU64::new(state.first_id(crate::session::now_ns() / 1000));
         let context = Context { state, images, program, max_overhead, clock };
-        Ok(Engine {
+        Engine {
             inner: Arc::new(Inner {
                 context,
                 sources: RwLock::new(sources),
@@ -91,7 +100,12 @@ impl Engine {
                 measurements: Mutex::default(),
                 next_id,
             }),
-        })
+        }
+    }
+
+    /// Directory of the journal, the locks and the cache.
+    pub fn state_dir(&self) -> &Path {
+        self.inner.context.state.path()
     }
 
     /// Takes over what dead engines with this state directory left in living targets. Measurements that were to stay go on and are

@@ -8,7 +8,7 @@ use ingraft_model::Pid;
 
 use crate::error::{Error, ErrorKind};
 
-/// A state directory that was writable when it was opened.
+/// A state directory. It was writable when it was opened, unless it is used for removals only.
 #[derive(Clone, Debug)]
 pub struct StateDir {
     root: PathBuf,
@@ -25,6 +25,17 @@ impl StateDir {
         let mut probe = tempfile::Builder::new().prefix(".probe").tempfile_in(root).map_err(refuse)?;
         probe.write_all(&[0; 4096]).and_then(|()| probe.flush()).map_err(refuse)?;
         Ok(StateDir { root: root.to_owned() })
+    }
+
+    /// The directory for an engine that only removes code. It may be full, read-only or absent: a removal needs no new file, because the
+    /// target has a copy of its journal.
+    pub fn for_removal(root: &Path) -> Self {
+        StateDir { root: root.to_owned() }
+    }
+
+    /// Path of the directory.
+    pub fn path(&self) -> &Path {
+        &self.root
     }
 
     /// Path of the journal of a target. The start time distinguishes processes that had the same pid.

@@ -321,6 +321,54 @@ fn a_full_disk() {
     let _ = outcome.assert_error(1, &["space", "full", "write"]);
 }
 
+/// A removal needs no new file, because the target has a copy of its journal.
+#[test]
+fn a_disk_that_fills_up_does_not_keep_code_in() {
+    if !is_root() {
+        skip!("only root can mount a small file system");
+    }
+    let directory = open_directory();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "none"]).arg(directory.path()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        skip!("no file system can be mounted here");
+    }
+    let state = directory.path().join("state").display().to_string();
+    let mut target = Mutatee::start("threads", &["1"]);
+    let (pid, before) = (target.pid_text(), Text::of(target.pid()));
+    let mut session = tool().start(["count", "-p", &pid, "work_0", "--state-dir", &state]);
+    session.wait_for("attached");
+    session.kill();
+    let woven = Text::of(target.pid()) != before;
+    // The first write fills the file system except for a part of it, the last one fails.
+    let fill = |n: usize| std::fs::write(directory.path().join(format!("filler{n}")), vec![0_u8; 2 << 20]);
+    let full = fill(0).is_err() && fill(1).is_err();
+    let single = tool().run(["detach", "-p", &pid, "--state-dir", &state]);
+    target.ask("solo 5").assert_right();
+    let clean = Text::of(target.pid()) == before && target::arenas(target.pid()) == 0;
+    output(Command::new("umount").arg(directory.path()));
+    assert!(woven && full && clean, "{woven} {full} {single:#?}");
+    let _ = single.assert_code(0).assert_removed();
+}
+
+/// In a pid namespace of its own, the command finds no process of another test.
+#[test]
+fn a_removal_from_all_processes_names_its_state_directory() {
+    if !is_root() {
+        skip!("only root can make a pid namespace");
+    }
+    let detach = |format: &str, directory: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", env!("CARGO_BIN_EXE_ingraft"), "detach", "--all"]);
+        output(command.args(["--format", format, "--state-dir", directory]).env_remove("INGRAFT_DAEMON"))
+    };
+    let directory = open_directory();
+    let state = directory.path().join("state").display().to_string();
+    let looked: serde_json::Value = serde_json::from_str(&detach("json", &state)).expect("one record");
+    assert_eq!(looked, serde_json::json!({"type": "looked", "state_dir": state}));
+    let text = detach("table", "/proc/state");
+    assert!(text.contains("/proc/state"), "a directory that cannot be made: {text}");
+}
+
 #[test]
 fn no_daemon() {
     let target = Mutatee::start("threads", &["1"]);

@@ -21,7 +21,10 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
             client.choose(&choice, &mut progress).await?.into_iter().map(|p| Target::Pid(p.pid)).collect()
         } else if args.all {
             let mut progress = Progress::new("looking at processes", common.format);
-            let inserted = client.inserted(&mut progress).await?;
+            let (looked, inserted) = client.look(&mut progress).await?;
+            drop(progress);
+            out.text(&words::looked(&looked))?;
+            out.object(&Object::Looked(looked))?;
             inserted.into_iter().map(|i| Target::Pid(i.pid)).collect()
         } else {
             measure::running(&args.target)

@@ -64,8 +64,11 @@ fn parse(uri: &str) -> Result<Address, Failure> {
     Ok(address(uri.to_owned()))
 }
 
-/// Starts the engine inside this command.
-pub(super) async fn embedded(common: &Common) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
+/// Starts the engine inside this command. With `only_removes`, its state directory need not be writable.
+pub(super) async fn embedded(
+    common: &Common,
+    only_removes: bool,
+) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
     let state_dir = match common.state_dir.clone() {
         Some(dir) => dir,
         None => default_state_dir()?,
@@ -74,7 +77,11 @@ pub(super) async fn embedded(common: &Common) -> Result<(Channel, ingraft_daemon
     let clock = common.clock.unwrap_or_default();
     let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned(), max_overhead, clock };
     let cannot = |why: String| Failure::failed(format!("the engine cannot start: {why}"), "please report this");
-    let engine = tokio::task::spawn_blocking(move || ingraft_daemon::Engine::start(config)).await;
+    let start = move || match only_removes {
+        true => Ok(ingraft_daemon::Engine::start_for_removal(config)),
+        false => ingraft_daemon::Engine::start(config),
+    };
+    let engine = tokio::task::spawn_blocking(start).await;
     let engine = engine.map_err(|e| cannot(e.to_string()))?;
     let engine = engine.map_err(|e| super::answers::failure(ingraft_daemon::rpc::convert::failure(e)))?;
     let embedded = ingraft_daemon::embedded(engine).await.map_err(|e| cannot(chain(&e)))?;

@@ -84,9 +84,10 @@ impl Streams {
 
 impl Engines {
     /// Connects to the daemons that the flags name, or starts the embedded engine.
-    pub(crate) async fn connect(common: &Common) -> Result<Self, Failure> {
+    /// An embedded engine that only removes code needs no writable state directory.
+    pub(crate) async fn connect(common: &Common, only_removes: bool) -> Result<Self, Failure> {
         if common.daemons.is_empty() {
-            let (channel, embedded) = endpoint::embedded(common).await?;
+            let (channel, embedded) = endpoint::embedded(common, only_removes).await?;
             let client =
                 Client { service: InterceptedService::new(channel, Headers::default()), host: None, streams: None };
             return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
@@ -477,13 +478,25 @@ impl Client {
 
     /// Fetches the instrumentation in each target.
     pub(crate) async fn inserted(&self, progress: &mut Progress) -> Result<Vec<objects::Inserted>, Failure> {
+        Ok(self.look(progress).await?.1)
+    }
+
+    /// Returns the directory in which the engine looks for journals, and everything that is inserted.
+    pub(crate) async fn look(
+        &self,
+        progress: &mut Progress,
+    ) -> Result<(objects::Looked, Vec<objects::Inserted>), Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let mut stream = self.answer(client.list(v1::ListInsertedRequest {}), progress).await?;
+        let mut looked = objects::Looked { host: self.host(), state_dir: String::new() };
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
+            if !part.state_dir.is_empty() {
+                looked.state_dir = part.state_dir;
+            }
             out.extend(part.inserted.into_iter().map(|i| answers::inserted(i, self.host())));
         }
-        Ok(out)
+        Ok((looked, out))
     }
 
     /// Removes everything from a target; `None` if nothing was inserted there.

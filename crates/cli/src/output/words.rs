@@ -9,7 +9,7 @@ use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, PairInfo, RefusedFunction, part_of};
 use crate::exit::{Failure, Kind};
-use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
+use crate::objects::{Cost, Ended, Host, Looked, Object, Removed, TakenOut};
 
 /// Number of functions that a warning for people names before it counts the rest; scripts get all names.
 pub(crate) const NAMED: usize = 8;
@@ -286,6 +286,12 @@ pub(crate) fn removed(r: &Removed) -> String {
     } else {
         format!("{place}: {BAD}removed, but its code differs from the original{BAD:#}\n")
     }
+}
+
+/// Line about the places in which `detach --all` has looked.
+pub(crate) fn looked(looked: &Looked) -> String {
+    let host = looked.host.as_ref().map(|host| format!(" at {host}")).unwrap_or_default();
+    format!("{DIM}looked at all processes{host}, with the journals in {}{DIM:#}\n", looked.state_dir)
 }
 
 /// Warning of a change that other programs have made to the code of a process.

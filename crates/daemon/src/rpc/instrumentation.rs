@@ -1,6 +1,6 @@
 //! `ingraft.v1.Instrumentation`.
 
-use ingraft_engine::{Caller, EnableRequest, MeasurementId};
+use ingraft_engine::{Caller, EnableRequest, Engine, MeasurementId};
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
@@ -66,9 +66,13 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn list(&self, request: Request<v1::ListInsertedRequest>) -> Result<Response<Self::ListStream>, Status> {
         let caller = auth::caller(&request)?;
-        let found = self.0.engine_call(move |engine| engine.status(caller)).await?;
+        let looked = |engine: &Engine| engine.state_dir().to_string_lossy().into_owned();
+        let found = self.0.engine_call(move |engine| Ok((looked(engine), engine.status(caller)?)));
+        let (state_dir, found) = found.await?;
+        let head = v1::ListInsertedResponse { inserted: Vec::new(), state_dir };
         let parts = Parts::new(found.into_iter().map(convert::inserted));
-        answers(parts.map(|inserted| v1::ListInsertedResponse { inserted }))
+        let parts = parts.map(|inserted| v1::ListInsertedResponse { inserted, state_dir: String::new() });
+        answers(std::iter::once(head).chain(parts))
     }
 
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {

@@ -322,17 +322,21 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
     areas.iter().try_for_each(|range| await_holder(target, range, deadline))?;
     let lock = loop {
         // a process that is ending releases its locks one by one
-        match state.lock_target(target.pid()).ok().flatten() {
-            Some(lock) => break lock,
-            None if Instant::now() >= deadline => return Err(held(target.pid(), "another ingraft")),
-            None => std::thread::sleep(ENDING_LOOK),
+        match state.lock_target(target.pid()) {
+            Ok(Some(lock)) => break Some(lock),
+            Ok(None) if Instant::now() >= deadline => return Err(held(target.pid(), "another ingraft")),
+            Ok(None) => std::thread::sleep(ENDING_LOOK),
+            // In a directory without room for the lock, no other engine holds it.
+            Err(_) => break None,
         }
     };
     let mut last = None;
     for range in areas {
         last = Some(restore_area(state, target, &range)?);
     }
-    state.forget_lock(target.pid(), lock);
+    if let Some(lock) = lock {
+        state.forget_lock(target.pid(), lock);
+    }
     Ok(last.unwrap_or_else(|| untouched(target.pid())))
 }
 
