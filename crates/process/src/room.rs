@@ -31,8 +31,18 @@ const PAGE: u64 = 4096;
 const TWO_GIB: u64 = 1 << 31;
 /// Lowest address to use, unless the kernel's limit is higher.
 const LOWEST: u64 = 0x10000;
-/// Smallest number of shards with which an area is created.
+/// Smallest number of shards with which an area is created if the memory of the target is limited.
 const SHARDS_MIN: u32 = 64;
+/// Smallest number of shards with which an area is created if no free range is longer.
+const SHARDS_LEAST: u32 = 8;
+
+/// Smallest number of shards if no free range is longer, for a program with this many threads: one for each, half as many for later threads,
+/// and the first two. A heap of a JVM may leave no room for more, because it lies from 2 GiB or 3 GiB to 4 GiB, and a shard for 50,000
+/// histograms takes 64 MiB.
+fn fewest_shards(threads: usize) -> u32 {
+    let shards = threads + threads / 2 + layout::FIRST_SHARD as usize;
+    u32::try_from(shards).unwrap_or(u32::MAX).clamp(SHARDS_LEAST, SHARDS_MIN)
+}
 
 const PROT_RW: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 const PROT_RX: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
@@ -44,7 +54,8 @@ const NO_FILE: u64 = u64::MAX;
 /// Properties of a new data area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataAreaRequest {
-    /// Number of shards, including 0 and 1. If the target's address space is limited, fewer are created, but at least 64.
+    /// Number of shards, including 0 and 1. If the target's address space is limited, fewer are created, but at least 64. If
+    /// no free range is long enough, one and a half times as many as threads suffice.
     pub shards: u32,
     /// Bytes from one shard to the next, a power of two.
     pub stride: u64,
@@ -101,6 +112,7 @@ impl Target {
 
     fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
         let holder = Identity::ours()?;
+        let fewest = fewest_shards(self.threads()?.len());
         let mut shards = self.fit_area(request, SHARDS_MIN)?.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;
         let own_id = Pid(self.status()?.own_id);
@@ -134,7 +146,7 @@ impl Target {
                     {
                         shards = (shards / 2).max(SHARDS_MIN);
                     }
-                    Err(Error::NoRoom { .. }) if shards > SHARDS_MIN => shards = (shards / 2).max(SHARDS_MIN),
+                    Err(Error::NoRoom { .. }) if shards > fewest => shards = (shards / 2).max(fewest),
                     other => return other,
                 }
             }
@@ -380,4 +392,18 @@ fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
         }
     }
     areas.into_iter().map(|(_, range)| range).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_few_threads_need_few_shards() {
+        assert_eq!(fewest_shards(0), SHARDS_LEAST);
+        assert_eq!(fewest_shards(19), 30);
+        assert_eq!(fewest_shards(41), 63);
+        assert_eq!(fewest_shards(1000), SHARDS_MIN);
+        assert_eq!(fewest_shards(usize::MAX / 2), SHARDS_MIN);
+    }
 }

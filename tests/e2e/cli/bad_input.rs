@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use ingraft_testing::target::{self, Text, Traced};
-use ingraft_testing::{Mutatee, Outcome, is_root, open_directory, output, program, skip, wait_until};
+use ingraft_testing::{Mutatee, Outcome, have, is_root, open_directory, output, program, skip, wait_until};
 
 use crate::{tool, unprivileged_tool};
 
@@ -367,6 +367,23 @@ fn a_removal_from_all_processes_names_its_state_directory() {
     assert_eq!(looked, serde_json::json!({"type": "looked", "state_dir": state}));
     let text = detach("table", "/proc/state");
     assert!(text.contains("/proc/state"), "a directory that cannot be made: {text}");
+}
+
+/// Plans for all blocks of such a program would take many gigabytes and minutes.
+#[test]
+fn more_code_than_can_be_copied_is_refused_with_its_size() {
+    if !have("node") {
+        skip!("node is not installed");
+    }
+    let mut command = Command::new("node");
+    command.args(["-e", "require('fs').writeSync(1, 'ready\\n'); setInterval(() => {}, 1000)"]);
+    let target = Mutatee::spawn(&mut command);
+    let pid = target.pid_text();
+    for what in [&["profile", "events", "-p", &pid, "node:*"], &["count", "-p", &pid, "node:*#*", "--until-exit"]] {
+        let outcome = tool().run(what).assert_error(3, &["MiB of code"]);
+        assert!(outcome.all("attached").is_empty(), "{outcome:#?}");
+        assert_eq!(target::signed_arenas(target.pid()), 0);
+    }
 }
 
 #[test]

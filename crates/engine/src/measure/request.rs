@@ -247,6 +247,7 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
     for text in &parts {
         let Some(pattern) = Pattern::split_parts(text).1 else { continue };
         let functions = resolve_patterns(modules, std::slice::from_ref(text), missing)?;
+        refuse_large(modules, &functions, text)?;
         let before = chosen.len();
         for f in &functions {
             chosen.extend(modules.parts(*f, pattern).into_iter().filter_map(|part| named(*f, Some(part))));
@@ -403,6 +404,9 @@ fn profiled(
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
+    if matches!(profiling, Profiling::Counts { .. }) {
+        refuse_large(modules, &functions, &request.functions.join(" "))?;
+    }
     let earlier = request.earlier.as_deref();
     if let Some(earlier) = earlier.filter(|_| missing == Missing::Fails)
         && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
@@ -445,6 +449,30 @@ fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
     let mut error = Error::new(ErrorKind::Usage, "too_many_pairs", what, "ask for fewer functions");
     error.pairs = Some(pairs);
     Err(error)
+}
+
+/// Largest size, in bytes, of the functions of which one request counts all blocks or edges. All of them may have to be copied: for the
+/// 28 MB of node, plans took 6 GB and more than 90 s of a processor.
+const CODE_MAX: u64 = 12 << 20;
+
+/// Fails if the code of functions is too large to count all of its blocks or edges at once.
+fn refuse_large(modules: &Modules, functions: &[FunctionRef], text: &str) -> Result<(), Error> {
+    let size = |f: &FunctionRef| modules.resolve(*f).map_or(0, |(_, _, function)| function.size());
+    let bytes = functions.iter().map(size).sum();
+    too_large(functions.len(), bytes, text).map_or(Ok(()), Err)
+}
+
+/// The error for functions whose code is too large; `None` if it is not.
+fn too_large(functions: usize, bytes: u64, text: &str) -> Option<Error> {
+    const MIB: u64 = 1 << 20;
+    (bytes > CODE_MAX).then(|| {
+        let (have, most) = (bytes.div_ceil(MIB), CODE_MAX / MIB);
+        let what = format!(
+            "`{text}` names {functions} functions with {have} MiB of code; blocks and edges can be counted in {most} MiB at once"
+        );
+        let hint = "name a part of them; calls, times and coverage have no such limit";
+        Error::new(ErrorKind::NotFound, "too_much_code", what, hint)
+    })
 }
 
 /// Refuses source lines that no loaded module has code of.
@@ -545,4 +573,17 @@ fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_too_large_from_twelve_mebibytes_on() {
+        assert!(too_large(1, CODE_MAX, "a:*").is_none());
+        let error = too_large(90_000, CODE_MAX + 1, "node:*").expect("too large");
+        assert_eq!((error.kind, error.reason), (ErrorKind::NotFound, "too_much_code"));
+        assert!(error.what.contains("`node:*` names 90000 functions with 13 MiB of code"), "{}", error.what);
+    }
 }
