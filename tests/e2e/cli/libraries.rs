@@ -428,3 +428,14 @@ fn nobody_waits_where_system_calls_are_filtered() {
     assert_eq!(target::arenas(target.pid()), 0);
     target.ask("cycle 20 20").assert_right();
 }
+
+/// A program that loads and unloads a library all the time is in its loader, a part of it in the C library, at each moment.
+#[test]
+fn edges_of_the_c_library_of_a_program_that_only_loads_and_unloads() {
+    let mut target = loads();
+    target.tell("cycle 1000000000 1");
+    let session = tool().measure("profile", target.pid(), &["edges", "libc.so.6:*"]);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.all("edge").len() > 100, "the library's functions have run: {outcome:#?}");
+    assert!(target.alive(), "the program goes on");
+}
