@@ -29,6 +29,7 @@ fn main() {
                 start.elapsed(),
                 program.proof,
             );
+            println!("  a uprobe is harmless at {:.1} % of the woven entries", 100.0 * program.unharmed());
             print_reasons(&program, verbose);
         }
     }

@@ -192,6 +192,18 @@ pub enum Refusal {
     /// The point has no springboard of its own, and the point that displaces its instruction is not woven.
     #[error("the point that it is displaced with is not woven")]
     HostNotWoven,
+    /// No springboard fits behind the function's first instruction, and it must not be overwritten: a uprobe there would make threads
+    /// continue in the middle of the springboard.
+    #[error(
+        "its springboard would overwrite the first instruction, where a uprobe is set or may be set, and none fits behind that instruction"
+    )]
+    ExposedToUprobes,
+    /// The function's first instruction overwrites an argument that the code reads. It stays in place before the springboard of another
+    /// measurement, so it runs before the code.
+    #[error(
+        "its first instruction overwrites an argument, and runs before the code of another measurement there: remove that one first"
+    )]
+    ArgumentOverwritten,
     /// The code belongs to a restartable sequence (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
@@ -303,6 +315,20 @@ pub struct Free {
     pub flags: bool,
 }
 
+/// First instruction of a function, if it can stay in place with the springboard behind it. Control passes it only by falling through to
+/// the springboard. If the stack pointer is raised by `lowers` afterwards and the instruction runs once more, the effect is that of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FirstInstruction {
+    /// Length of the instruction in bytes.
+    pub len: u8,
+    /// Number of bytes by which the instruction lowers the stack pointer.
+    pub lowers: u32,
+    /// Whether the instruction overwrites a register that may hold an argument.
+    pub loses_argument: bool,
+    /// Whether no springboard may lie over the instruction, because another tool has a breakpoint there or will set one.
+    pub must_stay: bool,
+}
+
 /// Kind of a site, with the facts that sites of other kinds do not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SiteKind {
@@ -312,6 +338,8 @@ pub enum SiteKind {
         arrival: Arrival,
         /// Registers and flags that are free.
         free: Free,
+        /// The function's first instruction, if the springboard can lie behind it. `None` after an `endbr64`.
+        first: Option<FirstInstruction>,
     },
     /// An exit.
     Exit {
@@ -416,6 +444,18 @@ impl Site {
             &self.kind,
             SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } if free.flags
         )
+    }
+
+    /// The first instruction of the function, if this is an entry whose springboard can lie behind it.
+    pub fn first_instruction(&self) -> Option<FirstInstruction> {
+        match self.kind {
+            SiteKind::Entry { first, .. } => first,
+            SiteKind::Exit { .. }
+            | SiteKind::CallBefore
+            | SiteKind::CallAfter { .. }
+            | SiteKind::Block { .. }
+            | SiteKind::Edge { .. } => None,
+        }
     }
 
     /// Whether this is an exit that can only be woven into the entry's displaced copy.

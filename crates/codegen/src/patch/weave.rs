@@ -253,7 +253,7 @@ impl<'a> Weaver<'a> {
         if head.host.is_some() || head.probe.is_some() {
             return;
         }
-        let own = std::iter::once((head.at, head.at + head.form.len()));
+        let own = std::iter::once((head.start(), head.at + head.form.len()));
         let island = match head.form {
             Form::Short(island) => Some((island.at, island.at + 5)),
             Form::Near | Form::Call { .. } => None,

@@ -1,14 +1,14 @@
 //! Sites of points: the points of a function in the present text of the target.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::{
     Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
     Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
-use ingraft_process::Target;
+use ingraft_process::{Mapping, Target};
 
 use ingraft_codegen::{RemovalRecord, Spot};
 
@@ -17,6 +17,11 @@ use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
 use crate::weaving::bodies::Hosted;
 use crate::weaving::wanted::NewMini;
+
+/// `int3`, which a uprobe writes over the first byte of an instruction.
+const BREAKPOINT: u8 = 0xcc;
+/// The mapping in which the kernel executes the instructions under uprobes. It exists once a thread has hit one.
+const UPROBES: &str = "[uprobes]";
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
@@ -102,6 +107,8 @@ pub struct Text<'a> {
     originals: BTreeMap<u64, u8>,
     /// The present content of the pages.
     pages: TextPages,
+    /// Whether another program has set uprobes in the target, so that it may set more.
+    probed: OnceLock<bool>,
 }
 
 impl<'a> Text<'a> {
@@ -109,7 +116,7 @@ impl<'a> Text<'a> {
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
         let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
-        Text { target, originals, pages: TextPages::default() }
+        Text { target, originals, pages: TextPages::default(), probed: OnceLock::new() }
     }
 
     /// The view of a target in which nothing is woven.
@@ -120,6 +127,12 @@ impl<'a> Text<'a> {
     /// The target.
     pub fn target(&self) -> &Target {
         self.target
+    }
+
+    /// Whether a thread of the target has hit a uprobe.
+    fn is_probed(&self) -> bool {
+        let is_probed = |maps: Vec<Mapping>| maps.iter().any(|m| m.path.as_os_str() == UPROBES);
+        *self.probed.get_or_init(|| self.target.maps().is_ok_and(is_probed))
     }
 
     /// Reads the present text. Returns false if it cannot be read.
@@ -235,7 +248,7 @@ fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Opt
     let (kind, at) = match &site.kind {
         SiteKind::Entry { free, .. } => {
             let entry = body.blocks.get(body.entry?)?.block.range.start;
-            (SiteKind::Entry { arrival, free: free.clone() }, entry)
+            (SiteKind::Entry { arrival, free: free.clone(), first: None }, entry)
         }
         SiteKind::Exit { .. } => (SiteKind::Exit { within: false }, point),
         SiteKind::CallBefore => (SiteKind::CallBefore, point),
@@ -258,6 +271,10 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
         });
     }
     let body = module.image.body(f)?;
+    // The way from the entry into the copy lies at the first byte.
+    if text.is_probed() && module.image.entry_site(f).is_ok_and(|site| site.at == site.function) {
+        return Err(Refusal::ExposedToUprobes);
+    }
     for block in &body.blocks {
         let start = block.block.range.start;
         let mut now = vec![0; block.bytes.len()];
@@ -355,7 +372,16 @@ fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Sit
     if !site.island_rooms.iter().all(is_there) {
         Arc::make_mut(&mut site).island_rooms.retain(is_there);
     }
-    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
+    let own_first = site.first_instruction().is_some();
+    let breakpoint = own_first && now.first() == Some(&BREAKPOINT) && now.get(1..) == site.bytes.get(1..);
+    if site.at == site.function && (breakpoint || text.is_probed()) {
+        let SiteKind::Entry { first: Some(first), .. } = &mut Arc::make_mut(&mut site).kind else {
+            return Err(Refusal::ExposedToUprobes);
+        };
+        first.must_stay = true;
+    }
+    let differs = now.iter().zip(&site.bytes).position(|(a, b)| a != b);
+    match differs.filter(|_| !breakpoint) {
         None => Ok(site),
         Some(i) => {
             let differs = site.at.0.wrapping_add(i as u64);
