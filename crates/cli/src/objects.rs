@@ -449,6 +449,9 @@ pub(crate) struct PairFacts {
     /// Unix time in nanoseconds from which on the value is complete, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
+    /// Whether a uprobe that another tool sets on the function would kill the program, because code lies over its first instruction.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) exposed: bool,
 }
 
 /// Number of the calls of one function, of arrivals at a block, or of iterations of a loop.

@@ -267,6 +267,8 @@ pub struct PairInfo {
     /// Unix time in nanoseconds from which on the value is exact, if that is later than the insertion: a module was loaded, or may have
     /// been, before it could be measured.
     pub exact_since_ns: Option<u64>,
+    /// Whether code lies over the first instruction of a function of the focus, so that a uprobe that is set there would kill the program.
+    pub exposed: bool,
 }
 
 impl PairInfo {
@@ -280,6 +282,7 @@ impl PairInfo {
             points: 0,
             refused: Vec::new(),
             exact_since_ns: None,
+            exposed: false,
         }
     }
 }

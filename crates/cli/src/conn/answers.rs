@@ -393,7 +393,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         edge_kind: edge_kind(&pair.edge_kinds),
         function: pair.function.map(function_ref),
         refused: pair.refused_count,
-        facts: PairFacts { exact_since_ns: pair.exact_since_ns },
+        facts: PairFacts { exact_since_ns: pair.exact_since_ns, exposed: pair.exposed },
     }
 }
 

@@ -294,6 +294,7 @@ pub fn pair(pair: &PairInfo) -> v1::Pair {
         points: pair.points,
         refused_count: count(pair.refused.len()),
         exact_since_ns: pair.exact_since_ns,
+        exposed: pair.exposed,
         edge_kinds: pair.edge_kinds.iter().map(|kind| v1::EdgeKind::from(*kind).into()).collect(),
     }
 }

@@ -20,7 +20,8 @@ use crate::weaving::wanted::NewMini;
 
 /// `int3`, which a uprobe writes over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;
-/// The mapping in which the kernel executes the instructions under uprobes. It exists once a thread has hit one.
+/// The mapping in which the kernel executes the instructions under uprobes. It exists once a thread has hit one that is not
+/// emulated.
 const UPROBES: &str = "[uprobes]";
 
 /// Number of bytes of a block that a site in a copy states.
@@ -129,7 +130,7 @@ impl<'a> Text<'a> {
         self.target
     }
 
-    /// Whether a thread of the target has hit a uprobe.
+    /// Whether a thread of the target has hit a uprobe that the kernel does not emulate.
     fn is_probed(&self) -> bool {
         let is_probed = |maps: Vec<Mapping>| maps.iter().any(|m| m.path.as_os_str() == UPROBES);
         *self.probed.get_or_init(|| self.target.maps().is_ok_and(is_probed))
