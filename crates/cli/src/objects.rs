@@ -154,6 +154,9 @@ pub(crate) struct Function {
     /// Number of exits that jump to another function; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) tail_exits: u32,
+    /// Whether a uprobe that another tool sets on the function while it is measured would kill the program.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) exposed: bool,
 }
 
 /// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.

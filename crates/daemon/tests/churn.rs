@@ -78,6 +78,7 @@ impl Churn {
             keep: false,
             max_overhead: Some(percent),
             allow_calls: false,
+            beside_uprobes: false,
             family,
             flavors: Vec::new(),
             max_pairs: None,

@@ -122,6 +122,8 @@ pub struct FunctionEntry {
     pub points: Vec<PointSummary>,
     /// Number of exits that jump to another function.
     pub tail_exits: u32,
+    /// Whether a uprobe that is set on the function while its entry is woven would kill the program.
+    pub exposed: bool,
 }
 
 /// The functions of a target.
@@ -191,6 +193,9 @@ pub struct EnableRequest {
     pub max_overhead: Option<f64>,
     /// Whether the definitions may call functions of the target, at places that the functions' authors did not plan.
     pub allow_calls: bool,
+    /// Whether functions are refused that a uprobe of another tool would endanger while they are woven. This holds for the target from then
+    /// on.
+    pub beside_uprobes: bool,
     /// Whether fork children of the target are measured with it from their birth on, as if they were threads of it. If that is not
     /// possible, only the target is measured.
     pub family: bool,

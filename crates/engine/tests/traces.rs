@@ -42,6 +42,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         keep: false,
         max_overhead: None,
         allow_calls: false,
+        beside_uprobes: false,
         family: false,
         max_pairs: None,
         await_modules: false,

@@ -137,7 +137,7 @@ fn where_one_is_nothing_is_woven() {
     target.ask("go 100").assert_right();
 }
 
-const STAYING: [&str; 5] = ["pushes", "reserves", "compares", "loses", "loops"];
+const STAYING: [&str; 8] = ["pushes", "reserves", "compares", "loses", "loops", "changes", "loads", "stores"];
 
 /// Number of calls that the main thread of `openings` makes of each function.
 const CALLS: u64 = 2000;
@@ -216,7 +216,7 @@ fn a_function_that_is_exposed_is_named_or_refused() {
     let mut target = Mutatee::start("openings", &["1"]);
     let before = Text::of(target.pid());
     let outcome = {
-        let session = tool().count(target.pid(), &["changes"]);
+        let session = tool().count(target.pid(), &["jumps"]);
         target.ask("go 10").assert_right();
         session.interrupt().assert_code(0).assert_removed()
     };
@@ -228,13 +228,60 @@ fn a_function_that_is_exposed_is_named_or_refused() {
     probes.set();
     target.ask("go 10").assert_right();
     // The kernel emulates a `push`, but executes a `sub` in its page for uprobes. Where that is mapped, more uprobes may come.
-    let session = tool().count(target.pid(), &["changes", "reserves"]);
+    let session = tool().count(target.pid(), &["jumps", "reserves"]);
     target.ask("go 10").assert_right();
     let outcome = session.interrupt().assert_code(0);
     let refused = outcome.all("refused");
-    assert!(refused.iter().any(|r| r["function"] == "changes" && r["reason"] == "exposed_to_uprobes"), "{outcome:#?}");
+    assert!(refused.iter().any(|r| r["function"] == "jumps" && r["reason"] == "exposed_to_uprobes"), "{outcome:#?}");
     assert_eq!(outcome.calls("reserves"), 10);
     probes.drop();
+    target::assert_clean(target.pid(), &before);
+}
+
+/// A uprobe on a `push` is emulated, so that the kernel maps no page for it: its breakpoint in the text tells of it.
+#[test]
+fn exposed_functions_of_a_module_with_a_uprobe_are_refused() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    let mut probes = match Probes::on(&mut target, "pushes") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    probes.set();
+    target.ask("go 10").assert_right();
+    let session = tool().count(target.pid(), &["jumps", "loads"]);
+    target.ask("go 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.one("refused")["reason"], "exposed_to_uprobes", "{outcome:#?}");
+    assert_eq!(outcome.calls("loads"), 10);
+    probes.drop();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn exposed_functions_are_refused_where_uprobes_are_expected() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["--beside-uprobes", "jumps", "changes"]);
+    target.ask("go 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.one("refused")["reason"], "exposed_to_uprobes", "{outcome:#?}");
+    assert_eq!(outcome.calls("changes"), 10);
+    target::assert_clean(target.pid(), &before);
+}
+
+/// A call that a handler ends at its first instruction is a call too, so that instruction does not run before the code.
+#[test]
+fn calls_that_end_at_their_first_instruction_are_counted() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    target.ask("faults 3").assert_right();
+    let session = tool().count(target.pid(), &["loads"]);
+    target.ask("faults 50").assert_right();
+    target.ask("go 7").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("loads"), 57);
+    assert_eq!(outcome.one("count")["exposed"], true, "{outcome:#?}");
     target::assert_clean(target.pid(), &before);
 }
 

@@ -1,13 +1,12 @@
 //! The entry of a function as a site for a springboard.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{Arrival, BackBranch, Free, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
-use crate::sites::first::first_instruction;
+use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
 use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 use crate::text::decode::{self, Cursor};
@@ -72,11 +71,8 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let first = first_instruction(image, function);
     let narrow = |offset: u64| free < offset + SPRINGBOARD || !on_one_page(at + offset, SPRINGBOARD);
-    let short = narrow(0) || first.is_some_and(|first| narrow(first.len.into()));
+    let short = narrow(0) || first.as_ref().is_some_and(|first| narrow(first.len.into()));
 
-    let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
-    let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
-    let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
     if let Some(branch) = image.back_branches_to(start).nth(BACK_BRANCHES_MAX) {
         return Err(Refusal::OwnBranchToEntry { offset: offset_of(branch) });
     }
@@ -84,7 +80,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     Ok(Site {
         kind: SiteKind::Entry {
             arrival: Arrival { back_branches, least: (displaced_until(image, function) - at) as u8 },
-            free: Free { scratch, flags: dead.flags },
+            free: free_at(image, function, at),
             first,
         },
         point: 0,

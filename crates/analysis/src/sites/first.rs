@@ -1,15 +1,18 @@
 //! First instructions that can stay in place, with the springboard of the entry behind them.
 //!
 //! Other tools, such as the kernel's uprobes, execute the file's first instruction elsewhere and go on behind it. If that instruction stays
-//! in place, neither disturbs the other. The code of the point takes back the effect on the stack pointer, so that snippets find the state of
-//! the entry, and the relocated code executes the instruction again.
+//! in place, neither disturbs the other. Where two runs have the effect of one, the code of the point takes back the effect on the stack
+//! pointer, so that snippets find the state of the entry, and the relocated code executes the instruction again. Other instructions run once,
+//! before the snippets.
 
 use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register, UsedRegister,
 };
-use ingraft_model::FirstInstruction;
+use ingraft_model::{FirstEffect, FirstInstruction, Free, Svma};
 
+use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::function::Function;
+use crate::functions::unwinders;
 use crate::image::Image;
 use crate::sites::springboard::SHORT;
 use crate::text::decode;
@@ -24,15 +27,44 @@ pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<Fi
     let start = function.start;
     let i = decode::one(image.elf().data_from(start)?, start)?;
     let next = i.next_ip();
-    let lowers = lowered(&i).or_else(|| is_repeatable(&i).then_some(0))?;
     let arrives = image.arrivals().first(start + 1, next + 1).is_some();
     let suspended = image.suspensions(&(start..next + SHORT)).at(next);
-    (next < start + function.size && !arrives && !suspended).then_some(FirstInstruction {
-        len: i.len() as u8,
-        lowers,
-        loses_argument: loses_argument(&i),
-        must_stay: false,
-    })
+    if next >= start + function.size || arrives || suspended {
+        return None;
+    }
+    let effect = match lowered(&i).or_else(|| is_repeatable(&i).then_some(0)) {
+        Some(lowers) => FirstEffect::Repeated { lowers },
+        None if runs_before_snippets(&i) && image.back_branches_to(start).next().is_none() => {
+            FirstEffect::Once { free: free_at(image, function, next) }
+        }
+        None => return None,
+    };
+    let may_fault = matches!(effect, FirstEffect::Once { .. }) && unwinders::faults(&i);
+    let loses_argument = loses_argument(&i);
+    Some(FirstInstruction { len: i.len() as u8, effect, loses_argument, may_fault, must_stay: false })
+}
+
+/// Registers and flags that snippets may overwrite at an address to which control falls through from the entry.
+pub(crate) fn free_at(image: &Image, function: &Function, at: u64) -> Free {
+    let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
+    let inside = |target| function.contains(Svma(target));
+    let dead = liveness::dead_at(image.elf(), at, overwritten & CALLER_SAVED, inside);
+    let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+    Free { scratch, flags: dead.flags }
+}
+
+/// Whether snippets may run behind an instruction as they would before it: it leaves the stack pointer and the red zone alone, and all state
+/// but general and vector registers, arithmetic flags and memory.
+fn runs_before_snippets(i: &Instruction) -> bool {
+    if i.flow_control() != FlowControl::Next || !is_plain(i) {
+        return false;
+    }
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info(i);
+    let written = |r: &&UsedRegister| !is_read_only(r.access());
+    let stack = info.used_registers().iter().filter(written).any(|r| r.register().full_register() == Register::RSP);
+    let red_zone = info.used_memory().iter().any(|m| !is_read_only(m.access()) && m.base() == Register::RSP);
+    !stack && !red_zone
 }
 
 /// Number of bytes by which an instruction lowers the stack pointer, if it does nothing else but to push a value that does not change, or to
@@ -51,7 +83,7 @@ fn lowered(i: &Instruction) -> Option<u32> {
 /// Whether two executions of an instruction in a row have the effect of one, whatever other threads do: it stores nothing, leaves the stack
 /// pointer alone, and reads no register or flag that it writes, and no memory that may be a device's.
 fn is_repeatable(i: &Instruction) -> bool {
-    if i.flow_control() != FlowControl::Next || !is_plain(i) {
+    if i.flow_control() != FlowControl::Next || !is_plain(i) || i.has_lock_prefix() {
         return false;
     }
     let mut factory = InstructionInfoFactory::new();
@@ -69,9 +101,14 @@ fn is_repeatable(i: &Instruction) -> bool {
 }
 
 /// Whether the memory at which an instruction reads may be a register of a device, which may change when it is read. The stack, data at a
-/// fixed distance from the code and the data of a thread are plain memory.
+/// fixed distance from the code and the data of a thread are plain memory, and so is the end of a goroutine's stack, with which Go's
+/// functions compare the stack pointer.
 fn may_be_device(i: &Instruction) -> bool {
-    let plain = matches!(i.memory_base(), Register::RSP | Register::RIP) || i.segment_prefix() == Register::FS;
+    let checks_stack = i.mnemonic() == Mnemonic::Cmp && i.op0_register() == Register::RSP;
+    let goroutine = i.memory_base() == Register::R14 && i.memory_displacement64() == 16;
+    let plain = checks_stack && goroutine
+        || matches!(i.memory_base(), Register::RSP | Register::RIP)
+        || i.segment_prefix() == Register::FS;
     !plain
         || i.memory_index() != Register::None
         || i.segment_prefix() == Register::FS && i.memory_base() != Register::None
@@ -102,7 +139,23 @@ fn is_plain(i: &Instruction) -> bool {
             M::Mov | M::Movzx | M::Movsx | M::Movsxd | M::Movbe | M::Lea | M::Xor | M::Sub | M::Add | M::And | M::Or
         ) || matches!(
             i.mnemonic(),
-            M::Test | M::Cmp | M::Bt | M::Nop | M::Imul | M::Shl | M::Shr | M::Sar | M::Not | M::Neg
+            M::Test
+                | M::Cmp
+                | M::Bt
+                | M::Nop
+                | M::Inc
+                | M::Dec
+                | M::Adc
+                | M::Sbb
+                | M::Xadd
+                | M::Xchg
+                | M::Cmpxchg
+                | M::Imul
+                | M::Shl
+                | M::Shr
+                | M::Sar
+                | M::Not
+                | M::Neg
         ) || matches!(i.mnemonic(), M::Bsf | M::Bsr | M::Tzcnt | M::Lzcnt | M::Popcnt | M::Rorx | M::Shlx | M::Shrx)
             || matches!(i.mnemonic(), M::Sarx | M::Andn | M::Bzhi | M::Blsr | M::Blsi | M::Blsmsk | M::Pdep | M::Pext)
             || matches!(i.mnemonic(), M::Movd | M::Movq | M::Movss | M::Movsd | M::Movaps | M::Movups | M::Movapd)
@@ -112,7 +165,7 @@ fn is_plain(i: &Instruction) -> bool {
             || matches!(i.mnemonic(), M::Vmovss | M::Vmovsd | M::Vmovaps | M::Vmovups | M::Vmovapd | M::Vmovupd)
             || matches!(i.mnemonic(), M::Vmovdqa | M::Vmovdqu | M::Vmovdqu8 | M::Vmovdqu64 | M::Vmovdqa64 | M::Vpxor)
             || matches!(i.mnemonic(), M::Vxorps | M::Vxorpd | M::Vpbroadcastb | M::Vpbroadcastd | M::Vpbroadcastq);
-    known && !segment && !control && !i.has_lock_prefix() && i.code() != Code::Endbr64
+    known && !segment && !control && i.code() != Code::Endbr64
 }
 
 /// Whether an instruction writes a register of the System V convention that may hold an argument.

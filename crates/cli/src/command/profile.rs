@@ -61,6 +61,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         keep: measure.no_remove,
         max_overhead: measure.max_overhead,
         allow_calls: false,
+        beside_uprobes: measure.beside_uprobes,
         family: measure.follow.contains(&crate::args::Follow::Fork),
         history: false,
         wait: measure.wait.unwrap_or_default(),

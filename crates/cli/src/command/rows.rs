@@ -86,6 +86,7 @@ pub(super) async fn run(
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
         allow_calls: asked.measure.allow_calls,
+        beside_uprobes: asked.measure.beside_uprobes,
         family: asked.measure.follow.contains(&Follow::Fork),
         history: false,
         wait: asked.measure.wait.unwrap_or_default(),

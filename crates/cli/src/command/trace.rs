@@ -30,6 +30,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         keep: false,
         max_overhead: measure.max_overhead,
         allow_calls: false,
+        beside_uprobes: measure.beside_uprobes,
         family: false,
         history: false,
         wait: measure.wait.unwrap_or_default(),

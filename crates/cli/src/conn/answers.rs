@@ -78,6 +78,8 @@ pub(crate) struct Request {
     pub(crate) max_overhead: Option<f64>,
     /// Whether definitions may call functions of the target.
     pub(crate) allow_calls: bool,
+    /// Whether functions are refused that a uprobe would endanger.
+    pub(crate) beside_uprobes: bool,
     /// Whether fork children are measured with the target.
     pub(crate) family: bool,
     /// Whether the engine keeps histories of the values.
@@ -287,6 +289,7 @@ impl Request {
             keep: self.keep,
             max_overhead: self.max_overhead,
             allow_calls: self.allow_calls,
+            beside_uprobes: self.beside_uprobes,
             family: self.family,
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
@@ -525,6 +528,7 @@ pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Functi
         why_not: None,
         reasons: None,
         tail_exits: f.tail_exits,
+        exposed: f.exposed,
     };
     for p in f.points {
         let Some(kind) = kind_word(p.kind()) else { continue };

@@ -156,6 +156,7 @@ impl Stage<'_> {
             keep: false,
             max_overhead: None,
             allow_calls: false,
+            beside_uprobes: false,
             family: false,
             history: false,
             wait: Duration::ZERO,

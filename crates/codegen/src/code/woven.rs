@@ -60,8 +60,8 @@ pub struct WovenPoint {
     pub at: Avma,
     /// First byte of the function.
     pub function: Avma,
-    /// First instruction of the function, if it stays in place before the springboard. The base takes back the instruction's effect on the
-    /// stack pointer, and the tail begins with a copy of the instruction.
+    /// First instruction of the function, if it stays in place before the springboard. If it is repeated, the base takes back its effect on
+    /// the stack pointer, and the tail begins with a copy of it.
     pub first: Option<FirstInstruction>,
     /// First byte of the base trampoline, to which the springboard leads.
     pub base: Avma,
@@ -109,12 +109,12 @@ pub struct WovenPoint {
 impl WovenPoint {
     /// First byte that the point needs: that of its springboard, or of the first instruction before it.
     pub fn start(&self) -> Avma {
-        self.at.offset(-self.first.map_or(0, |first| i64::from(first.len)))
+        self.at.offset(-self.first.as_ref().map_or(0, |first| i64::from(first.len)))
     }
 
     /// Whether a snippet reads an argument that the first instruction has overwritten before it could run.
     pub fn lacks_arguments_of(&self, snippet: &Snippet) -> bool {
-        self.first.is_some_and(|first| first.loses_argument) && snippet.reads_arguments()
+        self.first.as_ref().is_some_and(|first| first.loses_argument) && snippet.reads_arguments()
     }
 
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.

@@ -1,7 +1,9 @@
 //! Code of one point: base trampoline, snippets, displaced instructions, and the records that undo them.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity};
+use ingraft_model::{
+    Avma, AvmaRange, FirstInstruction, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity,
+};
 
 use crate::code::arena::{Arena, ROUNDS, SlowRoutine};
 use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
@@ -332,7 +334,7 @@ impl<'a> Builder<'a> {
         let block = &self.block;
         let (mut removed_moves, mut step_out) = block.exits(block.at, layout.own_end);
         let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
-        let stays = head.at.wrapping_sub(head.start());
+        let stays = head.at.wrapping_sub(request.site.at.to_avma(request.bias).0);
         let old = request.site.bytes.get((stays + offset) as usize..).unwrap_or_default();
         let writes = &mut self.plan.text;
         if let Some(probe) = head.probe {
@@ -387,7 +389,7 @@ impl<'a> Builder<'a> {
             stack: design.frame.stack,
             at: Avma(head.at),
             function: Avma(head.function),
-            first: head.first,
+            first: head.first.clone(),
             base: Avma(layout.base),
             slot: Avma(layout.slot.at),
             leave: Avma(layout.leave),
@@ -554,13 +556,16 @@ fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>
 /// Takes back the effect on the stack pointer of a first instruction that stays in place. A thread that has not executed this resumes at the
 /// springboard.
 fn emit_raise(block: &mut Block, head: &Head) {
-    let Some(first) = head.first.filter(|first| first.lowers > 0) else { return };
+    let lowers = head.first.as_ref().map_or(0, FirstInstruction::lowers);
+    if lowers == 0 {
+        return;
+    }
     let back = Back::To(head.at);
     // lea rsp, [rsp + lowers], which changes no flags
-    match i8::try_from(first.lowers) {
+    match i8::try_from(lowers) {
         Ok(lowers) => block.put(&[0x48, 0x8d, 0x64, 0x24, lowers.cast_unsigned()], back),
         Err(_) => {
-            let [a, b, c, d] = first.lowers.to_le_bytes();
+            let [a, b, c, d] = lowers.to_le_bytes();
             block.put(&[0x48, 0x8d, 0xa4, 0x24, a, b, c, d], back);
         }
     }

@@ -1,7 +1,7 @@
 //! Choice of springboards for all points of a request, so that they do not overlap. A point has bytes of its own, or it is woven into the
 //! copy of an instruction that another point of its function displaces.
 
-use ingraft_model::{PointKind, Refusal, SiteKind};
+use ingraft_model::{FirstInstruction, PointKind, Refusal, SiteKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::environment::Environment;
@@ -19,6 +19,16 @@ pub(crate) enum Choice {
     Hosted,
     /// The point cannot be woven.
     Refused(Refusal),
+}
+
+impl Choice {
+    /// First instruction that stays in place before the springboard.
+    pub fn first(&self) -> Option<&FirstInstruction> {
+        match self {
+            Choice::Own(head) => head.first.as_ref(),
+            Choice::Hosted | Choice::Refused(_) => None,
+        }
+    }
 }
 
 /// Chooses a springboard for each request, and takes its bytes of text.

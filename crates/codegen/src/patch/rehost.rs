@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, FirstInstruction, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::body::Probe;
@@ -37,7 +37,9 @@ impl Rehosted<'_> {
         let begins = (old.base..=old.slot).contains(&m.from) && !called && !behind_first;
         // The function's own branches to its entry lead past the snippets.
         let branches = old.kind == PointKind::Entry && m.to == old.function;
-        let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called;
+        // Behind a first instruction that ran once, the thread has passed the copy of it too.
+        let ran_first = old.first.as_ref().is_some_and(FirstInstruction::runs_once);
+        let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called && !ran_first;
         let to = match self.probe.filter(|_| is_at_point) {
             // In the text, or before the probe, it would run the snippets again.
             Some(probe) => probe.next().copy,
@@ -51,7 +53,7 @@ impl Rehosted<'_> {
     fn islands(&self) -> impl Iterator<Item = AvmaRange> {
         let inside = |at: Avma| self.old.records().any(|record| record.code.contains(&at));
         let moves = self.old.records().flat_map(|record| &record.moves);
-        let springboard = self.old.first.map(|_| self.old.at..self.old.at.offset(1));
+        let springboard = self.old.first.as_ref().map(|_| self.old.at..self.old.at.offset(1));
         moves.filter(move |m| !inside(m.from)).map(|m| m.from..m.from.offset(ISLAND as i64)).chain(springboard)
     }
 

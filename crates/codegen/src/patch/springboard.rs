@@ -85,7 +85,8 @@ pub(crate) struct Head {
     pub probe: Option<Probe>,
     /// Range that is displaced in addition, to make room for the island.
     pub island_room: Option<Redirect>,
-    /// First instruction of the function, the first of the displaced ones, if it stays in place before the springboard.
+    /// First instruction of the function, if it stays in place before the springboard. It is the first of the displaced ones if it is
+    /// repeated.
     pub first: Option<FirstInstruction>,
 }
 
@@ -113,7 +114,7 @@ impl Head {
 
     /// First byte that the point needs: that of its springboard, or of the first instruction, if that stays in place.
     pub fn start(&self) -> u64 {
-        self.at.wrapping_sub(self.first.map_or(0, |first| first.len.into()))
+        self.at.wrapping_sub(self.first.as_ref().map_or(0, |first| first.len.into()))
     }
 
     /// First original byte that was not displaced.
@@ -218,14 +219,14 @@ impl<'a> Place<'a> {
     }
 
     /// The springboard behind the first instruction, if that is to stay in place.
-    fn head_behind(&self, first: Option<FirstInstruction>, form: Form, displaced: Vec<Displaced>) -> Head {
+    fn head_behind(&self, first: Option<&FirstInstruction>, form: Form, displaced: Vec<Displaced>) -> Head {
         let head = self.head(form, displaced);
-        Head { at: self.at + first.map_or(0, |first| u64::from(first.len)), first, ..head }
+        Head { at: self.at + repeated_len(first), first: first.cloned(), ..head }
     }
 
     /// The first instruction that stays in place under a springboard of this width. Fails if one must stay and cannot.
-    fn staying(&self, width: Width, request: &PointRequest<'_>) -> Result<Option<FirstInstruction>, Refusal> {
-        match (self.site.first_instruction(), width) {
+    fn staying<'r>(width: Width, request: &PointRequest<'r>) -> Result<Option<&'r FirstInstruction>, Refusal> {
+        match (request.site.first_instruction(), width) {
             (None, _) => Ok(None),
             (Some(first), Width::Exposed) if first.must_stay => Err(Refusal::ExposedToUprobes),
             (Some(_), Width::Exposed) => Ok(None),
@@ -351,7 +352,10 @@ pub(crate) fn choose(
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
         return chosen;
     }
-    let first = place.staying(width, request)?;
+    let first = Place::staying(width, request)?;
+    let behind = request.behind(first);
+    let request = &request.at(behind.as_ref());
+    let place = Place::new(request);
     let near = choose_near(env, text, &place, first, keep, request.name);
     match near {
         Ok(head) => Ok(head),
@@ -373,15 +377,20 @@ fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Re
     Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
 }
 
+/// Number of bytes of a first instruction that stays in place and is displaced nevertheless.
+fn repeated_len(first: Option<&FirstInstruction>) -> u64 {
+    first.filter(|first| !first.runs_once()).map_or(0, |first| u64::from(first.len))
+}
+
 fn choose_near(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
-    first: Option<FirstInstruction>,
+    first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
 ) -> Result<Head, Refusal> {
-    let (stays, len) = (first.map_or(0, |first| u64::from(first.len)), Form::Near.len());
+    let (stays, len) = (repeated_len(first), Form::Near.len());
     let displaced = place.displaced_by(env, stays + len)?;
     if straddles(place.at + stays, len) {
         return Err(Refusal::StraddlesPages);
@@ -393,11 +402,11 @@ fn choose_short(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
-    first: Option<FirstInstruction>,
+    first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
 ) -> Result<Head, Refusal> {
-    let stays = first.map_or(0, |first| u64::from(first.len));
+    let stays = repeated_len(first);
     let end = place.at + stays + 2;
     let displaced = place.displaced_by(env, stays + 2)?;
     if straddles(place.at + stays, 2) {

@@ -13,27 +13,57 @@ use super::{Flaw, VerifyError, fail, memory};
 use crate::code::woven::WovenPoint;
 use crate::patch::weave::PointRequest;
 
-/// Checks the first instruction that a point leaves in place, if it leaves one. Returns its length in bytes.
+/// Checks the first instruction that a point leaves in place, if it runs once there. Returns the site behind it.
+pub(super) fn behind(request: &PointRequest<'_>, point: Option<&WovenPoint>) -> Result<Option<Site>, VerifyError> {
+    let Some(first) = point.and_then(|p| p.first.as_ref()).filter(|first| first.runs_once()) else { return Ok(None) };
+    let site = request.site;
+    let at = site.at.to_avma(request.bias).0;
+    let i = memory::decode(own(site), at)?;
+    if !runs_before_snippets(&i) {
+        return fail(at, Flaw::NotEquivalent);
+    }
+    let last = site.at.0.wrapping_add(first.len.into());
+    if site.landings.iter().any(|l| l.0 > site.at.0 && l.0 <= last) || !site.back_branches().is_empty() {
+        return fail(at, Flaw::LandingInside);
+    }
+    if usize::from(first.len) != i.len() || site.first_instruction() != Some(first) {
+        return fail(at, Flaw::Unmatched);
+    }
+    keeps_arguments(request, first, &i)?;
+    site.behind_first().map_or_else(|| fail(at, Flaw::Unmatched), |site| Ok(Some(site)))
+}
+
+/// Checks the first instruction that a point leaves in place and repeats, if it leaves one. Returns the instruction's length in bytes.
 pub(super) fn staying(request: &PointRequest<'_>, point: &WovenPoint) -> Result<u64, VerifyError> {
     let (site, at) = (request.site, request.site.at.to_avma(request.bias).0);
     let must_stay = site.first_instruction().is_some_and(|first| first.must_stay);
-    let Some(first) = point.first else {
+    let Some(first) = &point.first else {
         return if must_stay { fail(at, Flaw::Astray) } else { Ok(0) };
     };
+    if first.runs_once() {
+        // The site is the one behind it.
+        return Ok(0);
+    }
     let i = memory::decode(own(site), at)?;
     let Some(lowers) = lowered(&i).or_else(|| runs_twice(&i).then_some(0)) else {
         return fail(at, Flaw::NotEquivalent);
     };
-    let claims = FirstInstruction { len: i.len() as u8, lowers, loses_argument: first.loses_argument, ..first };
-    if site.first_instruction().is_none() || first != claims {
+    let right = usize::from(first.len) == i.len() && first.lowers() == lowers;
+    if site.first_instruction().is_none() || !right {
         return fail(at, Flaw::Unmatched);
     }
-    let loses = overwritten(&i).any(may_be_argument);
+    keeps_arguments(request, first, &i)?;
+    Ok(u64::from(first.len))
+}
+
+/// Checks that no snippet reads an argument that the first instruction overwrites.
+fn keeps_arguments(request: &PointRequest<'_>, first: &FirstInstruction, i: &Instruction) -> Result<(), VerifyError> {
+    let loses = overwritten(i).any(may_be_argument);
     let lost = first.loses_argument && request.minis.iter().any(|m| m.snippet.reads_arguments());
     if loses && !first.loses_argument || lost {
-        return fail(at, Flaw::Lost);
+        return fail(request.site.at.to_avma(request.bias).0, Flaw::Lost);
     }
-    Ok(u64::from(first.len))
+    Ok(())
 }
 
 /// Checks that the code at the base takes back the effect of the first instruction on the stack pointer. Returns the address at which the
@@ -44,13 +74,16 @@ pub(super) fn taken_back(
     pairs: &mut Vec<Pair>,
 ) -> Result<u64, VerifyError> {
     let base = point.base.0;
-    let Some(first) = point.first.filter(|first| first.lowers > 0) else { return Ok(base) };
+    let lowers = point.first.as_ref().map_or(0, FirstInstruction::lowers);
+    if lowers == 0 {
+        return Ok(base);
+    }
     let i = interpreter.memory().decode(base)?;
     let raises = i.code() == Code::Lea_r64_m
         && i.op0_register() == Register::RSP
         && i.memory_base() == Register::RSP
         && i.memory_index() == Register::None
-        && i.memory_displacement64() == u64::from(first.lowers);
+        && i.memory_displacement64() == u64::from(lowers);
     if !raises {
         return fail(base, Flaw::Stack);
     }
@@ -98,19 +131,32 @@ fn may_be_argument(r: Register) -> bool {
     matches!(r, R::RDI | R::RSI | R::RDX | R::RCX | R::R8 | R::R9) || (R::ZMM0..=R::ZMM7).contains(&r)
 }
 
-/// Whether a second run right after the first one changes nothing. The instruction has no effect but on registers and arithmetic flags, and
-/// it reads none of those that it writes. It reads no memory but the stack, data at a fixed place and data of the thread: a device may notice
-/// a second read.
-fn runs_twice(i: &Instruction) -> bool {
+/// Whether an instruction has no effect but on registers, arithmetic flags and memory, and is no operation on the stack.
+fn is_plain(i: &Instruction) -> bool {
     let legacy_or_vector = matches!(i.encoding(), EncodingKind::Legacy | EncodingKind::VEX | EncodingKind::EVEX);
-    let plain = i.flow_control() == FlowControl::Next
+    i.flow_control() == FlowControl::Next
         && legacy_or_vector
         && !i.is_privileged()
         && !i.is_stack_instruction()
         && !i.is_string_instruction()
         && !i.fpu_stack_increment_info().writes_top()
-        && !i.has_lock_prefix()
-        && !has_other_effects(i);
+        && !has_other_effects(i)
+}
+
+/// Whether snippets may run behind an instruction: it leaves the stack pointer alone, and the memory below it.
+fn runs_before_snippets(i: &Instruction) -> bool {
+    let mut factory = InstructionInfoFactory::new();
+    let on_stack = |m: &UsedMemory| m.base() == Register::RSP && writes(m.access());
+    let stores = factory.info(i).used_memory().iter().any(on_stack);
+    let odd = overwritten(i).any(|w| w == Register::RSP || !(w.is_gpr64() || w.is_zmm()));
+    is_plain(i) && !stores && !odd
+}
+
+/// Whether a second run right after the first one changes nothing. The instruction has no effect but on registers and arithmetic flags, and
+/// it reads none of those that it writes. It reads no memory but the stack, data at a fixed place and data of the thread: a device may notice
+/// a second read.
+fn runs_twice(i: &Instruction) -> bool {
+    let plain = is_plain(i) && !i.has_lock_prefix();
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(i);
     let stores = info.used_memory().iter().any(|m| writes(m.access()));
@@ -133,8 +179,10 @@ fn is_plain_memory(m: &UsedMemory) -> bool {
     m.index() == Register::None
         && match m.segment() {
             Register::FS => m.base() == Register::None,
-            Register::DS => m.base() == Register::None && m.displacement() != 0,
             Register::SS => m.base() == Register::RSP,
+            // The end of the goroutine's stack, with which Go's functions compare the stack pointer.
+            Register::DS if m.base() == Register::R14 => m.displacement() == 16,
+            Register::DS => m.base() == Register::None && m.displacement() != 0,
             _ => false,
         }
 }

@@ -6,7 +6,7 @@
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
 //! - springboards lead to a base trampoline, and control cannot land inside them;
 //! - a first instruction that stays in place before a springboard has the same effect if its effect on the stack pointer is taken back and it
-//!   runs again, and no snippet reads an argument that it overwrites (`first`);
+//!   runs again, or it leaves alone what snippets need; and no snippet reads an argument that it overwrites (`first`);
 //! - code before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
 //! - the tail, which is the copy of the displaced instructions, does the same as these (`equivalence`), and control continues in the text
 //!   where it would without the point;
@@ -170,7 +170,10 @@ pub fn verify_weave_on(
         }
     }
     prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
-    let hosts = Hosts::new(requests, weave);
+    let behind = requests.iter().zip(&weave.woven).map(|(request, point)| first::behind(request, point.as_ref().ok()));
+    let behind = behind.collect::<Result<Vec<_>, _>>()?;
+    let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_ref())).collect();
+    let hosts = Hosts::new(&requests, weave);
     let proofs: Vec<Proof<'_>> = requests
         .iter()
         .zip(&weave.woven)

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, FirstInstruction, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Flaw, VerifyError, check_writes, fail};
@@ -63,7 +63,7 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
         let inside = |at: Avma| old.records().any(|record| record.code.contains(&at));
         let islands = old.records().flat_map(|record| &record.moves).map(|m| m.from).filter(|at| !inside(*at));
         // A jump of five bytes; of a springboard only its first byte, where a thread may be.
-        let springboard = old.first.map(|_| (old.at, old.at.offset(1)));
+        let springboard = old.first.as_ref().map(|_| (old.at, old.at.offset(1)));
         for (island, end) in islands.map(|at| (at, at.offset(5))).chain(springboard) {
             let next = plan.moves.get(plan.moves.partition_point(|m| m.from < island));
             if next.is_some_and(|m| m.from < end) || !is_left(&(island..end)) {
@@ -94,6 +94,8 @@ fn moves(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Re
             let old = point.old;
             // The thread has run the snippets, and is about to execute the point's instruction.
             let at_point = Some(*text) == old.resume || old.kind == PointKind::Entry && *text == old.function;
+            // A thread behind a first instruction that ran once must not run its copy, which follows the probe.
+            let at_point = at_point && !old.first.as_ref().is_some_and(FirstInstruction::runs_once);
             let passed = (old.tail..old.tail_end).contains(from);
             let ran = passed && at_point;
             match point.probe.filter(|_| ran && old.returns_to.is_none()) {

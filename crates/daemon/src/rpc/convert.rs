@@ -149,6 +149,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         keep: measure.keep,
         max_overhead,
         allow_calls: measure.allow_calls,
+        beside_uprobes: measure.beside_uprobes,
         family: measure.family,
         max_pairs: None,
         await_modules: measure.await_modules,
@@ -264,6 +265,7 @@ pub fn function(function: FunctionEntry) -> v1::Function {
         size: function.size,
         points: function.points.iter().map(points).collect(),
         tail_exits: function.tail_exits,
+        exposed: function.exposed,
     }
 }
 

@@ -238,6 +238,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         keep: false,
         max_overhead: None,
         allow_calls: true,
+        beside_uprobes: false,
         family: false,
         max_pairs: None,
         await_modules: false,

@@ -93,6 +93,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         keep: false,
         max_overhead: None,
         allow_calls: false,
+        beside_uprobes: false,
         family: false,
         history: false,
         wait: Duration::ZERO,
