@@ -98,8 +98,8 @@ fn nothing_may_land_in_a_displaced_range() {
 #[test]
 fn the_entry_keeps_what_it_displaces() {
     // Bytes are left after the entry's springboard, so the return has a springboard of its own. A first instruction that cannot stay in
-    // place lies under the springboard: add word ptr [rdi], 1.
-    let apart = TestElf::new().function("f", &[0x66, 0x83, 0x07, 1, 0x90, 0xc3]).function("g", &[0xc3]);
+    // place lies under the springboard: rdrand eax.
+    let apart = TestElf::new().function("f", &[0x0f, 0xc7, 0xf0, 0x90, 0x90, 0xc3]).function("g", &[0xc3]);
     assert_eq!(ranges(&apart, "f"), [(5, 0, 1, 11)]);
     // Behind one that stays in place, the springboard takes the return: mov eax, 1.
     let behind = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
