@@ -2,6 +2,7 @@
  *
  * probes PID
  * set PATH OFFSET   at an offset of a file, in that process; says `failed ERRNO`
+ * hits              says how often the main thread has hit them
  * drop              takes all of them away
  */
 #include "mutatee.h"
@@ -41,6 +42,11 @@ int main(int argc, char **argv) {
         unsigned long offset;
         if (sscanf(line, "set %2999s %lu", path, &offset) == 2) {
             say("failed %d", set(pid, path, offset));
+        } else if (!strcmp(line, "hits")) {
+            unsigned long long all = 0, hits;
+            for (int i = 0; i < count; i++)
+                if (read(fds[i], &hits, sizeof hits) == sizeof hits) all += hits;
+            say("hits %llu", all);
         } else if (!strcmp(line, "drop")) {
             while (count) close(fds[--count]);
         } else {

@@ -262,6 +262,10 @@ pub(crate) struct Measure {
     #[arg(long)]
     pub(crate) allow_calls: bool,
 
+    /// Refuse functions in which a uprobe that another tool sets meanwhile would do harm, here and in later measurements of the process
+    #[arg(long)]
+    pub(crate) beside_uprobes: bool,
+
     /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,

@@ -528,7 +528,7 @@ impl Site {
     /// The facts about a pair that are told with its value.
     pub(crate) fn facts(&self, pair: usize) -> PairFacts {
         let known = self.enabled.pairs.get(pair).map(|pair| pair.facts).unwrap_or_default();
-        PairFacts { exact_since_ns: known.exact_since_ns.or(self.late_ns) }
+        PairFacts { exact_since_ns: known.exact_since_ns.or(self.late_ns), ..known }
     }
 
     /// A measurement that an earlier command left in, with its values.

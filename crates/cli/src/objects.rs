@@ -158,6 +158,9 @@ pub(crate) struct Function {
     /// Number of exits that jump to another function; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) tail_exits: u32,
+    /// Whether a uprobe that another tool sets on the function while it is measured would kill the program.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) exposed: bool,
 }
 
 /// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.
@@ -453,6 +456,9 @@ pub(crate) struct PairFacts {
     /// Unix time in nanoseconds from which on the value is complete, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
+    /// Whether a uprobe that another tool sets on the function would kill the program, because code lies over its first instruction.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) exposed: bool,
 }
 
 /// Number of the calls of one function, of arrivals at a block, or of iterations of a loop.

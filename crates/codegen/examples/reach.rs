@@ -29,6 +29,14 @@ fn main() {
                 start.elapsed(),
                 program.proof,
             );
+            println!("  a uprobe is harmless at {:.1} % of the woven entries", 100.0 * program.unharmed());
+            if verbose {
+                program
+                    .functions
+                    .iter()
+                    .filter(|f| f.entry.is_none() && !f.unharmed)
+                    .for_each(|f| println!("  exposed: {}", f.name));
+            }
             print_reasons(&program, verbose);
         }
     }

@@ -52,7 +52,7 @@ fn any_site() -> impl Strategy<Value = Site> {
                 kind: match kind {
                     0 | 1 => {
                         let scratch = scratch.into_iter().map(Gpr).collect();
-                        SiteKind::Entry { arrival, free: Free { scratch, flags } }
+                        SiteKind::Entry { arrival, free: Free { scratch, flags }, first: None }
                     }
                     2..=4 => SiteKind::Exit { within: kind == 3 },
                     5 | 6 => SiteKind::CallBefore,

@@ -17,6 +17,7 @@ fn assert_woven(calls: bool, least: f64) {
         assert_eq!(program.proof, Ok(()), "{path}");
         let left: Vec<_> = program.functions.iter().filter(|f| !f.whole()).map(|f| f.name.as_str()).collect();
         assert!(program.points > program.functions.len());
+        assert!(program.unharmed() >= 0.75, "{path}: {:.1} %", 100.0 * program.unharmed());
         assert!(program.share() >= least, "{path}: {:.1} %, not {}", 100.0 * program.share(), left.join(", "));
     }
 }

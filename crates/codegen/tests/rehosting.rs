@@ -19,7 +19,7 @@ use support::*;
 fn hosted(site: &Site, body: &FunctionBody) -> (Site, Spot) {
     let (kind, at) = match &site.kind {
         SiteKind::Entry { free, .. } => {
-            (SiteKind::Entry { arrival: Arrival::default(), free: free.clone() }, body.function)
+            (SiteKind::Entry { arrival: Arrival::default(), free: free.clone(), first: None }, body.function)
         }
         SiteKind::Block { .. } => (site.kind.clone(), body.blocks[block_of(site, body)].block.range.start),
         _ => unreachable!("no other points are woven here"),

@@ -79,6 +79,7 @@ impl Churn {
             max_overhead: Some(percent),
             max_hold: None,
             allow_calls: false,
+            beside_uprobes: false,
             family,
             flavors: Vec::new(),
             max_pairs: None,

@@ -122,6 +122,8 @@ pub struct FunctionEntry {
     pub points: Vec<PointSummary>,
     /// Number of exits that jump to another function.
     pub tail_exits: u32,
+    /// Whether a uprobe that is set on the function while its entry is woven would kill the program.
+    pub exposed: bool,
 }
 
 /// The functions of a target.
@@ -197,6 +199,9 @@ pub struct EnableRequest {
     pub max_hold: Option<Duration>,
     /// Whether the definitions may call functions of the target, at places that the functions' authors did not plan.
     pub allow_calls: bool,
+    /// Whether functions are refused that a uprobe of another tool would endanger while they are woven. This holds for the target from then
+    /// on.
+    pub beside_uprobes: bool,
     /// Whether fork children of the target are measured with it from their birth on, as if they were threads of it. If that is not
     /// possible, only the target is measured.
     pub family: bool,
@@ -273,6 +278,8 @@ pub struct PairInfo {
     /// Unix time in nanoseconds from which on the value is exact, if that is later than the insertion: a module was loaded, or may have
     /// been, before it could be measured.
     pub exact_since_ns: Option<u64>,
+    /// Whether code lies over the first instruction of a function of the focus, so that a uprobe that is set there would kill the program.
+    pub exposed: bool,
 }
 
 impl PairInfo {
@@ -286,6 +293,7 @@ impl PairInfo {
             points: 0,
             refused: Vec::new(),
             exact_since_ns: None,
+            exposed: false,
         }
     }
 }

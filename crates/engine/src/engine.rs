@@ -28,7 +28,7 @@ use crate::recovery::leftover;
 use crate::session::replaced::Before;
 use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
 use crate::state_dir::StateDir;
-use crate::weaving::refusals::refusals;
+use crate::weaving::outlook::outlook;
 
 /// Time between two looks at the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
@@ -238,12 +238,13 @@ impl Engine {
         modules.load(&target, &self.inner.context.images, &parsed, progress);
         let found = resolve_patterns(&modules, patterns, Missing::Fails)?;
         progress("looking at the points");
-        let refusals = refusals(&target, &modules, &found);
+        let outlook = outlook(&target, &modules, &found);
         let describe = |function: &ingraft_model::FunctionRef| {
             let (file, module, f) = modules.resolve(*function)?;
             let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
             let code = module.image.analyse(f);
-            let entry = refusals.get(function);
+            let outlook = outlook.get(function);
+            let entry = outlook.and_then(|entry| entry.as_ref().err());
             let mut points = vec![
                 PointSummary {
                     kind: PointKind::Entry,
@@ -262,6 +263,7 @@ impl Engine {
                 size: f.size() + parts,
                 points,
                 tail_exits: tail_exits(&code),
+                exposed: matches!(outlook, Some(Ok(true))),
             })
         };
         let functions = in_background(|| found.par_iter().filter_map(describe).collect());

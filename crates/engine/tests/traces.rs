@@ -43,6 +43,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         max_overhead: None,
         max_hold: None,
         allow_calls: false,
+        beside_uprobes: false,
         family: false,
         max_pairs: None,
         await_modules: false,

@@ -52,8 +52,8 @@ pub use object::{ObjectKind, ObjectState};
 pub use part::{EdgeId, LoopEdges, PartName, Parts};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{
-    Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, Free, Gpr, How, IslandRoom, Offset, PointKind,
-    Refusal, Site, SiteKind,
+    Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, FirstEffect, FirstInstruction, Free, Gpr, How,
+    IslandRoom, Offset, PointKind, Refusal, Site, SiteKind,
 };
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{

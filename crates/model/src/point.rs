@@ -192,6 +192,18 @@ pub enum Refusal {
     /// The point has no springboard of its own, and the point that displaces its instruction is not woven.
     #[error("the point that it is displaced with is not woven")]
     HostNotWoven,
+    /// No springboard fits behind the function's first instruction, and it must not be overwritten: a uprobe there would make threads
+    /// continue in the middle of the springboard.
+    #[error(
+        "its springboard would overwrite the first instruction, where a uprobe is set or may be set, and none fits behind that instruction"
+    )]
+    ExposedToUprobes,
+    /// The function's first instruction overwrites an argument that the code reads. It stays in place before the springboard of another
+    /// measurement, so it runs before the code.
+    #[error(
+        "its first instruction overwrites an argument, and runs before the code of another measurement there: remove that one first"
+    )]
+    ArgumentOverwritten,
     /// The code belongs to a restartable sequence (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
@@ -303,6 +315,54 @@ pub struct Free {
     pub flags: bool,
 }
 
+/// First instruction of a function, if it can stay in place with the springboard behind it. Control passes it only by falling through to
+/// the springboard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstInstruction {
+    /// Length of the instruction in bytes.
+    pub len: u8,
+    /// Way in which the code of the point copes with the instruction's effect.
+    pub effect: FirstEffect,
+    /// Whether the instruction overwrites a register that may hold an argument.
+    pub loses_argument: bool,
+    /// Whether the instruction may fault. If a handler leaves the function for another place, the call has not reached the springboard.
+    pub may_fault: bool,
+    /// Whether no springboard may lie over the instruction, because another tool has a breakpoint there or will set one.
+    pub must_stay: bool,
+}
+
+impl FirstInstruction {
+    /// Number of bytes by which the base must raise the stack pointer, to take the instruction's effect back.
+    pub fn lowers(&self) -> u32 {
+        match self.effect {
+            FirstEffect::Repeated { lowers } => lowers,
+            FirstEffect::Once { .. } => 0,
+        }
+    }
+
+    /// Whether the instruction runs once, in place.
+    pub fn runs_once(&self) -> bool {
+        matches!(self.effect, FirstEffect::Once { .. })
+    }
+}
+
+/// Way in which the code of a point copes with the effect of a first instruction that stays in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FirstEffect {
+    /// The base takes the effect on the stack pointer back, and the tail begins with a copy of the instruction: two runs, with the stack
+    /// pointer raised in between, have the effect of one.
+    Repeated {
+        /// Number of bytes by which the instruction lowers the stack pointer.
+        lowers: u32,
+    },
+    /// The instruction runs once, before the snippets. It does not change the stack pointer, and none of the function's own branches leads
+    /// to it.
+    Once {
+        /// Registers and flags that are free behind the instruction.
+        free: Free,
+    },
+}
+
 /// Kind of a site, with the facts that sites of other kinds do not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SiteKind {
@@ -312,6 +372,8 @@ pub enum SiteKind {
         arrival: Arrival,
         /// Registers and flags that are free.
         free: Free,
+        /// The function's first instruction, if the springboard can lie behind it. `None` after an `endbr64`.
+        first: Option<FirstInstruction>,
     },
     /// An exit.
     Exit {
@@ -416,6 +478,34 @@ impl Site {
             &self.kind,
             SiteKind::Entry { free, .. } | SiteKind::Block { free } | SiteKind::Edge { free } if free.flags
         )
+    }
+
+    /// The first instruction of the function, if this is an entry whose springboard can lie behind it.
+    pub fn first_instruction(&self) -> Option<&FirstInstruction> {
+        match &self.kind {
+            SiteKind::Entry { first, .. } => first.as_ref(),
+            SiteKind::Exit { .. }
+            | SiteKind::CallBefore
+            | SiteKind::CallAfter { .. }
+            | SiteKind::Block { .. }
+            | SiteKind::Edge { .. } => None,
+        }
+    }
+
+    /// The site behind the first instruction, if that stays in place and runs once.
+    pub fn behind_first(&self) -> Option<Site> {
+        let SiteKind::Entry { arrival, first: Some(first), .. } = &self.kind else { return None };
+        let (FirstEffect::Once { free }, true) = (&first.effect, arrival.back_branches.is_empty()) else { return None };
+        let at = Svma(self.at.0.checked_add(first.len.into())?);
+        let arrival = Arrival { least: arrival.least.saturating_sub(first.len), ..arrival.clone() };
+        Some(Site {
+            kind: SiteKind::Entry { arrival, free: free.clone(), first: None },
+            at,
+            bytes: self.bytes.get(first.len.into()..)?.to_vec(),
+            own: self.own.checked_sub(first.len)?,
+            landings: self.landings.iter().copied().filter(|landing| *landing > at).collect(),
+            ..self.clone()
+        })
     }
 
     /// Whether this is an exit that can only be woven into the entry's displaced copy.

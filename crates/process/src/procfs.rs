@@ -145,6 +145,8 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 const PF_EXITING: u64 = 0x4;
 /// Bit of SIGKILL in a set of signals.
 const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+/// Bits of the signals of faults that programs handle and go on after.
+const FAULTS: u64 = 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);
 
 impl Stat {
     pub(crate) fn is_kernel(&self) -> bool {
@@ -193,6 +195,8 @@ pub struct Status {
     pub own_id: i32,
     /// Whether a SIGKILL is pending for the thread or its process.
     pub is_killed: bool,
+    /// Whether the process has a handler for SIGSEGV or SIGBUS.
+    pub catches_faults: bool,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Whether the thread runs with a shadow stack.
@@ -219,6 +223,10 @@ impl Status {
                 b"SigPnd" | b"ShdPnd" => {
                     let waiting = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                     s.is_killed |= waiting & KILLED != 0;
+                }
+                b"SigCgt" => {
+                    let caught = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
+                    s.catches_faults = caught & FAULTS != 0;
                 }
                 b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),
@@ -390,19 +398,32 @@ pub(crate) fn exe(pid: Pid) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
+/// Bits of an entry of /proc/PID/pagemap for a page in memory or in swap (Documentation/admin-guide/mm/pagemap.rst).
+const TOUCHED: u64 = 0b11 << 62;
+/// Bit of an entry of /proc/PID/pagemap for a page of a file or of shared memory.
+const FILE_PAGE: u64 = 1 << 61;
+
 /// Returns for each page of a range whether it is in memory or in swap; `None` if the kernel does not say.
 pub(crate) fn touched_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
+    pages(pid, range, |entry| entry & TOUCHED != 0)
+}
+
+/// Returns for each page of a range whether the process has a copy of its own, as of a page of a file that was written to; `None` if the
+/// kernel does not say.
+pub(crate) fn own_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
+    pages(pid, range, |entry| entry & TOUCHED != 0 && entry & FILE_PAGE == 0)
+}
+
+/// Whether the entry of /proc/PID/pagemap of each page of a range has a property.
+fn pages(pid: Pid, range: &AvmaRange, has: impl Fn(u64) -> bool) -> Option<Vec<bool>> {
     use std::os::unix::fs::FileExt;
     const PAGE: u64 = 4096;
     const ENTRY: u64 = 8;
-    /// Bits for present and swapped (Documentation/admin-guide/mm/pagemap.rst).
-    const TOUCHED: u64 = 0b11 << 62;
     let count = usize::try_from(range.end.0.checked_sub(range.start.0)? / PAGE).ok()?;
     let mut entries = vec![0; count.checked_mul(ENTRY as usize)?];
     let pagemap = fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
     pagemap.read_exact_at(&mut entries, range.start.0 / PAGE * ENTRY).ok()?;
-    let word = |entry: &[u8; 8]| u64::from_le_bytes(*entry) & TOUCHED != 0;
-    Some(entries.as_chunks().0.iter().map(word).collect())
+    Some(entries.as_chunks().0.iter().map(|entry| has(u64::from_le_bytes(*entry))).collect())
 }
 
 /// Id of this boot: 16 bytes, or zeros if the kernel gives none.
@@ -485,7 +506,7 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigCgt:\t0000000000000400\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {
@@ -497,6 +518,7 @@ mod tests {
                 seccomp: 2,
                 own_id: 7,
                 is_killed: true,
+                catches_faults: true,
                 locked_kib: 4,
                 shadow_stack: true
             }

@@ -360,6 +360,12 @@ impl Target {
         Ok(done)
     }
 
+    /// Returns for each page of a range whether the target has a copy of its own, as of a page of a file that was written to; `None` if the
+    /// kernel does not say.
+    pub fn own_pages(&self, range: &AvmaRange) -> Option<Vec<bool>> {
+        procfs::own_pages(self.pid(), range)
+    }
+
     /// Returns for each page of a range whether it is in memory or in swap; `None` if the kernel does not say.
     pub fn touched_pages(&self, range: &AvmaRange) -> Option<Vec<bool>> {
         procfs::touched_pages(self.pid(), range)

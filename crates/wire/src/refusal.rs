@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 30] = [
+pub const REASONS: [&str; 32] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -23,6 +23,8 @@ pub const REASONS: [&str; 30] = [
     "moving_calls",
     "ifunc_resolver",
     "not_a_function",
+    "exposed_to_uprobes",
+    "argument_overwritten",
     "restartable_sequence",
     "compared_address",
     "asynchronous_cancellation",
@@ -65,6 +67,8 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         | Refusal::Unreadable
         | Refusal::EnteredFromElsewhere
         | Refusal::HostNotWoven => "not_a_function",
+        Refusal::ExposedToUprobes => "exposed_to_uprobes",
+        Refusal::ArgumentOverwritten => "argument_overwritten",
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::ComparedAddress => "compared_address",
         Refusal::AsynchronousCancellation { .. } => "asynchronous_cancellation",

@@ -119,22 +119,170 @@ fn one_that_stays_keeps_its_byte_and_nothing_of_ours() {
 fn where_one_is_nothing_is_woven() {
     let mut target = Mutatee::start("threads", &["4"]);
     let before = Text::of(target.pid());
-    let mut probes = match Probes::on(&mut target, "work_0") {
+    let mut probes = match Probes::on(&mut target, "never") {
         Ok(probes) => probes,
         Err(why) => skip!("{why}"),
     };
     probes.set();
     let with_probe = Text::of(target.pid());
-    let session = tool().count(target.pid(), &["work_*"]);
+    let session = tool().count(target.pid(), &["work_*", "never"]);
     target.ask("go 100").assert_right();
     let outcome = session.interrupt().assert_code(0);
     let refused = outcome.all("refused");
-    assert!(refused.iter().any(|r| r["function"] == "work_0" && r.to_string().contains("uprobe")), "{outcome:#?}");
+    assert!(refused.iter().any(|r| r["function"] == "never" && r.to_string().contains("uprobe")), "{outcome:#?}");
     assert!(outcome.calls("work_1") > 0);
     with_probe.assert_in(target.pid());
     probes.drop();
     target::assert_clean(target.pid(), &before);
     target.ask("go 100").assert_right();
+}
+
+const STAYING: [&str; 8] = ["pushes", "reserves", "compares", "loses", "loops", "changes", "loads", "stores"];
+
+/// Number of calls that the main thread of `openings` makes of each function.
+const CALLS: u64 = 2000;
+
+/// The springboard lies behind the first instruction, so a uprobe executes that instruction and goes on at the springboard.
+#[test]
+fn one_on_the_first_instruction_does_no_harm_in_either_order() {
+    for function in STAYING {
+        for first in [true, false] {
+            let mut target = Mutatee::start("openings", &["1"]);
+            let before = Text::of(target.pid());
+            let mut probes = match Probes::on(&mut target, function) {
+                Ok(probes) => probes,
+                Err(why) => skip!("{why}"),
+            };
+            let tool = tool();
+            if first {
+                probes.set();
+            }
+            let session = tool.count(target.pid(), &[function]);
+            if !first {
+                probes.set();
+            }
+            let byte = probes.bytes(target.pid())[0];
+            assert_eq!(byte, BREAKPOINT, "{function}");
+            target.ask(&format!("go {CALLS}")).assert_right();
+            // The redirected branch of `loops` does not pass its first instruction in the text.
+            assert_eq!(probes.setter.ask("hits").number("hits"), CALLS, "{function}");
+            // It goes and comes while the function is woven.
+            probes.drop();
+            target.ask(&format!("go {CALLS}")).assert_right();
+            probes.set();
+            let truth = target.ask(&format!("go {CALLS}"));
+            truth.assert_right();
+            let outcome = session.interrupt().assert_code(0).assert_removed();
+            assert_eq!(outcome.calls(function), truth.tally(function), "{function}");
+            assert!(outcome.one("count").get("exposed").is_none(), "{outcome:#?}");
+            assert!(!outcome.stderr.contains("breakpoint"), "{outcome:#?}");
+            probes.drop();
+            target::assert_clean(target.pid(), &before);
+            target.ask(&format!("go {CALLS}")).assert_right();
+        }
+    }
+}
+
+#[test]
+fn several_threads_run_through_both() {
+    let mut target = Mutatee::start("openings", &["4"]);
+    let before = Text::of(target.pid());
+    let mut all = Vec::new();
+    for function in STAYING {
+        match Probes::on(&mut target, function) {
+            Ok(probes) => all.push(probes),
+            Err(why) => skip!("{why}"),
+        }
+    }
+    let session = tool().count(target.pid(), &STAYING);
+    for _ in 0..3 {
+        all.iter_mut().for_each(Probes::set);
+        target.ask("go 500").assert_right();
+        all.iter_mut().for_each(Probes::drop);
+        target.ask("go 500").assert_right();
+    }
+    let truth = target.ask("go 500");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for function in STAYING {
+        assert_eq!(outcome.calls(function), truth.tally(function), "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Where the first instruction cannot stay, the record of the function says so, and with a uprobe there nothing is woven.
+#[test]
+fn a_function_that_is_exposed_is_named_or_refused() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    let outcome = {
+        let session = tool().count(target.pid(), &["jumps"]);
+        target.ask("go 10").assert_right();
+        session.interrupt().assert_code(0).assert_removed()
+    };
+    assert_eq!(outcome.one("count")["exposed"], true, "{outcome:#?}");
+    let mut probes = match Probes::on(&mut target, "reserves") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    probes.set();
+    target.ask("go 10").assert_right();
+    // The kernel emulates a `push`, but executes a `sub` in its page for uprobes. Where that is mapped, more uprobes may come.
+    let session = tool().count(target.pid(), &["jumps", "reserves"]);
+    target.ask("go 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    let refused = outcome.all("refused");
+    assert!(refused.iter().any(|r| r["function"] == "jumps" && r["reason"] == "exposed_to_uprobes"), "{outcome:#?}");
+    assert_eq!(outcome.calls("reserves"), 10);
+    probes.drop();
+    target::assert_clean(target.pid(), &before);
+}
+
+/// A uprobe on a `push` is emulated, so that the kernel maps no page for it: its breakpoint in the text tells of it.
+#[test]
+fn exposed_functions_of_a_module_with_a_uprobe_are_refused() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    let mut probes = match Probes::on(&mut target, "pushes") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    probes.set();
+    target.ask("go 10").assert_right();
+    let session = tool().count(target.pid(), &["jumps", "loads"]);
+    target.ask("go 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.one("refused")["reason"], "exposed_to_uprobes", "{outcome:#?}");
+    assert_eq!(outcome.calls("loads"), 10);
+    probes.drop();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn exposed_functions_are_refused_where_uprobes_are_expected() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["--beside-uprobes", "jumps", "changes"]);
+    target.ask("go 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.one("refused")["reason"], "exposed_to_uprobes", "{outcome:#?}");
+    assert_eq!(outcome.calls("changes"), 10);
+    target::assert_clean(target.pid(), &before);
+}
+
+/// A call that a handler ends at its first instruction is a call too, so that instruction does not run before the code.
+#[test]
+fn calls_that_end_at_their_first_instruction_are_counted() {
+    let mut target = Mutatee::start("openings", &["1"]);
+    let before = Text::of(target.pid());
+    target.ask("faults 3").assert_right();
+    let session = tool().count(target.pid(), &["loads"]);
+    target.ask("faults 50").assert_right();
+    target.ask("go 7").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("loads"), 57);
+    assert_eq!(outcome.one("count")["exposed"], true, "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
 }
 
 /// The springboard lies after the instruction that the uprobe replaces.

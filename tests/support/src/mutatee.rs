@@ -60,6 +60,7 @@ fn recipe(name: &str) -> Recipe {
             let flags = &["-O2", "-g", "-pthread", "-static", "-DMOVES"];
             ("gcc", flags as &[_], &["threads.c", "moves.c"], false)
         }
+        "openings" => ("gcc", C, &["openings.c"], false),
         "probes" => ("gcc", C, &["probes.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "sharer" => ("gcc", C, &["sharer.c"], false),

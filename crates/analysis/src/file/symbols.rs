@@ -114,6 +114,11 @@ pub(crate) fn defines(image: &Elf, name: &str) -> bool {
     })
 }
 
+/// Whether the file has a symbol table of its own, which `strip` takes away.
+pub(crate) fn has_own_table(image: &Elf) -> bool {
+    image.sections.iter().any(|s| s.kind == elf::SHT_SYMTAB.0)
+}
+
 impl Table<'_> {
     /// Whether a symbol has this name, and a section of which `is_meant` holds.
     fn has(&self, name: &str, is_meant: impl Fn(u16) -> bool) -> bool {

@@ -32,7 +32,14 @@ pub struct Unwinding {
     /// Whether functions of the file have landing pads. Those of the C and C++ runtime and of allocators do not count: no thread that can be
     /// cancelled at any instruction may call them (POSIX, "Async-Cancel Safety").
     pub cleans_up: bool,
+    /// Whether code of the file may leave a signal handler for a place that it has saved before: it calls `sigsetjmp` or `siglongjmp`, is a
+    /// program of Go, or is a static program in which such functions cannot be excluded.
+    pub leaves_handlers: bool,
 }
+
+/// Functions by which code leaves a signal handler for a place that it has saved before, by their names in glibc and musl. Others do not
+/// keep the signal mask, so the next fault would end the program.
+const SAVING: [&str; 3] = ["__sigsetjmp", "sigsetjmp", "siglongjmp"];
 
 /// Functions that only the C or C++ runtime or an allocator exports.
 const RUNTIME: [&str; 4] = ["malloc", "_Unwind_ForcedUnwind", "__cxa_throw", "pthread_create"];
@@ -50,7 +57,9 @@ impl Elf {
             sets.then_some(Unwinder::Cancellation)
         };
         let cleans_up = pads.any && !RUNTIME.iter().any(|name| symbols::exports(self, name));
-        Unwinding { begins, cleans_up }
+        let contains = || !symbols::has_own_table(self) || SAVING.iter().any(|name| symbols::defines(self, name));
+        let saves = SAVING.iter().any(|name| symbols::imports(self, name));
+        Unwinding { begins, cleans_up, leaves_handlers: saves || self.is_go() || self.is_static() && contains() }
     }
 
     /// Whether the file is a whole program, which needs no loader and no library.
@@ -66,7 +75,8 @@ pub fn may_fault(bytes: &[u8], until: usize) -> bool {
     std::iter::from_fn(|| cursor.next()).take_while(|i| (i.ip() as usize) < until).any(|i| faults(&i))
 }
 
-fn faults(i: &Instruction) -> bool {
+/// Whether an instruction may fault in the sense of [`may_fault`].
+pub(crate) fn faults(i: &Instruction) -> bool {
     if matches!(i.mnemonic(), Mnemonic::Lea | Mnemonic::Endbr64) || decode::is_nop(i) {
         return false;
     }

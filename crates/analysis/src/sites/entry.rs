@@ -1,14 +1,14 @@
 //! The entry of a function as a site for a springboard.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{Arrival, BackBranch, Free, Refusal, Site, SiteKind, Svma};
+use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
+use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
-use crate::sites::springboard::{PAGE, SHORT, SITE_MAX, SPRINGBOARD};
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 use crate::text::decode::{self, Cursor};
 
 /// Largest distance in bytes over which instruction boundaries before an address are searched.
@@ -69,11 +69,10 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     if free < SHORT && resumed(free) && window >> free & 1 == 0 {
         return Err(Refusal::PreemptionPoint { offset: offset_of(at + free) });
     }
-    let short = free < SPRINGBOARD || at / PAGE != (at + SPRINGBOARD - 1) / PAGE;
+    let first = first_instruction(image, function);
+    let narrow = |offset: u64| free < offset + SPRINGBOARD || !on_one_page(at + offset, SPRINGBOARD);
+    let short = narrow(0) || first.as_ref().is_some_and(|first| narrow(first.len.into()));
 
-    let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
-    let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
-    let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
     if let Some(branch) = image.back_branches_to(start).nth(BACK_BRANCHES_MAX) {
         return Err(Refusal::OwnBranchToEntry { offset: offset_of(branch) });
     }
@@ -81,7 +80,8 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     Ok(Site {
         kind: SiteKind::Entry {
             arrival: Arrival { back_branches, least: (displaced_until(image, function) - at) as u8 },
-            free: Free { scratch, flags: dead.flags },
+            free: free_at(image, function, at),
+            first,
         },
         point: 0,
         function: Svma(start),
@@ -94,17 +94,24 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     })
 }
 
+/// End of a springboard of five bytes at the entry, which lies behind the first instruction if it can.
+pub(crate) fn springboard_end(image: &Image, function: &Function) -> u64 {
+    let stays = first_instruction(image, function).map_or(0, |first| u64::from(first.len));
+    first_byte(image, function) + stays + SPRINGBOARD
+}
+
 /// Address of the first byte that a springboard at the entry leaves in place. If control runs straight to an exit that would have no room
 /// of its own after that springboard, the exit is displaced too.
 pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
     let entry = first_byte(image, function);
     let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
+    let end_of_springboard = springboard_end(image, function);
     let suspensions = image.suspensions(&(function.start..entry + own));
     let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
     let mut at = entry;
     let mut home = None;
     loop {
-        if at >= entry + SPRINGBOARD {
+        if at >= end_of_springboard {
             home = home.or(Some(at));
         }
         let stop = home.unwrap_or(at);

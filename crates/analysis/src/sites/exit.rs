@@ -123,7 +123,8 @@ impl Known<'_> {
     pub fn island_rooms(&self, image: &Image, else_needed: &[Range<u64>]) -> IslandRooms {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
-        let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
+        let home =
+            entry::displaced_until(image, self.body.function).max(entry::springboard_end(image, self.body.function));
         let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
         all.extend_from_slice(else_needed);
         // the entry may need the bytes around branches back to it, and those that a site at the entry describes

@@ -6,6 +6,7 @@ mod call;
 mod displaceable;
 mod entry;
 mod exit;
+mod first;
 mod island_room;
 mod longjmp;
 mod questions;

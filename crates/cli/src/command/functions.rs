@@ -136,6 +136,7 @@ mod tests {
             why_not: why.map(|w| BTreeMap::from([("entry", w.to_owned())])),
             reasons: why.map(|_| BTreeMap::from([("entry", "too_short".to_owned())])),
             tail_exits: u32::from(why.is_none()) * 2,
+            exposed: false,
         };
         let all = [function("processCommand", "in-place", None), function("tiny", "refused", Some("too short"))];
         expect![[r#"

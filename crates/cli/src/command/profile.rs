@@ -62,6 +62,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         max_overhead: measure.max_overhead,
         max_hold: measure.max_hold,
         allow_calls: false,
+        beside_uprobes: measure.beside_uprobes,
         family: measure.follow.contains(&crate::args::Follow::Fork),
         history: false,
         wait: measure.wait.unwrap_or_default(),

@@ -87,6 +87,7 @@ pub(super) async fn run(
         max_overhead: asked.measure.max_overhead,
         max_hold: asked.measure.max_hold,
         allow_calls: asked.measure.allow_calls,
+        beside_uprobes: asked.measure.beside_uprobes,
         family: asked.measure.follow.contains(&Follow::Fork),
         history: false,
         wait: asked.measure.wait.unwrap_or_default(),

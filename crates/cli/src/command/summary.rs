@@ -139,6 +139,7 @@ mod tests {
                 BTreeMap::from([("call", "not_displaceable".to_owned())])
             }),
             tail_exits: 0,
+            exposed: false,
         }
     }
 

@@ -31,6 +31,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         max_overhead: measure.max_overhead,
         max_hold: measure.max_hold,
         allow_calls: false,
+        beside_uprobes: measure.beside_uprobes,
         family: false,
         history: false,
         wait: measure.wait.unwrap_or_default(),

@@ -34,6 +34,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         max_overhead: args.measure.max_overhead,
         max_hold: args.measure.max_hold,
         allow_calls: args.measure.allow_calls,
+        beside_uprobes: args.measure.beside_uprobes,
         family: args.measure.follow.contains(&Follow::Fork),
         history: args.history || args.phases.is_some(),
         wait: args.measure.wait.unwrap_or_default(),

@@ -80,6 +80,8 @@ pub(crate) struct Request {
     pub(crate) max_hold: Option<Duration>,
     /// Whether definitions may call functions of the target.
     pub(crate) allow_calls: bool,
+    /// Whether functions are refused that a uprobe would endanger.
+    pub(crate) beside_uprobes: bool,
     /// Whether fork children are measured with the target.
     pub(crate) family: bool,
     /// Whether the engine keeps histories of the values.
@@ -292,6 +294,7 @@ impl Request {
             max_overhead: self.max_overhead,
             max_hold_ns: self.max_hold.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             allow_calls: self.allow_calls,
+            beside_uprobes: self.beside_uprobes,
             family: self.family,
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
@@ -399,7 +402,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         edge_kind: edge_kind(&pair.edge_kinds),
         function: pair.function.map(function_ref),
         refused: pair.refused_count,
-        facts: PairFacts { exact_since_ns: pair.exact_since_ns },
+        facts: PairFacts { exact_since_ns: pair.exact_since_ns, exposed: pair.exposed },
     }
 }
 
@@ -531,6 +534,7 @@ pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Functi
         why_not: None,
         reasons: None,
         tail_exits: f.tail_exits,
+        exposed: f.exposed,
     };
     for p in f.points {
         let Some(kind) = kind_word(p.kind()) else { continue };

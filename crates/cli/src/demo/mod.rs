@@ -157,6 +157,7 @@ impl Stage<'_> {
             max_overhead: None,
             max_hold: None,
             allow_calls: false,
+            beside_uprobes: false,
             family: false,
             history: false,
             wait: Duration::ZERO,

@@ -140,6 +140,12 @@ pub enum CodegenError {
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,
+    /// A snippet reads an argument that the first instruction of the function overwrites before the snippet could run.
+    #[error("an argument is overwritten before the point at {at:#x}")]
+    ArgumentOverwritten {
+        /// The point.
+        at: u64,
+    },
     /// A point was woven in another arena, or with another method to tell threads apart.
     #[error("the point at {at:#x} was woven in another environment")]
     OtherEnvironment {

@@ -1,6 +1,6 @@
 //! Woven code as values: points, their snippets, and the records that undo them.
 
-use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, FirstInstruction, Gpr, PcMove, PointKind, Snippet, TextWrite};
 
 use crate::code::block::{LINK, displacement, text_write};
 use crate::code::body::Probe;
@@ -50,8 +50,9 @@ impl Inner {
 pub struct WovenPoint {
     /// Kind of the point.
     pub kind: PointKind,
-    /// Resume address of a thread that has not changed anything since the point. For an entry and after a call, it is the springboard;
-    /// elsewhere, the point's instruction. If a call itself leads to the base, it is the callee, or `None` if the callee is not known.
+    /// Resume address of a thread that has not changed anything since the point. For an entry and after a call, it is the first displaced
+    /// instruction; elsewhere, the point's instruction. If a call itself leads to the base, it is the callee, or `None` if the callee is
+    /// not known.
     pub resume: Option<Avma>,
     /// Layout of the stack at the point.
     pub stack: StackView,
@@ -59,6 +60,9 @@ pub struct WovenPoint {
     pub at: Avma,
     /// First byte of the function.
     pub function: Avma,
+    /// First instruction of the function, if it stays in place before the springboard. If it is repeated, the base takes back its effect on
+    /// the stack pointer, and the tail begins with a copy of it.
+    pub first: Option<FirstInstruction>,
     /// First byte of the base trampoline, to which the springboard leads.
     pub base: Avma,
     /// First of the nine live bytes of the slot. The slot is a plain count if that is the only snippet. Otherwise it leads to the first
@@ -103,6 +107,16 @@ pub struct WovenPoint {
 }
 
 impl WovenPoint {
+    /// First byte that the point needs: that of its springboard, or of the first instruction before it.
+    pub fn start(&self) -> Avma {
+        self.at.offset(-self.first.as_ref().map_or(0, |first| i64::from(first.len)))
+    }
+
+    /// Whether a snippet reads an argument that the first instruction has overwritten before it could run.
+    pub fn lacks_arguments_of(&self, snippet: &Snippet) -> bool {
+        self.first.as_ref().is_some_and(|first| first.loses_argument) && snippet.reads_arguments()
+    }
+
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.
     pub fn needs(&self) -> impl Iterator<Item = &Inner> {
         self.host.iter().chain(&self.redirected)

@@ -65,7 +65,7 @@ pub(crate) fn redirects(
     let mut out: Vec<Redirect> = Vec::new();
     for b in request.site.back_branches() {
         let at = b.at.to_avma(request.bias).0;
-        if at >= head.at && at < head.home() {
+        if at >= head.start() && at < head.home() {
             continue;
         }
         let found = if carried.has(head.function, at) {
@@ -131,7 +131,7 @@ fn redirect(
     let end = if branch.ends { end } else { branch.next() };
     for (i, first) in all.as_deref().unwrap_or_default().iter().enumerate().rev() {
         let start = first.at;
-        let apart = start >= head.home() || branch.next().max(start + 5) <= head.at;
+        let apart = start >= head.home() || branch.next().max(start + 5) <= head.start();
         let fits = apart && start + 5 <= end && !straddles(start, 5);
         let displaced = &all.as_deref().unwrap_or_default()[i..];
         let middle_ends = displaced.split_last().is_some_and(|(_, before)| before.iter().any(|d| d.ends));

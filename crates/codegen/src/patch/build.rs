@@ -1,7 +1,9 @@
 //! Code of one point: base trampoline, snippets, displaced instructions, and the records that undo them.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity};
+use ingraft_model::{
+    Avma, AvmaRange, FirstInstruction, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity,
+};
 
 use crate::code::arena::{Arena, ROUNDS, SlowRoutine};
 use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
@@ -161,7 +163,6 @@ impl<'a> Builder<'a> {
                 (Back::To(head.point), StackView::CALLED)
             }
             (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
-            (PointKind::Entry, _) if head.probe.is_none() => (Back::To(head.at), function),
             _ => (Back::To(head.point), function),
         };
         let frame = Frame {
@@ -271,6 +272,7 @@ impl<'a> Builder<'a> {
         let base = block.here();
         let mut copied = Copied::before(block, d.head)?;
         let begin = block.here();
+        emit_raise(block, d.head);
         if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
             copied.moves.push(PcMove { from: Avma(d.head.point), to: Avma(begin) });
         }
@@ -332,7 +334,8 @@ impl<'a> Builder<'a> {
         let block = &self.block;
         let (mut removed_moves, mut step_out) = block.exits(block.at, layout.own_end);
         let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
-        let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
+        let stays = head.at.wrapping_sub(request.site.at.to_avma(request.bias).0);
+        let old = request.site.bytes.get((stays + offset) as usize..).unwrap_or_default();
         let writes = &mut self.plan.text;
         if let Some(probe) = head.probe {
             // The copy of the function is removed as a whole, so the point's removal need not restore it.
@@ -359,11 +362,13 @@ impl<'a> Builder<'a> {
         // the function's own branches lead to the first one, a thread there may have arrived by such a branch, which is not a call. So it
         // moves to the tail, past the snippets.
         let looped = design.springboard_first && !request.site.back_branches().is_empty();
-        let own = (!looped).then_some(head.at);
-        let first = |m: &PcMove| redirects.iter().filter_map(Redirect::first).chain(own).any(|at| at == m.from.0);
+        let own = if looped { [None; 2] } else { [Some(head.start()), Some(head.at)] };
+        let own = || own.into_iter().flatten();
+        let first = |m: &PcMove| redirects.iter().filter_map(Redirect::first).chain(own()).any(|at| at == m.from.0);
         if in_text {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
-            let marker = looped && head.begins(request.site.point_kind(), head.function) && head.function != head.at;
+            let marker =
+                looped && head.begins(request.site.point_kind(), head.function) && head.function != head.start();
             self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
         }
         let chain = layout.minis.iter().zip(request.minis.iter().zip(design.minis));
@@ -384,6 +389,7 @@ impl<'a> Builder<'a> {
             stack: design.frame.stack,
             at: Avma(head.at),
             function: Avma(head.function),
+            first: head.first.clone(),
             base: Avma(layout.base),
             slot: Avma(layout.slot.at),
             leave: Avma(layout.leave),
@@ -545,6 +551,24 @@ fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>
     let field = block.here() - 4;
     block.jmp(routine, back)?;
     Ok((slow, Some(field)))
+}
+
+/// Takes back the effect on the stack pointer of a first instruction that stays in place. A thread that has not executed this resumes at the
+/// springboard.
+fn emit_raise(block: &mut Block, head: &Head) {
+    let lowers = head.first.as_ref().map_or(0, FirstInstruction::lowers);
+    if lowers == 0 {
+        return;
+    }
+    let back = Back::To(head.at);
+    // lea rsp, [rsp + lowers], which changes no flags
+    match i8::try_from(lowers) {
+        Ok(lowers) => block.put(&[0x48, 0x8d, 0x64, 0x24, lowers.cast_unsigned()], back),
+        Err(_) => {
+            let [a, b, c, d] = lowers.to_le_bytes();
+            block.put(&[0x48, 0x8d, 0xa4, 0x24, a, b, c, d], back);
+        }
+    }
 }
 
 /// Writes the branch past a conditional exit that is not taken, and saves the registers and flags that snippets change.

@@ -23,6 +23,9 @@ pub fn add_mini(
 ) -> Result<PatchPlan, CodegenError> {
     env.check()?;
     mini::check(env, request)?;
+    if point.lacks_arguments_of(request.snippet) {
+        return Err(CodegenError::ArgumentOverwritten { at: point.at.0 });
+    }
     let frame = point.frame(arena)?;
     let code = mini::compile(env, &frame, request, &mut Templates::default())?;
     let mut plan = PatchPlan::default();

@@ -1,7 +1,7 @@
 //! Choice of springboards for all points of a request, so that they do not overlap. A point has bytes of its own, or it is woven into the
 //! copy of an instruction that another point of its function displaces.
 
-use ingraft_model::{PointKind, Refusal, SiteKind};
+use ingraft_model::{FirstInstruction, PointKind, Refusal, SiteKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::environment::Environment;
@@ -21,17 +21,28 @@ pub(crate) enum Choice {
     Refused(Refusal),
 }
 
+impl Choice {
+    /// First instruction that stays in place before the springboard.
+    pub fn first(&self) -> Option<&FirstInstruction> {
+        match self {
+            Choice::Own(head) => head.first.as_ref(),
+            Choice::Hosted | Choice::Refused(_) => None,
+        }
+    }
+}
+
 /// Chooses a springboard for each request, and takes its bytes of text.
 ///
 /// A point that must begin at one address, an entry or a return address, goes first. Where possible, such a point leaves calls that are
 /// points themselves in place, because the processor pairs a call in the text with its return. Springboards of five bytes go before those
-/// of two, so that the padding that remains is for islands. Blocks go last and leave such calls in place: a function has many of them, and
-/// each stands for itself.
+/// of two, so that the padding that remains is for islands. Entries leave the first instruction in place, unless only its bytes suffice.
+/// Blocks go last and leave such calls in place: a function has many of them, and each stands for itself.
 pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointRequest<'_>]) -> Vec<Choice> {
     let point = |r: &PointRequest<'_>| r.site.at.to_avma(r.bias).0.wrapping_add(u64::from(r.site.point));
     let before_call = |r: &PointRequest<'_>| r.site.kind == SiteKind::CallBefore;
     let first = |r: &PointRequest<'_>| r.site.arrival().is_some();
     let block = |r: &PointRequest<'_>| r.site.point_kind() == PointKind::Block;
+    let exposable = |r: &PointRequest<'_>| r.site.first_instruction().is_some();
     let exit = |r: &PointRequest<'_>| !first(r) && !before_call(r) && !block(r);
     let calls: FxHashSet<u64> = requests.iter().filter(|r| before_call(r)).map(point).collect();
     let none = FxHashSet::default();
@@ -61,6 +72,8 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
     round(&exit, Width::Near, &none, true);
     round(&first, Width::Any, &calls, false);
     round(&first, Width::Any, &none, false);
+    round(&exposable, Width::Exposed, &calls, false);
+    round(&exposable, Width::Exposed, &none, false);
     round(&before_call, Width::Near, &none, true);
     round(&|r| !first(r) && !block(r), Width::Any, &none, true);
     round(&block, Width::Near, &calls, false);

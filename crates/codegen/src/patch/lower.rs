@@ -48,7 +48,7 @@ pub fn generic_site(kind: PointKind) -> Site {
         // push rbp; mov rbp, rsp; sub rsp, 0x20
         PointKind::Entry => {
             let free = Free { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], flags: true };
-            let kind = SiteKind::Entry { arrival: Arrival::default(), free };
+            let kind = SiteKind::Entry { arrival: Arrival::default(), free, first: None };
             (kind, entry.0, 0, &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20])
         }
         // call to a function some pages away

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, FirstInstruction, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::body::Probe;
@@ -32,10 +32,14 @@ impl Rehosted<'_> {
         let old = self.old;
         let passed = old.is_passed_at(m.from);
         let called = old.stack == StackView::CALLED;
-        let begins = (old.base..=old.slot).contains(&m.from) && !called;
+        // Behind a first instruction that stays, a thread would pass the point in the copy, which lies before that instruction.
+        let behind_first = old.first.is_some() && m.to == old.at;
+        let begins = (old.base..=old.slot).contains(&m.from) && !called && !behind_first;
         // The function's own branches to its entry lead past the snippets.
         let branches = old.kind == PointKind::Entry && m.to == old.function;
-        let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called;
+        // Behind a first instruction that ran once, the thread has passed the copy of it too.
+        let ran_first = old.first.as_ref().is_some_and(FirstInstruction::runs_once);
+        let is_at_point = passed && (Some(m.to) == old.resume || branches) && !called && !ran_first;
         let to = match self.probe.filter(|_| is_at_point) {
             // In the text, or before the probe, it would run the snippets again.
             Some(probe) => probe.next().copy,
@@ -45,11 +49,12 @@ impl Rehosted<'_> {
     }
 
     /// The islands in the text that lead to the old code. A thread there goes on to the old code, which knows whether it has arrived by the
-    /// function's own branch.
+    /// function's own branch. So does a thread at a springboard behind a first instruction that stays: it has begun the call.
     fn islands(&self) -> impl Iterator<Item = AvmaRange> {
         let inside = |at: Avma| self.old.records().any(|record| record.code.contains(&at));
         let moves = self.old.records().flat_map(|record| &record.moves);
-        moves.filter(move |m| !inside(m.from)).map(|m| m.from..m.from.offset(ISLAND as i64))
+        let springboard = self.old.first.as_ref().map(|_| self.old.at..self.old.at.offset(1));
+        moves.filter(move |m| !inside(m.from)).map(|m| m.from..m.from.offset(ISLAND as i64)).chain(springboard)
     }
 
     /// Call before which the old point lies, if a thread there has run the snippets: the old code jumps to the call in the text.

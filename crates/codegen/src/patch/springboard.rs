@@ -1,6 +1,6 @@
 //! Springboards: the bytes that a springboard overwrites at a point, and the instructions that it displaces.
 
-use ingraft_model::{IslandRoom, Offset, PointKind, Refusal, Site, SiteKind};
+use ingraft_model::{FirstInstruction, IslandRoom, Offset, PointKind, Refusal, Site, SiteKind};
 use rustc_hash::FxHashSet;
 
 use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
@@ -85,6 +85,9 @@ pub(crate) struct Head {
     pub probe: Option<Probe>,
     /// Range that is displaced in addition, to make room for the island.
     pub island_room: Option<Redirect>,
+    /// First instruction of the function, if it stays in place before the springboard. It is the first of the displaced ones if it is
+    /// repeated.
+    pub first: Option<FirstInstruction>,
 }
 
 impl Head {
@@ -107,6 +110,11 @@ impl Head {
     /// Whether a branch to `target` leads to the springboard of a point of this kind, so that it must be redirected.
     pub fn begins(&self, kind: PointKind, target: u64) -> bool {
         target == self.at || kind == PointKind::Entry && target == self.function
+    }
+
+    /// First byte that the point needs: that of its springboard, or of the first instruction, if that stays in place.
+    pub fn start(&self) -> u64 {
+        self.at.wrapping_sub(self.first.as_ref().map_or(0, |first| first.len.into()))
     }
 
     /// First original byte that was not displaced.
@@ -206,6 +214,26 @@ impl<'a> Place<'a> {
             host: None,
             probe: None,
             island_room: None,
+            first: None,
+        }
+    }
+
+    /// The springboard behind the first instruction, if that is to stay in place.
+    fn head_behind(&self, first: Option<&FirstInstruction>, form: Form, displaced: Vec<Displaced>) -> Head {
+        let head = self.head(form, displaced);
+        Head { at: self.at + repeated_len(first), first: first.cloned(), ..head }
+    }
+
+    /// The first instruction that stays in place under a springboard of this width. Fails if one must stay and cannot.
+    fn staying<'r>(width: Width, request: &PointRequest<'r>) -> Result<Option<&'r FirstInstruction>, Refusal> {
+        match (request.site.first_instruction(), width) {
+            (None, _) => Ok(None),
+            (Some(first), Width::Exposed) if first.must_stay => Err(Refusal::ExposedToUprobes),
+            (Some(_), Width::Exposed) => Ok(None),
+            (Some(first), Width::Near | Width::Any) => {
+                let reads = || request.minis.iter().any(|m| m.snippet.reads_arguments());
+                if first.loses_argument && reads() { Err(Refusal::ArgumentOverwritten) } else { Ok(Some(first)) }
+            }
         }
     }
 
@@ -301,6 +329,8 @@ pub(crate) enum Width {
     Near,
     /// Five bytes, or two bytes and an island.
     Any,
+    /// As `Any`, but over a first instruction that could stay in place.
+    Exposed,
 }
 
 /// Chooses the springboard of a point and takes its bytes of text. The springboard displaces none of the instructions at `keep`.
@@ -322,11 +352,15 @@ pub(crate) fn choose(
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
         return chosen;
     }
-    let near = choose_near(env, text, &place, keep, request.name);
+    let first = Place::staying(width, request)?;
+    let behind = request.behind(first);
+    let request = &request.at(behind.as_ref());
+    let place = Place::new(request);
+    let near = choose_near(env, text, &place, first, keep, request.name);
     match near {
         Ok(head) => Ok(head),
         Err(why) if width == Width::Near => Err(why),
-        Err(why) => choose_short(env, text, &place, keep, request.name).map_err(|_| why),
+        Err(why) => choose_short(env, text, &place, first, keep, request.name).map_err(|_| why),
     }
 }
 
@@ -343,35 +377,43 @@ fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Re
     Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
 }
 
+/// Number of bytes of a first instruction that stays in place and is displaced nevertheless.
+fn repeated_len(first: Option<&FirstInstruction>) -> u64 {
+    first.filter(|first| !first.runs_once()).map_or(0, |first| u64::from(first.len))
+}
+
 fn choose_near(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
+    first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
 ) -> Result<Head, Refusal> {
-    let len = Form::Near.len();
-    let displaced = place.displaced_by(env, len)?;
-    if straddles(place.at, len) {
+    let (stays, len) = (repeated_len(first), Form::Near.len());
+    let displaced = place.displaced_by(env, stays + len)?;
+    if straddles(place.at + stays, len) {
         return Err(Refusal::StraddlesPages);
     }
-    take(env, text, place, place.head(Form::Near, displaced), keep, name)
+    take(env, text, place, place.head_behind(first, Form::Near, displaced), keep, name)
 }
 
 fn choose_short(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
+    first: Option<&FirstInstruction>,
     keep: &FxHashSet<u64>,
     name: &str,
 ) -> Result<Head, Refusal> {
-    let end = place.at + 2;
-    let displaced = place.displaced_by(env, 2)?;
-    if straddles(place.at, 2) {
+    let stays = repeated_len(first);
+    let end = place.at + stays + 2;
+    let displaced = place.displaced_by(env, stays + 2)?;
+    if straddles(place.at + stays, 2) {
         return Err(Refusal::StraddlesPages);
     }
     let unknown = Form::Short(Island { at: 0, old: [0; 5] });
-    let head = take(env, text, place, place.head(unknown, displaced), keep, name)?;
+    let head = take(env, text, place, place.head_behind(first, unknown, displaced), keep, name)?;
     if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
         return Ok(Head { form: Form::Short(island), ..head });
     }
@@ -396,7 +438,7 @@ fn take(
         if head.displaced.iter().any(|d| keep.contains(&d.at)) {
             return Err(name.to_owned());
         }
-        text.take(head.at, head.home().max(head.at + head.form.len()), name)
+        text.take(head.start(), head.home().max(head.at + head.form.len()), name)
     };
     if let Some(displaced) = extended(env, place, &head) {
         let longer = Head { displaced, ..head.clone() };

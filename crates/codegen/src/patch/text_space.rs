@@ -98,7 +98,7 @@ impl TextSpace {
     /// Releases all text that a point had taken, once the removal of the point is done.
     pub fn release_point(&mut self, point: &WovenPoint) {
         // The removal may write only the displacement of a call, but the whole call was taken.
-        self.taken.remove(&point.at.0);
+        self.taken.remove(&point.start().0);
         for w in &point.removal.text {
             self.release(&(w.at..w.at.offset(i64::from(w.len))));
         }

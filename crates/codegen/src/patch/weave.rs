@@ -1,6 +1,6 @@
 //! Weaving of points: from facts about their sites to a plan, and to the records that undo it.
 
-use ingraft_model::{Avma, Bias, PatchPlan, Refusal, Site};
+use ingraft_model::{Avma, Bias, FirstInstruction, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
@@ -35,6 +35,21 @@ pub struct PointRequest<'a> {
     pub beside: &'a [&'a WovenPoint],
     /// Place in the copy of the function into which the point is woven; `None` for a point with bytes of the text.
     pub probe: Option<Probe>,
+}
+
+impl<'a> PointRequest<'a> {
+    /// The site behind a first instruction that stays in place and runs once.
+    pub(crate) fn behind(&self, first: Option<&FirstInstruction>) -> Option<Site> {
+        first.filter(|first| first.runs_once()).and_then(|_| self.site.behind_first())
+    }
+
+    /// The request at another site of the same point, if there is one.
+    pub(crate) fn at<'s>(&self, site: Option<&'s Site>) -> PointRequest<'s>
+    where
+        'a: 's,
+    {
+        PointRequest { site: site.unwrap_or(self.site), ..*self }
+    }
 }
 
 /// Result of a request for several points.
@@ -78,8 +93,11 @@ pub fn weave_points_on<'a>(
         mini::check_counters(env, m)
     })?;
     arena.lacked_room = false;
+    let choices = choose::choose(env, text, requests);
+    let behind: Vec<_> = choices.iter().zip(requests).map(|(choice, r)| r.behind(choice.first())).collect();
+    let requests: Vec<_> = requests.iter().zip(&behind).map(|(r, site)| r.at(site.as_ref())).collect();
+    let requests = requests.as_slice();
     let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
-    let choices = choose::choose(env, weaver.text, requests);
     let designs = weaver.redirects(choices, requests);
     let task = |(design, request)| -> Option<Task<'_, '_>> {
         let (design, request): (&Chosen, &PointRequest<'_>) = (design, request);
@@ -253,7 +271,7 @@ impl<'a> Weaver<'a> {
         if head.host.is_some() || head.probe.is_some() {
             return;
         }
-        let own = std::iter::once((head.at, head.at + head.form.len()));
+        let own = std::iter::once((head.start(), head.at + head.form.len()));
         let island = match head.form {
             Form::Short(island) => Some((island.at, island.at + 5)),
             Form::Near | Form::Call { .. } => None,

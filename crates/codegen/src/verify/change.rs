@@ -137,6 +137,9 @@ pub fn verify_added(
     if !plan.moves.is_empty() || !plan.retired.is_empty() {
         return fail(after.at.0, Flaw::BadMove);
     }
+    if after.lacks_arguments_of(request.snippet) {
+        return fail(after.at.0, Flaw::Lost);
+    }
     let memory = Memory::new(&plan.code, &arena.range())?;
     let facts = Facts::new(env, arena, &memory, std::iter::once(request));
     let mut interpreter = Interpreter::new(&facts);

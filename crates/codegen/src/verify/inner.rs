@@ -96,7 +96,7 @@ impl Proof<'_> {
             && point.removal.text.is_empty()
             && original.0 == self.point_at()
             && point.function == site.function.to_avma(self.request.bias)
-            && (point.at, point.resume) == (host.copy, Some(original))
+            && (point.at, point.resume, &point.first) == (host.copy, Some(original), &None)
             && point.leave.0 >= point.slot.0 + slot::LEN;
         if !right || !hosts.0.get(&host).is_some_and(proven) {
             return fail(copy, Flaw::Unmatched);
@@ -152,7 +152,7 @@ impl Proof<'_> {
             && point.redirected.is_empty()
             && point.removal.text.is_empty()
             && point.function == site.function.to_avma(self.request.bias)
-            && (point.at, point.resume) == (probe.copy, Some(probe.original))
+            && (point.at, point.resume, &point.first) == (probe.copy, Some(probe.original), &None)
             && point.leave.0 >= point.slot.0 + slot::LEN;
         if !right {
             return fail(copy, Flaw::Unmatched);

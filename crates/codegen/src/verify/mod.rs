@@ -5,6 +5,8 @@
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
 //! - springboards lead to a base trampoline, and control cannot land inside them;
+//! - a first instruction that stays in place before a springboard has the same effect if its effect on the stack pointer is taken back and it
+//!   runs again, or it leaves alone what snippets need; and no snippet reads an argument that it overwrites (`first`);
 //! - code before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
 //! - the tail, which is the copy of the displaced instructions, does the same as these (`equivalence`), and control continues in the text
 //!   where it would without the point;
@@ -20,6 +22,7 @@ mod change;
 mod counting;
 mod equivalence;
 mod event;
+mod first;
 mod form;
 mod goroutine;
 mod inner;
@@ -167,7 +170,10 @@ pub fn verify_weave_on(
         }
     }
     prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
-    let hosts = Hosts::new(requests, weave);
+    let behind = requests.iter().zip(&weave.woven).map(|(request, point)| first::behind(request, point.as_ref().ok()));
+    let behind = behind.collect::<Result<Vec<_>, _>>()?;
+    let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_ref())).collect();
+    let hosts = Hosts::new(&requests, weave);
     let proofs: Vec<Proof<'_>> = requests
         .iter()
         .zip(&weave.woven)
@@ -340,7 +346,13 @@ impl Proof<'_> {
         if point.kind != site.point_kind() {
             return fail(at.0, Flaw::Unmatched);
         }
-        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 < point.slot.0 + slot::LEN {
+        let stays = first::staying(self.request, point)?;
+        // The first byte of the springboard.
+        let board = Avma(at.0 + stays);
+        if point.at != board
+            || point.function != site.function.to_avma(bias)
+            || point.leave.0 < point.slot.0 + slot::LEN
+        {
             return fail(at.0, Flaw::Astray);
         }
         interpreter.begin(site, point);
@@ -355,7 +367,7 @@ impl Proof<'_> {
             if self.original(w.at.0, w.len).is_none_or(|old| old != w.new_bytes()) {
                 return fail(w.at.0, Flaw::NotOriginal);
             }
-            if w.at == at {
+            if w.at == board {
                 springboard = Some(w);
             }
         }
@@ -369,23 +381,25 @@ impl Proof<'_> {
         if self.follow(springboard) != Some(point.base.0) {
             return fail(at.0, Flaw::Astray);
         }
-        let inside = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + u64::from(springboard.len);
+        let inside = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + stays + u64::from(springboard.len);
         if site.landings.iter().any(inside) {
             return fail(at.0, Flaw::LandingInside);
         }
-        let begin = self.before(interpreter, &mut pairs)?;
+        let raised = first::taken_back(interpreter, point, &mut pairs)?;
+        let begin = self.before(interpreter, raised, &mut pairs)?;
         let home = self.behind(interpreter, begin, &resolve, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
-        if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
+        if past_own || home.is_some_and(|h| h < board.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
         }
         let displaced_end = pairs.iter().map(|p| p.original_end).max().unwrap_or(at.0);
-        if springboard.len as u64 > displaced_end - at.0 && u64::from(site.own) > displaced_end - at.0 {
+        let covered = displaced_end - at.0;
+        if stays + u64::from(springboard.len) > covered && u64::from(site.own) > covered {
             return fail(at.0, Flaw::NotEquivalent);
         }
         // A thread at the first instruction may have arrived by one of the function's own branches, so it must not run the snippets.
         let looped = site.arrival().is_some() && !site.back_branches().is_empty();
-        let mut begins = if looped { Vec::new() } else { vec![at.0] };
+        let mut begins = if looped { Vec::new() } else { vec![at.0, board.0] };
         for branch in site.back_branches() {
             let b = branch.at.to_avma(bias).0;
             let redirected = point.redirected.iter().any(|inner| inner.original.0 == b);
@@ -508,9 +522,9 @@ impl Proof<'_> {
     }
 
     /// Checks that the instructions before the point run first, without a gap. Returns the end of their copies.
-    fn before(&self, interpreter: &mut Interpreter<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+    fn before(&self, interpreter: &mut Interpreter<'_>, begin: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
         let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
-        equivalence::straight(interpreter, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
+        equivalence::straight(interpreter, bytes, self.site().at.to_avma(self.request.bias).0, begin, pairs)
     }
 
     /// Compares the point's instruction and those after it with the tail. Returns the home address, if the tail has one.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove, PointKind, TextWrite};
+use ingraft_model::{Avma, AvmaRange, FirstInstruction, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Flaw, VerifyError, check_writes, fail};
@@ -17,7 +17,7 @@ type Bytes = BTreeMap<u64, (u8, u8)>;
 /// The plan passes if
 /// - after it, each byte is what the insertion makes of the original text;
 /// - each thread in old code moves to an address whose equivalent in the text is the same, or leaves the code by single steps;
-/// - each thread in an island of old code leaves it by single steps;
+/// - each thread in an island of old code, or at a springboard behind a first instruction that stays, leaves it by single steps;
 /// - a thread that has run the snippets of a point does not run them again;
 /// - to a probe behind a pushed return address, only points at the same call move.
 pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Result<(), VerifyError> {
@@ -62,9 +62,9 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
     for old in points.iter().map(|point| point.old) {
         let inside = |at: Avma| old.records().any(|record| record.code.contains(&at));
         let islands = old.records().flat_map(|record| &record.moves).map(|m| m.from).filter(|at| !inside(*at));
-        for island in islands {
-            // A jump of five bytes.
-            let end = island.offset(5);
+        // A jump of five bytes; of a springboard only its first byte, where a thread may be.
+        let springboard = old.first.as_ref().map(|_| (old.at, old.at.offset(1)));
+        for (island, end) in islands.map(|at| (at, at.offset(5))).chain(springboard) {
             let next = plan.moves.get(plan.moves.partition_point(|m| m.from < island));
             if next.is_some_and(|m| m.from < end) || !is_left(&(island..end)) {
                 return fail(island.0, Flaw::BadMove);
@@ -94,9 +94,14 @@ fn moves(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &PatchPlan) -> Re
             let old = point.old;
             // The thread has run the snippets, and is about to execute the point's instruction.
             let at_point = Some(*text) == old.resume || old.kind == PointKind::Entry && *text == old.function;
-            let ran = (old.tail..old.tail_end).contains(from) && at_point;
+            // A thread behind a first instruction that ran once must not run its copy, which follows the probe.
+            let at_point = at_point && !old.first.as_ref().is_some_and(FirstInstruction::runs_once);
+            let passed = (old.tail..old.tail_end).contains(from);
+            let ran = passed && at_point;
             match point.probe.filter(|_| ran && old.returns_to.is_none()) {
                 Some(probe) => *to == probe.next().copy,
+                // This thread has executed the first instruction, but not run the snippets.
+                None if !passed && old.first.is_some() && *text == old.at => false,
                 None => to == text || inserted.get(text) == Some(to) && !ran,
             }
         };

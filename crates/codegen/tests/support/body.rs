@@ -242,7 +242,7 @@ fn site(body: &FunctionBody, spot: &Spot) -> Site {
     let block = &body.blocks[index];
     let (free, arrival) = (block.free.clone(), Arrival { back_branches: Vec::new(), least: 0 });
     let kind = match spot.kind {
-        PointKind::Entry => SiteKind::Entry { arrival, free },
+        PointKind::Entry => SiteKind::Entry { arrival, free, first: None },
         PointKind::Exit => SiteKind::Exit { within: false },
         PointKind::CallBefore => SiteKind::CallBefore,
         PointKind::CallAfter => SiteKind::CallAfter { arrival },

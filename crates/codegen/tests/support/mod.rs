@@ -54,7 +54,8 @@ pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
 /// Returns the site of an entry at 0x401000. All `bytes` belong to the function; rax and the flags are free.
 pub fn site(bytes: &[u8]) -> Site {
-    let kind = SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true } };
+    let kind =
+        SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true }, first: None };
     Site::new(kind, Svma(0x401000), Svma(0x401000), bytes.to_vec())
 }
 

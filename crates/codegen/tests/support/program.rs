@@ -17,6 +17,8 @@ pub struct Outcome {
     pub name: String,
     /// Reason why the entry is not woven.
     pub entry: Option<Refusal>,
+    /// Whether a uprobe at the woven entry is harmless, because the first instruction stays in place.
+    pub unharmed: bool,
     /// Reasons why exits are not woven: one for each such exit, or one for all.
     pub exits: Vec<Refusal>,
     /// Reasons why points before calls are not woven, if calls were requested.
@@ -65,6 +67,7 @@ impl Asked {
         Outcome {
             name,
             entry: self.entry.as_ref().err().cloned(),
+            unharmed: false,
             exits: match &self.exits {
                 Ok(exits) => exits.iter().filter_map(|e| e.as_ref().err().cloned()).collect(),
                 Err(refusal) => vec![refusal.clone()],
@@ -120,7 +123,13 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
     let proof = verify_weave(&env, &arena, &text, &requests, &weave);
     let mut out: Vec<Outcome> = names.into_iter().zip(&asked).map(|(name, asked)| asked.outcome(name)).collect();
     for ((i, site), woven) in all.iter().zip(weave.woven) {
-        let Err(refusal) = woven else { continue };
+        let refusal = match woven {
+            Ok(point) => {
+                out[*i].unharmed |= point.kind == PointKind::Entry && point.at > point.function;
+                continue;
+            }
+            Err(refusal) => refusal,
+        };
         match site.point_kind() {
             PointKind::Entry => out[*i].entry = Some(refusal),
             PointKind::CallBefore => out[*i].before.push(refusal),
@@ -139,6 +148,12 @@ impl Outcome {
 }
 
 impl Program {
+    /// Share of the functions with a woven entry at which a uprobe is harmless.
+    pub fn unharmed(&self) -> f64 {
+        let woven = self.functions.iter().filter(|f| f.entry.is_none()).count();
+        self.functions.iter().filter(|f| f.unharmed).count() as f64 / woven.max(1) as f64
+    }
+
     /// Share of the functions that are woven completely.
     pub fn share(&self) -> f64 {
         self.functions.iter().filter(|f| f.whole()).count() as f64 / self.functions.len().max(1) as f64

@@ -151,6 +151,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_overhead,
         max_hold: Some(measure.max_hold_ns).filter(|ns| *ns != 0).map(Duration::from_nanos),
         allow_calls: measure.allow_calls,
+        beside_uprobes: measure.beside_uprobes,
         family: measure.family,
         max_pairs: None,
         await_modules: measure.await_modules,
@@ -266,6 +267,7 @@ pub fn function(function: FunctionEntry) -> v1::Function {
         size: function.size,
         points: function.points.iter().map(points).collect(),
         tail_exits: function.tail_exits,
+        exposed: function.exposed,
     }
 }
 
@@ -296,6 +298,7 @@ pub fn pair(pair: &PairInfo) -> v1::Pair {
         points: pair.points,
         refused_count: count(pair.refused.len()),
         exact_since_ns: pair.exact_since_ns,
+        exposed: pair.exposed,
         edge_kinds: pair.edge_kinds.iter().map(|kind| v1::EdgeKind::from(*kind).into()).collect(),
     }
 }

@@ -364,6 +364,7 @@ mod tests {
             points: 1,
             refused: if n == 3 { vec![refused(8), refused(9)] } else { Vec::new() },
             exact_since_ns: None,
+            exposed: false,
         };
         Enabled {
             id: MeasurementId(5),

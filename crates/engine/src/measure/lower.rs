@@ -239,6 +239,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         max_overhead: None,
         max_hold: None,
         allow_calls: true,
+        beside_uprobes: false,
         family: false,
         max_pairs: None,
         await_modules: false,

@@ -203,6 +203,9 @@ pub fn evaluate(
     missing: Missing,
     progress: &dyn Fn(&str),
 ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+    if request.beside_uprobes {
+        modules.expect_uprobes();
+    }
     let mut errors = modules.load(target, store, &modules_of(request), progress);
     modules.were_wanting();
     let mut wanted = evaluate_request(library, modules, request, missing);

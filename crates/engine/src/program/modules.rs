@@ -94,6 +94,8 @@ pub struct Modules {
     wanting: AtomicBool,
     /// The strictest reason why unwinders may begin at instructions that are no calls, and the name of the module that gives it.
     unwinder: Option<(Unwinder, String)>,
+    /// Whether other tools may set uprobes in the process at any time.
+    are_uprobes_expected: AtomicBool,
     /// Modules that are not mapped but whose image is kept, in the order in which they were unmapped.
     waiting: Vec<ModuleRef>,
 }
@@ -167,6 +169,7 @@ impl Modules {
             files: Vec::new(),
             wanting: AtomicBool::new(false),
             unwinder: None,
+            are_uprobes_expected: AtomicBool::new(false),
             waiting: Vec::new(),
         };
         modules.refresh(target, &|_| false)?;
@@ -264,6 +267,22 @@ impl Modules {
     /// The strictest reason why unwinders may begin in the process at instructions that are no calls, and the module that gives it.
     pub fn unwinder(&self) -> Option<(Unwinder, &str)> {
         self.unwinder.as_ref().map(|(why, name)| (*why, name.as_str()))
+    }
+
+    /// Notes that other tools may set uprobes in the process at any time.
+    pub fn expect_uprobes(&self) {
+        self.are_uprobes_expected.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether other tools may set uprobes in the process at any time.
+    pub fn are_uprobes_expected(&self) -> bool {
+        self.are_uprobes_expected.load(Ordering::Relaxed)
+    }
+
+    /// Whether code of the process may leave a signal handler for another place than the interrupted one.
+    pub fn leaves_handlers(&self, target: &Target) -> bool {
+        self.unwinder.as_ref().is_some_and(|(why, _)| *why == Unwinder::Fault)
+            || self.mapped().any(|file| file.unwinding(target).leaves_handlers)
     }
 
     /// Forgets the analysis of a module, because its file may have other bytes at the next mapping.

@@ -133,7 +133,10 @@ pub(super) fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction
             let code = key.pair.focus.part("Code").filter(|code| code.names.len() >= 2);
             let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
             let function = function.or(only.filter(|_| code.is_some()));
+            let is_exposed =
+                |f: &MdlFunction| control.attached.as_ref().is_some_and(|a| a.woven.is_exposed(&control.modules, *f));
             Some(PairInfo {
+                exposed: functions.iter().any(is_exposed),
                 function: function.and_then(|f| function_ref(&control.modules, f)),
                 edge_kinds: function.map_or_else(Vec::new, |f| control.modules.edge_kinds(f, &key.pair.focus)),
                 points: functions.len() as u32,

@@ -351,6 +351,16 @@ impl Woven {
         self.points.get(place).map(|p| p.woven.minis.len())
     }
 
+    /// Whether a write lies over the first byte of a function, so that a uprobe there would make threads continue in the middle of it.
+    pub fn is_exposed(&self, modules: &Modules, function: FunctionRef) -> bool {
+        let Some((_, module, f)) = modules.resolve(function) else { return false };
+        let first = f.start().to_avma(module.bias);
+        let covers = |w: &TextWrite| (w.at..w.at.offset(w.len.into())).contains(&first);
+        let points = self.known(function).flat_map(|(_, point)| &point.woven.removal.text);
+        let body = self.bodies.get(&function).into_iter().flat_map(|body| &body.woven.removal.text);
+        points.chain(body).any(covers)
+    }
+
     /// Address of the springboard at a function's entry.
     pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
         let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
@@ -540,9 +550,15 @@ impl Woven {
             match self.points.get_mut(&found.place) {
                 Some(point) => {
                     let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
-                    for mini in &found.minis {
+                    let lacks = |mini: &&&NewMini<'_>| point.woven.lacks_arguments_of(mini.snippet);
+                    let lacking = found.minis.iter().filter(lacks);
+                    let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
+                    let refused: Vec<_> = refused.collect();
+                    let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
+                    for mini in found.minis.iter().filter(|mini| !is_refused(mini)) {
                         Arc::make_mut(point).add(subject.env, arena, found.place.spot, mini, &mut change.plan)?;
                     }
+                    change.refused.extend(refused.clone());
                     change.chains.push(point.chain());
                 }
                 None => new.entry(found.place.function.module).or_default().push(found),

@@ -1,14 +1,14 @@
 //! Sites of points: the points of a function in the present text of the target.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::{
     Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
     Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
-use ingraft_process::Target;
+use ingraft_process::{Mapping, Target};
 
 use ingraft_codegen::{RemovalRecord, Spot};
 
@@ -17,6 +17,15 @@ use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
 use crate::weaving::bodies::Hosted;
 use crate::weaving::wanted::NewMini;
+
+/// `int3`, which a uprobe writes over the first byte of an instruction.
+const BREAKPOINT: u8 = 0xcc;
+/// The mapping in which the kernel executes the instructions under uprobes. It exists once a thread has hit one that is not
+/// emulated.
+const UPROBES: &str = "[uprobes]";
+
+/// Size of a page in bytes.
+const PAGE: u64 = 4096;
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
@@ -102,6 +111,12 @@ pub struct Text<'a> {
     originals: BTreeMap<u64, u8>,
     /// The present content of the pages.
     pages: TextPages,
+    /// Whether a thread of the target has hit a uprobe.
+    hit: OnceLock<bool>,
+    /// Whether there are breakpoints in the text of a module, by its bias.
+    probed: Mutex<BTreeMap<u64, bool>>,
+    /// Whether a handler of the program may leave a function whose instruction has faulted.
+    left_by_faults: OnceLock<bool>,
 }
 
 impl<'a> Text<'a> {
@@ -109,7 +124,14 @@ impl<'a> Text<'a> {
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
         let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
-        Text { target, originals, pages: TextPages::default() }
+        Text {
+            target,
+            originals,
+            pages: TextPages::default(),
+            hit: OnceLock::new(),
+            probed: Mutex::default(),
+            left_by_faults: OnceLock::new(),
+        }
     }
 
     /// The view of a target in which nothing is woven.
@@ -120,6 +142,45 @@ impl<'a> Text<'a> {
     /// The target.
     pub fn target(&self) -> &Target {
         self.target
+    }
+
+    /// Whether uprobes are in the target, so that more may come: a thread has hit one that the kernel does not emulate, or the text of the
+    /// module has a breakpoint that the file lacks.
+    fn is_probed(&self, module: &Module) -> bool {
+        let hit = |maps: Vec<Mapping>| maps.iter().any(|m| m.path.as_os_str() == UPROBES);
+        *self.hit.get_or_init(|| self.target.maps().is_ok_and(hit)) || self.has_breakpoints(module)
+    }
+
+    fn has_breakpoints(&self, module: &Module) -> bool {
+        let mut known = self.probed.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry(module.bias.0).or_insert_with(|| {
+            module.image.segments().iter().filter(|s| s.flags.execute).any(|segment| {
+                let start = segment.svma.to_avma(module.bias).0;
+                let range =
+                    Avma(start / PAGE * PAGE)..Avma(start.saturating_add(segment.file_size).next_multiple_of(PAGE));
+                let own = self.target.own_pages(&range).unwrap_or_default();
+                let pages = (range.start.0..).step_by(PAGE as usize).zip(own).filter(|(_, own)| *own);
+                pages.into_iter().any(|(page, _)| self.has_breakpoint(module, Avma(page)))
+            })
+        })
+    }
+
+    /// Whether a page has a breakpoint where the module's file has another byte.
+    fn has_breakpoint(&self, module: &Module, page: Avma) -> bool {
+        let mut now = vec![0; PAGE as usize];
+        if !self.original(page, &mut now) {
+            return false;
+        }
+        let file = |at: u64| module.image.bytes_at(Avma(at).to_svma(module.bias), 1)?.first().copied();
+        let breakpoints = (page.0..).zip(now).filter(|(_, byte)| *byte == BREAKPOINT);
+        breakpoints.map(|(at, _)| file(at)).any(|byte| byte.is_some_and(|byte| byte != BREAKPOINT))
+    }
+
+    /// Whether a handler of the program may leave a function whose instruction has faulted.
+    fn is_left_by_faults(&self, modules: &Modules) -> bool {
+        *self.left_by_faults.get_or_init(|| {
+            self.target.status().is_ok_and(|status| status.catches_faults) && modules.leaves_handlers(self.target)
+        })
     }
 
     /// Reads the present text. Returns false if it cannot be read.
@@ -235,7 +296,7 @@ fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Opt
     let (kind, at) = match &site.kind {
         SiteKind::Entry { free, .. } => {
             let entry = body.blocks.get(body.entry?)?.block.range.start;
-            (SiteKind::Entry { arrival, free: free.clone() }, entry)
+            (SiteKind::Entry { arrival, free: free.clone(), first: None }, entry)
         }
         SiteKind::Exit { .. } => (SiteKind::Exit { within: false }, point),
         SiteKind::CallBefore => (SiteKind::CallBefore, point),
@@ -258,6 +319,11 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
         });
     }
     let body = module.image.body(f)?;
+    // The way from the entry into the copy lies at the first byte.
+    let probed = || modules.are_uprobes_expected() || text.is_probed(module);
+    if probed() && module.image.entry_site(f).is_ok_and(|site| site.at == site.function) {
+        return Err(Refusal::ExposedToUprobes);
+    }
     for block in &body.blocks {
         let start = block.block.range.start;
         let mut now = vec![0; block.bytes.len()];
@@ -355,7 +421,24 @@ fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Sit
     if !site.island_rooms.iter().all(is_there) {
         Arc::make_mut(&mut site).island_rooms.retain(is_there);
     }
-    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
+    // A call that such a handler ends at its first instruction is a call too.
+    if site.first_instruction().is_some_and(|first| first.may_fault)
+        && text.is_left_by_faults(modules)
+        && let SiteKind::Entry { first, .. } = &mut Arc::make_mut(&mut site).kind
+    {
+        *first = None;
+    }
+    let own_first = site.first_instruction().is_some();
+    let breakpoint = own_first && now.first() == Some(&BREAKPOINT) && now.get(1..) == site.bytes.get(1..);
+    let probed = || breakpoint || modules.are_uprobes_expected() || text.is_probed(module);
+    if site.at == site.function && probed() {
+        let SiteKind::Entry { first: Some(first), .. } = &mut Arc::make_mut(&mut site).kind else {
+            return Err(Refusal::ExposedToUprobes);
+        };
+        first.must_stay = true;
+    }
+    let differs = now.iter().zip(&site.bytes).position(|(a, b)| a != b);
+    match differs.filter(|_| !breakpoint) {
         None => Ok(site),
         Some(i) => {
             let differs = site.at.0.wrapping_add(i as u64);

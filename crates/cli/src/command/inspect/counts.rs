@@ -94,6 +94,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         max_overhead: None,
         max_hold: None,
         allow_calls: false,
+        beside_uprobes: false,
         family: false,
         history: false,
         wait: Duration::ZERO,

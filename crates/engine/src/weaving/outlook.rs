@@ -1,6 +1,6 @@
-//! Refusals of entries of a target, determined without a change to the target.
+//! Outlook for the entries of a target, determined without a change to the target.
 
-use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points_on};
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, WovenPoint, weave_points_on};
 use ingraft_model::{Avma, FunctionRef, ModuleRef, Refusal, Site, Snippet, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -11,20 +11,25 @@ use crate::program::modules::Modules;
 use crate::weaving::sites::{Text, entry_site};
 use crate::weaving::trial::environment;
 
-/// The entries of these functions that cannot be woven, with the reasons. All of them are woven into an arena that does not exist.
-pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
+/// For each of these functions, whether its entry would be exposed to uprobes, or the reason why it cannot be woven. All of them are woven
+/// into an arena that does not exist.
+pub fn outlook(
+    target: &Target,
+    modules: &Modules,
+    functions: &[FunctionRef],
+) -> FxHashMap<FunctionRef, Result<bool, Refusal>> {
     let env = environment();
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let text = Text::untouched(target);
     let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(&text, modules, *f))).collect());
-    let mut refused = FxHashMap::default();
+    let mut out = FxHashMap::default();
     let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
         match site {
             Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),
             Err(refusal) => {
-                refused.insert(*function, refusal.clone());
+                out.insert(*function, Err(refusal.clone()));
             }
         }
     }
@@ -47,7 +52,8 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
             .collect();
         // A request as a whole fails only for reasons that do not occur here.
         let Ok(weave) = weave_points_on(&Quick, &env, &mut arena, &mut text, &entries) else { continue };
-        refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
+        let exposed = |point: WovenPoint| point.at == point.function;
+        out.extend(members.iter().zip(weave.woven).map(|((f, _), woven)| (*f, woven.map(exposed))));
     }
-    refused
+    out
 }
