@@ -33,7 +33,7 @@ int main(void) {
         } else if (!strcmp(line, "save")) {
             memcpy(saved, (void *)(uintptr_t)patched, sizeof saved);
         } else if (!strcmp(line, "restore")) {
-            write_code(saved, 8);
+            write_code(saved, sizeof saved);
         } else if (!strncmp(line, "crash ", 6)) {
             const char *how = line + 6;
             if (!strcmp(how, "segv")) raise(SIGSEGV);
