@@ -16,6 +16,7 @@ use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
 use crate::stack::{Frames, SavedPc, Stacks, contains};
+use crate::suspended::{Home, Waiting, Words};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer};
@@ -49,6 +50,9 @@ pub struct Options {
     pub reset_gs: Option<DataArea>,
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
+    /// Words that point into the text around the plan's writes. If one is the program counter of a suspended context in a signal frame, it
+    /// is moved as `PatchPlan::moves` says. No other context may be suspended inside of a write.
+    pub suspended: Option<Words>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
     pub clear_slots: Option<DataArea>,
 }
@@ -63,6 +67,7 @@ impl Default for Options {
             readings: None,
             reset_gs: None,
             goroutines: None,
+            suspended: None,
             clear_slots: None,
         }
     }
@@ -216,7 +221,7 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
-        let (moves, quiet, stacks, saved, unknown) = loop {
+        let (mut moves, quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
@@ -241,22 +246,18 @@ impl Target {
             }
         };
 
+        if let Some(words) = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty()) {
+            let words = words.now(self);
+            let homes = self.homes(tracer, &maps, &words)?;
+            self.look_at_words(&words, plan, &stacks, &homes, &mut moves)?;
+        }
         tracer.check_bound(moves.len(), runs.len())?;
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
         let threads_before = visitor.as_deref().map(known);
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
-            for run in runs.iter().filter(|r| r.old != r.new) {
-                let _ = self.write_text(tracer, run.start, &run.old); // Return the first error, not this one.
-            }
-            for m in moves.iter().filter(|m| m.first) {
-                let _ = match (m.slot, original[m.thread]) {
-                    (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
-                    (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
-                    (None, None) => Ok(()),
-                };
-            }
+            self.take_back(tracer, runs, moves.iter().filter(|m| m.first), &original);
             return Err(e.into());
         }
         // From here on the plan is applied. The remaining steps help threads that may have been killed by now, so a missing step does no
@@ -280,6 +281,26 @@ impl Target {
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
         let (bases, moved) = (bases.collect(), moves.len());
         Ok(Applied { attempts: 0, threads, moved, quiet, asleep, bases })
+    }
+
+    /// Takes back writes and the moves before them, after a write has failed. Returns no error, because the first one is reported.
+    fn take_back<'m>(
+        &self,
+        tracer: &mut Tracer,
+        runs: &[Run],
+        moves: impl Iterator<Item = &'m Move>,
+        original: &[Option<Regs>],
+    ) {
+        for run in runs.iter().filter(|r| r.old != r.new) {
+            let _ = self.write_text(tracer, run.start, &run.old);
+        }
+        for m in moves {
+            let _ = match (m.slot, original[m.thread]) {
+                (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
+                (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
+                (None, None) => Ok(()),
+            };
+        }
     }
 
     /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
@@ -407,6 +428,58 @@ impl Target {
             quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
         }
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
+    }
+
+    /// The stacks on which their threads are: the main one, or one with the thread's control block at its end. Also those of ended threads
+    /// that have one of these words, or to which the context of such a word belongs.
+    fn homes(&self, tracer: &mut Tracer, maps: &[Mapping], words: &[Avma]) -> Result<Vec<Home>, Error> {
+        let mapping_at = |at: u64| {
+            let mapping = maps.get(maps.partition_point(|m| m.range.end.0 <= at));
+            mapping.filter(|m| m.range.contains(&Avma(at)))
+        };
+        let mut homes = Vec::new();
+        for i in 0..tracer.threads.len() {
+            let Some(regs) = tracer.regs(i)? else { continue };
+            let Some(mapping) = mapping_at(regs.rsp) else { continue };
+            let mut stack = mapping.range.clone();
+            if mapping.path.as_os_str() != "[stack]" {
+                stack.end = Avma(regs.fs_base);
+            }
+            if mapping.range.contains(&stack.end) || stack.end == mapping.range.end {
+                homes.push(Home { stack, free: regs.rsp.saturating_sub(frame::RED_ZONE) });
+            }
+        }
+        let places = words.iter().flat_map(|slot| [Some(slot.0), self.read_u64(slot.offset(-8)).ok()]);
+        homes.extend(self.ended_homes(places.flatten().map(Avma)));
+        Ok(homes)
+    }
+
+    /// Looks at words that point into the text around the writes. Adds the moves of those in signal frames. Fails if another context would
+    /// continue within a write.
+    fn look_at_words(
+        &self,
+        words: &[Avma],
+        plan: &PatchPlan,
+        stacks: &Stacks,
+        homes: &[Home],
+        moves: &mut Vec<Move>,
+    ) -> Result<(), ApplyError> {
+        // The stacks of threads were read already.
+        for slot in words.iter().copied().filter(|slot| !stacks.has(*slot)) {
+            let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
+            let fate = self.fate(plan, pc, false);
+            if let Fate::Stays = fate {
+                continue;
+            }
+            match (fate, self.waiting(slot, homes)) {
+                (_, None) => {}
+                (Fate::Moves { to, first }, Some(Waiting::Frame)) => {
+                    moves.push(Move { thread: 0, slot: Some(slot), from: pc, to, first });
+                }
+                (_, Some(_)) => return Err(ApplyError::Suspended { at: pc }),
+            }
+        }
+        Ok(())
     }
 
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the

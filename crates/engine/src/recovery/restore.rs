@@ -10,6 +10,7 @@ use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, Thre
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
 use crate::recovery::journal::PointRecord;
+use crate::recovery::waiting::{self, Kept};
 
 /// Outcome of a removal.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Restored {
     pub left: Vec<Left>,
     /// Threads that sleep in the kernel and so keep the memory from being unmapped.
     pub asleep: Vec<Tid>,
+    /// Reason why the memory stays although no thread is in it; `None` if there is no such reason.
+    pub kept: Option<Kept>,
 }
 
 /// Writes that a removal still has to make, and places that it cannot restore.
@@ -60,8 +63,7 @@ pub fn restore(
     arenas: &[AvmaRange],
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
-    let failed = |e| Error::process(target.pid(), e);
-    let (Rest { plan, left: found }, first) = cut_off(target, points)?;
+    let (Rest { plan, left: found }, first) = cut_off(target, points, area)?;
     let mut threads = first.bases;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
@@ -69,6 +71,7 @@ pub fn restore(
     }
     let mut unmapped = false;
     let mut asleep = Vec::new();
+    let mut kept = None;
     // Memory is unmapped only after every jump to it is known to be gone.
     if !rest.leads() {
         // A thread may have a saved context in the arenas (in a signal handler, say), or be in a function that a snippet has called. It
@@ -83,25 +86,23 @@ pub fn restore(
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
+        kept = waiting::keeps(target);
         for _ in 0..TRIES {
-            let applied = match target.apply(&leave, &options) {
+            let applied = match let_leave(target, &leave, &options)? {
                 Ok(applied) => applied,
-                // the memory stays until the next try
-                Err(ApplyError::Busy { .. }) => break,
-                Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
-                    Some(tid) => {
-                        asleep = vec![tid];
-                        break;
-                    }
-                    None => return Err(Error::apply(target.pid(), e)),
-                },
+                Err(sleeper) => {
+                    asleep = sleeper.map_or(asleep, |tid| vec![tid]);
+                    break;
+                }
             };
             threads = applied.bases;
             asleep = applied.asleep;
+            if kept.is_some() {
+                break;
+            }
             if applied.quiet {
-                let mut ours = arenas.to_vec();
-                ours.extend(area.map(|a| a.range()));
-                target.unmap(&ours).map_err(failed)?;
+                let ours: Vec<AvmaRange> = arenas.iter().cloned().chain(area.map(|a| a.range())).collect();
+                target.unmap(&ours).map_err(|e| Error::process(target.pid(), e))?;
                 unmapped = true;
                 break;
             }
@@ -116,7 +117,24 @@ pub fn restore(
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    Ok(Restored { text_restored, unmapped, threads, left, asleep })
+    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept: kept.filter(|_| !unmapped) })
+}
+
+/// Moves threads out of the arenas. If that cannot be done now, the memory stays until the next try; then the result has the thread that
+/// sleeps in the kernel, if one is the reason.
+fn let_leave(
+    target: &Target,
+    leave: &PatchPlan,
+    options: &ApplyOptions,
+) -> Result<Result<Applied, Option<Tid>>, Error> {
+    match target.apply(leave, options) {
+        Ok(applied) => Ok(Ok(applied)),
+        Err(ApplyError::Busy { .. }) => Ok(Err(None)),
+        Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
+            Some(tid) => Ok(Err(Some(tid))),
+            None => Err(Error::apply(target.pid(), e)),
+        },
+    }
 }
 
 /// Restores the text without waiting for threads to leave the code, which stays. Returns whether the text is the original one again.
@@ -125,7 +143,7 @@ pub fn restore(
 /// place in the text to which its record leads may be under a springboard that stays.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
     let points: Vec<PointRecord> = points.iter().filter(|point| !point.removal.text.is_empty()).cloned().collect();
-    cut_off(target, &points)?;
+    cut_off(target, &points, None)?;
     Ok(!restorable(target, &points)?.leads())
 }
 
@@ -143,13 +161,15 @@ pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, E
 }
 
 /// Removes all jumps to the points. Returns the plan and its outcome.
-fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), Error> {
+fn cut_off(target: &Target, points: &[PointRecord], area: Option<DataArea>) -> Result<(Rest, Applied), Error> {
     let mut look = 0;
     loop {
         look += 1;
         let rest = restorable(target, points)?;
         let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
-        match target.apply(&text, &ApplyOptions::default()) {
+        let suspended = waiting::near(target, &rest.plan.text, area);
+        let options = ApplyOptions { suspended, ..ApplyOptions::default() };
+        match target.apply(&text, &options) {
             Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),

@@ -178,7 +178,7 @@ impl Session {
         let gone = contents.points.clone();
         let session = Session::with_area(context, target, lock, found.area, contents)?;
         let mut control = session.control();
-        control.unfinished = Some(Unfinished::new(removed.asleep, None));
+        control.unfinished = Some(Unfinished::new(removed.asleep, None, false));
         control.has_stragglers = true;
         if let Some(attached) = control.attached.as_mut() {
             attached.woven.forget_adopted(&gone);

@@ -14,7 +14,7 @@ use crate::measure::event_places::EventPlaces;
 use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
-use crate::recovery::{leftover, restore};
+use crate::recovery::{leftover, restore, waiting};
 use crate::weaving::plan::PlannedRemoval;
 
 use super::control::{Attached, Control};
@@ -133,7 +133,7 @@ impl Session {
                 }
             }
         }
-        if quiet {
+        if quiet && waiting::keeps(&self.target).is_none() {
             attached.woven.release(&options.check_quiet);
         }
         if control.family && !gone.is_empty() {
@@ -262,6 +262,7 @@ impl Session {
         }
         let mut warnings = self.warnings(control, &left);
         self.add_lost_calls(control, disturbed, &left, &mut warnings);
+        warnings.extend(restored.kept.as_ref().map(waiting::Kept::warning));
         warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;
@@ -269,7 +270,8 @@ impl Session {
         if restored.unmapped {
             self.discard(control);
         } else if text_restored {
-            self.leave_memory(control, records, arenas, restored.asleep.clone())?;
+            let is_final = restored.kept.is_some();
+            self.leave_memory(control, records, arenas, restored.asleep.clone(), is_final)?;
         } else {
             // The next engine, which may be this one, finds the journal and finishes the removal. From here on no engine holds the target.
             let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };

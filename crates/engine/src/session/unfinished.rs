@@ -26,21 +26,22 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Unfinished {
     /// Threads that sleep uninterruptibly; empty if the removal waits for something else.
     asleep: Vec<Tid>,
-    /// Time of the next try, if no sleeping thread is waited for.
-    next: Instant,
+    /// Time of the next try, if no sleeping thread is waited for; `None` if the memory stays until the process ends.
+    next: Option<Instant>,
     pause: Duration,
 }
 
 impl Unfinished {
-    pub(super) fn new(asleep: Vec<Tid>, before: Option<&Unfinished>) -> Self {
+    /// A removal that waits for these threads, or for the end of the process if that is final.
+    pub(super) fn new(asleep: Vec<Tid>, before: Option<&Unfinished>, is_final: bool) -> Self {
         let pause = before.map_or(PAUSE, |before| (before.pause * 2).min(PAUSE_MAX));
-        Unfinished { asleep, next: Instant::now() + pause, pause }
+        Unfinished { asleep, next: (!is_final).then(|| Instant::now() + pause), pause }
     }
 
     /// Whether a try is due.
     fn is_due(&self, target: &Target) -> bool {
         let woke = || self.asleep.iter().any(|tid| !target.is_asleep(*tid));
-        if self.asleep.is_empty() { Instant::now() >= self.next } else { woke() }
+        if self.asleep.is_empty() { self.next.is_some_and(|next| Instant::now() >= next) } else { woke() }
     }
 }
 
@@ -52,8 +53,9 @@ impl Session {
         records: Vec<PointRecord>,
         arenas: Vec<AvmaRange>,
         asleep: Vec<Tid>,
+        is_final: bool,
     ) -> Result<(), Error> {
-        control.unfinished = Some(Unfinished::new(asleep, control.unfinished.as_ref()));
+        control.unfinished = Some(Unfinished::new(asleep, control.unfinished.as_ref(), is_final));
         // a thread may still count in code that was taken out
         control.has_stragglers = true;
         // the loader's hook is removed, so libraries are noticed without it
@@ -94,8 +96,8 @@ impl Session {
         if survey.identity == attached.env.identity && control.modules.user_of_gs(&self.target).is_none() {
             return Ok(());
         }
-        let what = "an earlier removal waits for a thread that sleeps in the kernel, and the threads of the program cannot be told apart any more as they were";
-        let hint = "try again when that thread is awake";
+        let what = "memory of an earlier removal is still in use, and the threads of the program cannot be told apart any more as they were";
+        let hint = "try again when that memory is gone: when no thread sleeps in the kernel, or after a restart of the program";
         Err(Error::new(ErrorKind::Failed, "removal_unfinished", what, hint).about(self.pid()))
     }
 
