@@ -18,15 +18,16 @@ fn loads() -> Mutatee {
 }
 
 /// Returns the first bytes of `plugin_work` in a target.
-fn head(pid: i32, answer: &Reply) -> Option<[u8; 5]> {
+fn head(pid: i32, answer: &Reply) -> Option<[u8; 16]> {
     let at = u64::from_str_radix(answer.after("at"), 16).expect("an address");
-    let mut bytes = [0; 5];
+    let mut bytes = [0; 16];
     File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut bytes, at).ok()?;
     Some(bytes)
 }
 
 fn is_woven(pid: i32, answer: &Reply) -> bool {
-    head(pid, answer).is_some_and(|bytes| bytes[0] == 0xe9)
+    // The springboard lies behind the first instruction, which has at most eight bytes in these libraries.
+    head(pid, answer).is_some_and(|bytes| bytes[..9].contains(&0xe9))
 }
 
 /// Returns the time from which on a count of a function is exact; null means since the insertion.

@@ -362,9 +362,9 @@ impl<'a> Builder<'a> {
         // the function's own branches lead to the first one, a thread there may have arrived by such a branch, which is not a call. So it
         // moves to the tail, past the snippets.
         let looped = design.springboard_first && !request.site.back_branches().is_empty();
-        let own = if looped { [None; 2] } else { [Some(head.start()), Some(head.at)] };
-        let own = || own.into_iter().flatten();
-        let first = |m: &PcMove| redirects.iter().filter_map(Redirect::first).chain(own()).any(|at| at == m.from.0);
+        // A thread behind a first instruction that stays in place has begun the call, so it moves past the snippets too.
+        let own = (!looped).then_some(head.start());
+        let first = |m: &PcMove| redirects.iter().filter_map(Redirect::first).chain(own).any(|at| at == m.from.0);
         if in_text {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
             let marker =

@@ -399,7 +399,8 @@ impl Proof<'_> {
         }
         // A thread at the first instruction may have arrived by one of the function's own branches, so it must not run the snippets.
         let looped = site.arrival().is_some() && !site.back_branches().is_empty();
-        let mut begins = if looped { Vec::new() } else { vec![at.0, board.0] };
+        // Nor must one behind a first instruction that stays in place, which has begun the call.
+        let mut begins = if looped || board != point.start() && stays == 0 { Vec::new() } else { vec![at.0] };
         for branch in site.back_branches() {
             let b = branch.at.to_avma(bias).0;
             let redirected = point.redirected.iter().any(|inner| inner.original.0 == b);
