@@ -62,10 +62,18 @@ fn shape(line: &str) -> Vec<String> {
     shape
 }
 
+/// A line without the part of a hold in which there was no processor: it is told on a busy machine only.
+fn without_waits(line: &str) -> String {
+    let parts = line
+        .split_once(", of which ")
+        .and_then(|(before, rest)| Some((before, rest.split_once(" without a processor")?.1)));
+    parts.map_or_else(|| line.to_owned(), |(before, after)| format!("{before}{after}"))
+}
+
 /// Returns the shapes of the page's lines that the output lacks. A line that the page cuts, or that may continue with the calls in
 /// progress, only has to be the beginning of a line of the output.
 fn missing(step: &Step, output: &str) -> Vec<Vec<String>> {
-    let told: BTreeSet<Vec<String>> = output.lines().map(shape).collect();
+    let told: BTreeSet<Vec<String>> = output.lines().map(|line| shape(&without_waits(line))).collect();
     let told =
         |wanted: &[String], cut: bool| told.contains(wanted) || cut && told.iter().any(|line| line.starts_with(wanted));
     let wanted = step.output.iter().map(|line| (shape(line), line.contains('…') || line.ends_with(" known)")));
