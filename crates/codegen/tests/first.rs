@@ -7,7 +7,7 @@ use expect_test::expect_file;
 use ingraft_codegen::verify::{Flaw, verify_removal, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, WovenPoint, add_mini, remove_points, weave_points};
 use ingraft_model::{
-    Avma, Bias, Expr, FirstEffect, FirstInstruction, Free, Gpr, PcMove, Site, SiteKind, Snippet, Stmt, Svma,
+    Avma, Bias, Expr, FirstEffect, FirstInstruction, Free, Gpr, PcMove, Scalar, Site, SiteKind, Snippet, Stmt, Svma,
     ThreadIdentity, VariableId,
 };
 use support::image::{Outcome, Program, Step, TEXT};
@@ -31,6 +31,8 @@ const COMPARES: [u8; 10] = [0x48, 0x39, 0xf7, 0x0f, 0x92, 0xc0, 0x0f, 0xb6, 0xc0
 const LOADS: [u8; 11] = [0x48, 0x8b, 0x04, 0x24, 0x48, 0x31, 0xf0, 0x48, 0x01, 0xf8, 0xc3];
 /// inc rdi; mov rax,rdi; adc rax,0; ret
 const CHANGES: [u8; 11] = [0x48, 0xff, 0xc7, 0x48, 0x89, 0xf8, 0x48, 0x83, 0xd0, 0, 0xc3];
+/// mov [rdi],esi; mov rax,rdi; nop; nop; nop; ret
+const STORES: [u8; 9] = [0x89, 0x37, 0x48, 0x89, 0xf8, 0x90, 0x90, 0x90, 0xc3];
 /// mov edi,7; lea rax,[rdi+rsi]; add rax,rdi; ret
 const LOSES: [u8; 13] = [0xbf, 7, 0, 0, 0, 0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xf8, 0xc3];
 
@@ -39,7 +41,8 @@ fn repeated(len: u8, lowers: u32) -> FirstInstruction {
     FirstInstruction {
         len,
         effect: FirstEffect::Repeated { lowers },
-        loses_argument: false,
+        changes_input: false,
+        accesses_memory: false,
         may_fault: false,
         must_stay: false,
     }
@@ -70,10 +73,10 @@ fn shapes() -> Vec<(Vec<u8>, FirstInstruction)> {
         of(&RESERVES_MUCH, 7, 0x1000),
         of(&CLEARS, 2, 0),
         of(&COMPARES, 3, 0),
-        (LOADS.to_vec(), once(4, &[], true)),
-        (LOADS.to_vec(), once(4, &[], false)),
-        (CHANGES.to_vec(), FirstInstruction { loses_argument: true, ..once(3, &[Gpr(0)], false) }),
-        (LOSES.to_vec(), FirstInstruction { loses_argument: true, ..repeated(5, 0) }),
+        (LOADS.to_vec(), FirstInstruction { accesses_memory: true, ..once(4, &[], true) }),
+        (LOADS.to_vec(), FirstInstruction { accesses_memory: true, ..once(4, &[], false) }),
+        (CHANGES.to_vec(), FirstInstruction { changes_input: true, ..once(3, &[Gpr(0)], false) }),
+        (LOSES.to_vec(), FirstInstruction { changes_input: true, ..repeated(5, 0) }),
     ]
 }
 
@@ -181,7 +184,7 @@ fn reads_argument() -> Snippet {
 
 #[test]
 fn an_argument_that_is_overwritten_is_not_read() {
-    let first = FirstInstruction { loses_argument: true, ..repeated(5, 0) };
+    let first = FirstInstruction { changes_input: true, ..repeated(5, 0) };
     let w = weave(GLIBC, behind(&LOSES, &first), &[], &[reads_argument()]);
     assert_eq!(w.point().first, None, "over the first instruction, the argument is still there");
     let step = Step::Call { target: TEXT, registers: vec![(7, 40)], flags: 0x246 };
@@ -190,6 +193,16 @@ fn an_argument_that_is_overwritten_is_not_read() {
     let mut point = w.point().clone();
     let request = MiniRequest { id: 9, snippet: &reads_argument(), counters: &[1] };
     assert!(add_mini(&w.env, &mut w.arena, &mut point, &request, 1).is_err());
+}
+
+#[test]
+fn memory_that_is_stored_to_is_not_read() {
+    let first = FirstInstruction { changes_input: true, accesses_memory: true, ..once(2, &[], false) };
+    let site = behind(&STORES, &first);
+    let read = Expr::Load(Avma(support::image::SCRATCH), Scalar::INT);
+    let reads = Snippet { stmts: vec![Stmt::Add(VariableId(0), read)] };
+    assert_eq!(weave(GLIBC, site.clone(), &[], &[count()]).point().at, Avma(TEXT + 2));
+    assert_eq!(weave(GLIBC, site, &[], &[reads]).point().first, None, "the memory still is as the caller left it");
 }
 
 fn lower(first: &mut FirstInstruction, lowers: u32) {
@@ -232,6 +245,9 @@ fn false_claims_about_the_first_instruction_are_found() {
         (&PUSHES, once(1, &[], false)),
         // mov [rsp-8],rdi: it stores to the red zone
         (&[0x48, 0x89, 0x7c, 0x24, 0xf8, 0x48, 0x8b, 0x44, 0x24, 0xf8, 0xc3], once(5, &[], false)),
+        // mov [rdi],esi: it stores to memory
+        (&STORES, FirstInstruction { accesses_memory: true, ..once(2, &[], false) }),
+        (&STORES, FirstInstruction { changes_input: true, ..once(2, &[], false) }),
         // inc rdi, which overwrites an argument
         (&CHANGES, once(3, &[], false)),
         (&CHANGES, once(4, &[], false)),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::addr::{Svma, SvmaRange};
 use crate::cfg::Block;
+use crate::snippet::Snippet;
 
 /// The kinds of point that ingraft can weave or list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -198,10 +199,10 @@ pub enum Refusal {
         "its springboard would overwrite the first instruction, where a uprobe is set or may be set, and none fits behind that instruction"
     )]
     ExposedToUprobes,
-    /// The function's first instruction overwrites an argument that the code reads. It stays in place before the springboard of another
-    /// measurement, so it runs before the code.
+    /// The function's first instruction overwrites an argument or memory that the code reads, or reads memory that the code changes. It stays
+    /// in place before the springboard of another measurement, so it runs before the code.
     #[error(
-        "its first instruction overwrites an argument, and runs before the code of another measurement there: remove that one first"
+        "its first instruction overwrites an argument or memory, and runs before the code of another measurement there: remove that one first"
     )]
     ArgumentOverwritten,
     /// The code belongs to a restartable sequence (rseq).
@@ -323,8 +324,10 @@ pub struct FirstInstruction {
     pub len: u8,
     /// Way in which the code of the point copes with the instruction's effect.
     pub effect: FirstEffect,
-    /// Whether the instruction overwrites a register that may hold an argument.
-    pub loses_argument: bool,
+    /// Whether the instruction overwrites a register that may hold an argument, or stores to memory.
+    pub changes_input: bool,
+    /// Whether the instruction runs once and reads or writes memory.
+    pub accesses_memory: bool,
     /// Whether the instruction may fault. If a handler leaves the function for another place, the call has not reached the springboard.
     pub may_fault: bool,
     /// Whether no springboard may lie over the instruction, because another tool has a breakpoint there or will set one.
@@ -338,6 +341,12 @@ impl FirstInstruction {
             FirstEffect::Repeated { lowers } => lowers,
             FirstEffect::Once { .. } => 0,
         }
+    }
+
+    /// Whether a snippet that runs behind the instruction differs from one that runs before it: it reads what the instruction has changed,
+    /// or changes what the instruction has read.
+    pub fn spoils(&self, snippet: &Snippet) -> bool {
+        self.changes_input && snippet.reads_input() || self.accesses_memory && snippet.interferes()
     }
 
     /// Whether the instruction runs once, in place.

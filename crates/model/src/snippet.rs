@@ -598,16 +598,16 @@ impl Snippet {
         found
     }
 
-    /// Whether the snippet reads an argument of the function.
-    pub fn reads_arguments(&self) -> bool {
+    /// Whether the snippet reads an argument of the function, or memory of the program.
+    pub fn reads_input(&self) -> bool {
         let mut found = false;
         self.each_stmt(&mut |stmt| {
             if let Stmt::Open(record, _) = stmt {
                 found |= record.kept.iter().any(|kept| matches!(kept, Kept::Argument(_) | Kept::Float(_)));
             }
         });
-        self.each_expr(&mut |e| found |= matches!(e, Expr::Arg(_) | Expr::Float(_)));
-        found
+        self.each_expr(&mut |e| found |= matches!(e, Expr::Arg(_) | Expr::Float(_) | Expr::Load(..) | Expr::Read(..)));
+        found || !self.calls().is_empty()
     }
 
     /// The integers of the program that the snippet sets at fixed addresses.

@@ -39,9 +39,17 @@ pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<Fi
         }
         None => return None,
     };
-    let may_fault = matches!(effect, FirstEffect::Once { .. }) && unwinders::faults(&i);
-    let loses_argument = loses_argument(&i);
-    Some(FirstInstruction { len: i.len() as u8, effect, loses_argument, may_fault, must_stay: false })
+    let accesses =
+        |is: fn(OpAccess) -> bool| InstructionInfoFactory::new().info(&i).used_memory().iter().any(|m| is(m.access()));
+    let once = matches!(effect, FirstEffect::Once { .. });
+    Some(FirstInstruction {
+        len: i.len() as u8,
+        changes_input: overwrites_argument(&i) || once && accesses(|access| !is_read_only(access)),
+        accesses_memory: once && accesses(|access| access != OpAccess::NoMemAccess),
+        may_fault: once && unwinders::faults(&i),
+        must_stay: false,
+        effect,
+    })
 }
 
 /// Registers and flags that snippets may overwrite at an address to which control falls through from the entry.
@@ -169,7 +177,7 @@ fn is_plain(i: &Instruction) -> bool {
 }
 
 /// Whether an instruction writes a register of the System V convention that may hold an argument.
-fn loses_argument(i: &Instruction) -> bool {
+fn overwrites_argument(i: &Instruction) -> bool {
     let mut factory = InstructionInfoFactory::new();
     let info = factory.info(i);
     info.used_registers().iter().filter(|r| !is_read_only(r.access())).any(|r| {
@@ -192,7 +200,7 @@ mod tests {
 
     fn of(bytes: &[u8]) -> (Option<u32>, bool, bool) {
         let i = decode::one(bytes, 0x1000).expect("an instruction");
-        (lowered(&i), is_repeatable(&i), loses_argument(&i))
+        (lowered(&i), is_repeatable(&i), overwrites_argument(&i))
     }
 
     #[test]

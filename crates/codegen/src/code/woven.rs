@@ -113,8 +113,8 @@ impl WovenPoint {
     }
 
     /// Whether a snippet reads an argument that the first instruction has overwritten before it could run.
-    pub fn lacks_arguments_of(&self, snippet: &Snippet) -> bool {
-        self.first.as_ref().is_some_and(|first| first.loses_argument) && snippet.reads_arguments()
+    pub fn lacks_input_of(&self, snippet: &Snippet) -> bool {
+        self.first.as_ref().is_some_and(|first| first.spoils(snippet))
     }
 
     /// Copies that this point changes in the code of other points. These copies must stay as long as this point does.

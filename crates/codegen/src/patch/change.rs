@@ -23,7 +23,7 @@ pub fn add_mini(
 ) -> Result<PatchPlan, CodegenError> {
     env.check()?;
     mini::check(env, request)?;
-    if point.lacks_arguments_of(request.snippet) {
+    if point.lacks_input_of(request.snippet) {
         return Err(CodegenError::ArgumentOverwritten { at: point.at.0 });
     }
     let frame = point.frame(arena)?;

@@ -231,8 +231,8 @@ impl<'a> Place<'a> {
             (Some(first), Width::Exposed) if first.must_stay => Err(Refusal::ExposedToUprobes),
             (Some(_), Width::Exposed) => Ok(None),
             (Some(first), Width::Near | Width::Any) => {
-                let reads = || request.minis.iter().any(|m| m.snippet.reads_arguments());
-                if first.loses_argument && reads() { Err(Refusal::ArgumentOverwritten) } else { Ok(Some(first)) }
+                let spoilt = request.minis.iter().any(|m| first.spoils(m.snippet));
+                if spoilt { Err(Refusal::ArgumentOverwritten) } else { Ok(Some(first)) }
             }
         }
     }

@@ -137,7 +137,7 @@ pub fn verify_added(
     if !plan.moves.is_empty() || !plan.retired.is_empty() {
         return fail(after.at.0, Flaw::BadMove);
     }
-    if after.lacks_arguments_of(request.snippet) {
+    if after.lacks_input_of(request.snippet) {
         return fail(after.at.0, Flaw::Lost);
     }
     let memory = Memory::new(&plan.code, &arena.range())?;

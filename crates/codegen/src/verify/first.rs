@@ -56,11 +56,15 @@ pub(super) fn staying(request: &PointRequest<'_>, point: &WovenPoint) -> Result<
     Ok(u64::from(first.len))
 }
 
-/// Checks that no snippet reads an argument that the first instruction overwrites.
+/// Checks that no snippet depends on running before the first instruction.
 fn keeps_arguments(request: &PointRequest<'_>, first: &FirstInstruction, i: &Instruction) -> Result<(), VerifyError> {
-    let loses = overwritten(i).any(may_be_argument);
-    let lost = first.loses_argument && request.minis.iter().any(|m| m.snippet.reads_arguments());
-    if loses && !first.loses_argument || lost {
+    let mut factory = InstructionInfoFactory::new();
+    let memory = factory.info(i).used_memory();
+    let stores = memory.iter().any(|m| writes(m.access()));
+    let accesses = memory.iter().any(|m| m.access() != OpAccess::NoMemAccess);
+    let hides_change = (first.runs_once() && stores || overwritten(i).any(may_be_argument)) && !first.changes_input;
+    let hides_access = first.runs_once() && accesses && !first.accesses_memory;
+    if hides_change || hides_access || request.minis.iter().any(|m| first.spoils(m.snippet)) {
         return fail(request.site.at.to_avma(request.bias).0, Flaw::Lost);
     }
     Ok(())

@@ -550,7 +550,7 @@ impl Woven {
             match self.points.get_mut(&found.place) {
                 Some(point) => {
                     let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
-                    let lacks = |mini: &&&NewMini<'_>| point.woven.lacks_arguments_of(mini.snippet);
+                    let lacks = |mini: &&&NewMini<'_>| point.woven.lacks_input_of(mini.snippet);
                     let lacking = found.minis.iter().filter(lacks);
                     let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
                     let refused: Vec<_> = refused.collect();
