@@ -10,7 +10,7 @@ use ingraft_model::{
     Avma, Bias, Expr, FirstEffect, FirstInstruction, Free, Gpr, PcMove, Scalar, Site, SiteKind, Snippet, Stmt, Svma,
     ThreadIdentity, VariableId,
 };
-use support::image::{Outcome, Program, Step, TEXT};
+use support::image::{Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
 
 /// push rbx; mov rbx,rdi; xor eax,eax; add rax,rbx; pop rbx; ret
@@ -199,7 +199,7 @@ fn an_argument_that_is_overwritten_is_not_read() {
 fn memory_that_is_stored_to_is_not_read() {
     let first = FirstInstruction { changes_input: true, accesses_memory: true, ..once(2, &[], false) };
     let site = behind(&STORES, &first);
-    let read = Expr::Load(Avma(support::image::SCRATCH), Scalar::INT);
+    let read = Expr::Load(Avma(SCRATCH), Scalar::INT);
     let reads = Snippet { stmts: vec![Stmt::Add(VariableId(0), read)] };
     assert_eq!(weave(GLIBC, site.clone(), &[], &[count()]).point().at, Avma(TEXT + 2));
     assert_eq!(weave(GLIBC, site, &[], &[reads]).point().first, None, "the memory still is as the caller left it");
