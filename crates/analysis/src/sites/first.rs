@@ -173,7 +173,8 @@ fn is_plain(i: &Instruction) -> bool {
             || matches!(i.mnemonic(), M::Vmovss | M::Vmovsd | M::Vmovaps | M::Vmovups | M::Vmovapd | M::Vmovupd)
             || matches!(i.mnemonic(), M::Vmovdqa | M::Vmovdqu | M::Vmovdqu8 | M::Vmovdqu64 | M::Vmovdqa64 | M::Vpxor)
             || matches!(i.mnemonic(), M::Vxorps | M::Vxorpd | M::Vpbroadcastb | M::Vpbroadcastd | M::Vpbroadcastq);
-    known && !segment && !control && i.code() != Code::Endbr64
+    // `movsd` is also the name of a string instruction.
+    known && !i.is_string_instruction() && !segment && !control && i.code() != Code::Endbr64
 }
 
 /// Whether an instruction writes a register of the System V convention that may hold an argument.
@@ -252,6 +253,9 @@ mod tests {
         ];
         for bytes in others {
             assert!(!of(bytes).1, "{bytes:x?}");
+        }
+        for bytes in [&[0xa5][..], &[0xf3, 0xa5], &[0xa4]] {
+            assert!(!runs_before_snippets(&decode::one(bytes, 0x1000).expect("an instruction")), "{bytes:x?}");
         }
         assert!(of(&[0x48, 0x89, 0xe5]).1, "mov rbp, rsp sees the stack pointer of the entry both times");
     }
