@@ -697,6 +697,7 @@ pub struct Removed {
     pub children_left: Vec<Pid>,
     /// Whether arenas and data area are still mapped after the removal, because a thread may return to them or still has a gs base of the
     /// engine. The holder unmaps them once no thread does; if it ends before, the next holder does.
+    /// In programs that suspend contexts in signal handlers, they also stay while one may be suspended there, and a warning says so.
     pub memory_left: bool,
     /// The threads that delay the unmapping because they sleep in the kernel.
     pub asleep: Vec<Tid>,

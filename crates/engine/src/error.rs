@@ -120,6 +120,9 @@ impl Error {
             ApplyError::SharedText { .. } => ("shared_text", "start the program from a private mapping of its file"),
             ApplyError::NotMapped { .. } => ("not_mapped", "the module was unloaded meanwhile; try again"),
             ApplyError::Busy { .. } | ApplyError::Suspended { .. } => ("busy", "try again; nothing was changed"),
+            ApplyError::Preempts => {
+                ("suspended_contexts", "nothing was changed; measure a process of this program that uses less memory")
+            }
             ApplyError::BadPlan { .. } | ApplyError::Process(_) => {
                 ("bad_plan", "this is a defect of ingraft; nothing was changed")
             }

@@ -16,6 +16,7 @@ use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
 use crate::stack::{Frames, SavedPc, Stacks, contains};
+use crate::suspended::{Home, Waiting, Words};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer};
@@ -45,11 +46,16 @@ pub struct Options {
     pub calls: Option<DataArea>,
     /// Area whose readings of the clock (`DataArea::readings_open`) threads must finish first, as if they were in `PatchPlan::step_out`.
     pub readings: Option<DataArea>,
-    /// Area whose gs bases are reset to 0. If the result is quiet, a temporary thread pointer in this area is reset too.
+    /// Area whose gs bases and temporary thread pointer are reset to 0 if the result is quiet.
     pub reset_gs: Option<DataArea>,
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
-    /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it.
+    /// Words that point into the text around the plan's writes, or into `check_quiet`. If one is the program counter of a suspended context
+    /// in a signal frame, it is moved as `PatchPlan::moves` says. No other context may be suspended inside of a write. Any other word that
+    /// points into `check_quiet` and may be used makes the result not quiet.
+    pub suspended: Option<Words>,
+    /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it, if the
+    /// result is quiet.
     pub clear_slots: Option<DataArea>,
 }
 
@@ -63,6 +69,7 @@ impl Default for Options {
             readings: None,
             reset_gs: None,
             goroutines: None,
+            suspended: None,
             clear_slots: None,
         }
     }
@@ -77,9 +84,11 @@ pub struct Applied {
     pub threads: usize,
     /// Number of program counters that were moved, those in signal frames included.
     pub moved: usize,
-    /// Whether no thread is in `check_quiet`, no saved program counter on any stack points there, and no open call returns there. `true` if
-    /// the options request none of these checks.
+    /// Whether no thread is in `check_quiet`, no saved program counter on any stack and no suspended context points there, and no open call
+    /// returns there. `true` if the options request none of these checks.
     pub quiet: bool,
+    /// Whether a suspended context, or what may be one, is all that keeps the result from being quiet ([`Options::suspended`]).
+    pub waiting: bool,
     /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] had to reset. If there is one, `quiet` is
     /// `false`.
     pub asleep: Vec<Tid>,
@@ -216,7 +225,7 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
-        let (moves, quiet, stacks, saved, unknown) = loop {
+        let (mut moves, quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
@@ -241,22 +250,18 @@ impl Target {
             }
         };
 
+        let words = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty());
+        let free = match words {
+            Some(words) => self.look_at_contexts(tracer, words, (plan, options), &maps, &stacks, &mut moves)?,
+            None => true,
+        };
         tracer.check_bound(moves.len(), runs.len())?;
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
         let threads_before = visitor.as_deref().map(known);
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
-            for run in runs.iter().filter(|r| r.old != r.new) {
-                let _ = self.write_text(tracer, run.start, &run.old); // Return the first error, not this one.
-            }
-            for m in moves.iter().filter(|m| m.first) {
-                let _ = match (m.slot, original[m.thread]) {
-                    (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
-                    (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
-                    (None, None) => Ok(()),
-                };
-            }
+            self.take_back(tracer, runs, moves.iter().filter(|m| m.first), &original);
             return Err(e.into());
         }
         // From here on the plan is applied. The remaining steps help threads that may have been killed by now, so a missing step does no
@@ -264,22 +269,39 @@ impl Target {
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
         let asleep = options.reset_gs.map_or_else(Vec::new, |area| self.unreachable_bases(tracer, &area));
         let quiet = quiet && asleep.is_empty();
-        if let Some(area) = &options.reset_gs {
-            bases::reset(tracer, area, quiet)?;
+        let (quiet, waiting) = (quiet && free, quiet && !free);
+        // Code in which a thread still is needs the thread's shard.
+        if let Some(area) = options.reset_gs.as_ref().filter(|_| quiet) {
+            bases::reset(tracer, area)?;
         }
-        if let Some(area) = &options.clear_slots {
+        if let Some(area) = options.clear_slots.as_ref().filter(|_| quiet) {
             self.clear_slots(tracer, area)?;
         }
         if let (Some(visitor), Some(threads)) = (visitor, threads_before) {
             visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, saved: &saved, threads: &threads });
         }
-        let bases = tracer.threads.iter().filter_map(|t| {
-            let regs = t.regs?;
-            Some(ThreadBase { tid: t.tid, fs_base: regs.fs_base, gs_base: regs.gs_base })
-        });
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
-        let (bases, moved) = (bases.collect(), moves.len());
-        Ok(Applied { attempts: 0, threads, moved, quiet, asleep, bases })
+        Ok(Applied { attempts: 0, threads, moved: moves.len(), quiet, waiting, asleep, bases: bases_of(tracer) })
+    }
+
+    /// Takes back writes and the moves before them, after a write has failed. Returns no error, because the first one is reported.
+    fn take_back<'m>(
+        &self,
+        tracer: &mut Tracer,
+        runs: &[Run],
+        moves: impl Iterator<Item = &'m Move>,
+        original: &[Option<Regs>],
+    ) {
+        for run in runs.iter().filter(|r| r.old != r.new) {
+            let _ = self.write_text(tracer, run.start, &run.old);
+        }
+        for m in moves {
+            let _ = match (m.slot, original[m.thread]) {
+                (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
+                (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
+                (None, None) => Ok(()),
+            };
+        }
     }
 
     /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
@@ -409,6 +431,81 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
+    /// The stacks on which their threads are: the main one, or one with the thread's control block at its end. Also those of ended threads
+    /// that have one of these words, or to which the context of such a word belongs.
+    fn homes(&self, tracer: &mut Tracer, maps: &[Mapping], words: &[Avma]) -> Result<Vec<Home>, Error> {
+        let mapping_at = |at: u64| {
+            let mapping = maps.get(maps.partition_point(|m| m.range.end.0 <= at));
+            mapping.filter(|m| m.range.contains(&Avma(at)))
+        };
+        let mut homes = Vec::new();
+        for i in 0..tracer.threads.len() {
+            let Some(regs) = tracer.regs(i)? else { continue };
+            let Some(mapping) = mapping_at(regs.rsp) else { continue };
+            let mut stack = mapping.range.clone();
+            if mapping.path.as_os_str() != "[stack]" {
+                stack.end = Avma(regs.fs_base);
+            }
+            if mapping.range.contains(&stack.end) || stack.end == mapping.range.end {
+                homes.push(Home { stack, free: regs.rsp.saturating_sub(frame::RED_ZONE) });
+            }
+        }
+        let places = words.iter().flat_map(|slot| [Some(slot.0), self.read_u64(slot.offset(-8)).ok()]);
+        homes.extend(self.ended_homes(places.flatten().map(Avma)));
+        Ok(homes)
+    }
+
+    /// Looks for suspended contexts. Fails if there may be some that cannot be looked for. Otherwise as [`Target::look_at_words`].
+    fn look_at_contexts(
+        &self,
+        tracer: &mut Tracer,
+        words: &Words,
+        (plan, options): (&PatchPlan, &Options),
+        maps: &[Mapping],
+        stacks: &Stacks,
+        moves: &mut Vec<Move>,
+    ) -> Result<bool, ApplyError> {
+        let found = words.now(self);
+        let places: Vec<Avma> = found.at.iter().chain(&found.frames).copied().collect();
+        let homes = self.homes(tracer, maps, &places)?;
+        let elsewhere: Vec<Avma> = found.frames.iter().copied().filter(|slot| !stacks.has(*slot)).collect();
+        if self.preempts(&elsewhere, &homes) {
+            return Err(ApplyError::Preempts);
+        }
+        Ok(self.look_at_words(&found.at, plan, options, stacks, &homes, moves)? && found.all)
+    }
+
+    /// Looks at words that point into the text around the writes or into the ranges that shall be quiet. Adds the moves of those in signal
+    /// frames. Fails if another context would continue within a write. Returns whether none leads into the ranges any more.
+    fn look_at_words(
+        &self,
+        words: &[Avma],
+        plan: &PatchPlan,
+        options: &Options,
+        stacks: &Stacks,
+        homes: &[Home],
+        moves: &mut Vec<Move>,
+    ) -> Result<bool, ApplyError> {
+        let mut quiet = true;
+        // The stacks of threads were read already.
+        for slot in words.iter().copied().filter(|slot| !stacks.has(*slot)) {
+            let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
+            let (fate, in_code) = (self.fate(plan, pc, false), contains(&options.check_quiet, pc));
+            if fate == Fate::Stays && !in_code || self.is_remains(slot, homes) {
+                continue;
+            }
+            match (fate, self.waiting(slot)) {
+                (Fate::Moves { to, first }, Some(Waiting::Frame)) => {
+                    moves.push(Move { thread: 0, slot: Some(slot), from: pc, to, first });
+                }
+                _ if in_code => quiet = false,
+                (_, Some(_)) => return Err(ApplyError::Suspended { at: pc }),
+                (_, None) => {}
+            }
+        }
+        Ok(quiet)
+    }
+
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
     /// signal frame (`gadgets.rs`). Returns the first of these pieces whose bytes the plan changes; `None` if there is none.
     fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
@@ -526,6 +623,12 @@ enum Look {
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
+}
+
+/// The registers of all threads that identify them to generated code.
+fn bases_of(tracer: &Tracer) -> Vec<ThreadBase> {
+    let base = |regs: Regs, tid| ThreadBase { tid, fs_base: regs.fs_base, gs_base: regs.gs_base };
+    tracer.threads.iter().filter_map(|t| Some(base(t.regs?, t.tid))).collect()
 }
 
 /// Whether the engine's stop ended a system call that the kernel will repeat.

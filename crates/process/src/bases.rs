@@ -20,16 +20,15 @@ const BY_ID: u32 = 1;
 /// Time between two checks of a thread that sleeps.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Resets the gs bases of this area to 0. Resets the temporary thread pointer only if `quiet`, because code in the arenas reads memory
-/// through it.
-pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
+/// Resets the gs bases of this area and its temporary thread pointer to 0. No thread may be in code of the arenas or return there.
+pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea) -> Result<(), Error> {
     for i in 0..tracer.threads.len() {
         let Some(regs) = tracer.regs(i)? else { continue };
         let mut own = regs;
         if area.is_base(regs.gs_base) && !area.is_calling(regs.gs_base) {
             own.gs_base = 0;
         }
-        if quiet && regs.fs_base == area.lent().0 {
+        if regs.fs_base == area.lent().0 {
             own.fs_base = 0;
         }
         if (own.gs_base, own.fs_base) != (regs.gs_base, regs.fs_base) {

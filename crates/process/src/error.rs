@@ -378,12 +378,17 @@ pub enum ApplyError {
         /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
-    /// A goroutine is suspended inside of code that changes, and did not continue.
-    #[error("a goroutine is suspended at {at}, inside of what changes")]
+    /// A goroutine or another context of the program is suspended inside of code that changes, and did not continue.
+    #[error("a context is suspended at {at}, inside of what changes")]
     Suspended {
-        /// Address at which the goroutine continues.
+        /// Address at which the context continues.
         at: Avma,
     },
+    /// The program suspends contexts in signal handlers, and has more memory than can be searched for them while it is held.
+    #[error(
+        "the program suspends contexts in signal handlers, and more than 64 MiB of memory would have to be searched for them while it is held"
+    )]
+    Preempts,
     /// Any other error.
     #[error(transparent)]
     Process(#[from] Error),
@@ -411,6 +416,7 @@ impl ApplyError {
             | ApplyError::NotMapped { .. }
             | ApplyError::Busy { .. }
             | ApplyError::Suspended { .. }
+            | ApplyError::Preempts
             | ApplyError::Process(_) => None,
         }
     }
@@ -424,6 +430,7 @@ impl ApplyError {
             }
             ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
             ApplyError::Busy { .. } | ApplyError::Suspended { .. } => "try again when the function is less busy".into(),
+            ApplyError::Preempts => "measure a process of this program that uses less memory".into(),
             ApplyError::Process(e) => e.hint(),
         }
     }

@@ -14,6 +14,10 @@ pub(crate) const CS: u64 = UCONTEXT + 40 + 18 * 8;
 
 /// Offset of the flags of the context (`uc_flags`). The next word is `uc_link`, which the kernel sets to 0.
 pub(crate) const FLAGS: u64 = UCONTEXT;
+/// Highest flags of a context: UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
+pub(crate) const FLAGS_MAX: u64 = UC_FLAGS;
+/// Offset of the address of the extended state.
+pub(crate) const FP_STATE: u64 = UCONTEXT + 40 + 23 * 8;
 /// Maximum number of words on the stack before a frame.
 pub(crate) const MAX_IN_FRONT: usize = 64;
 
@@ -25,10 +29,11 @@ const FRAME_LEN: usize = 8 + UCONTEXT_LEN + SIGINFO_LEN;
 const UC_FLAGS: u64 = 7;
 /// Flags with no valid mode, so that rt_sigreturn leaves the alternate signal stack unchanged.
 const ALTSTACK_UNTOUCHED: u64 = 0x1000;
-const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+/// Mark of the extended state of a signal frame.
+pub(crate) const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
 /// Offset in the XSAVE area of the bytes for software: magic, sizes, features.
-const FP_SW: usize = 464;
+pub(crate) const FP_SW: usize = 464;
 const FP_MIN: usize = 576;
 
 const ERESTARTSYS: i64 = -512;

@@ -195,8 +195,8 @@ pub struct Status {
     pub own_id: i32,
     /// Whether a SIGKILL is pending for the thread or its process.
     pub is_killed: bool,
-    /// Whether the process has a handler for SIGSEGV or SIGBUS.
-    pub catches_faults: bool,
+    /// Signals for which a handler is set, one bit each; signal 1 is bit 0.
+    pub caught: u64,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Whether the thread runs with a shadow stack.
@@ -204,6 +204,11 @@ pub struct Status {
 }
 
 impl Status {
+    /// Whether the process has a handler for SIGSEGV or SIGBUS.
+    pub fn catches_faults(&self) -> bool {
+        self.caught & FAULTS != 0
+    }
+
     pub(crate) fn parse(text: &[u8]) -> Self {
         let mut s = Status::default();
         for line in text.split(|&b| b == b'\n') {
@@ -225,8 +230,7 @@ impl Status {
                     s.is_killed |= waiting & KILLED != 0;
                 }
                 b"SigCgt" => {
-                    let caught = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
-                    s.catches_faults = caught & FAULTS != 0;
+                    s.caught = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                 }
                 b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),
@@ -506,7 +510,7 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigCgt:\t0000000000000400\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigCgt:\t0000000180000001\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {
@@ -518,7 +522,7 @@ mod tests {
                 seccomp: 2,
                 own_id: 7,
                 is_killed: true,
-                catches_faults: true,
+                caught: 1 | 0b11 << 31,
                 locked_kib: 4,
                 shadow_stack: true
             }

@@ -89,6 +89,11 @@ impl Stacks {
         offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
     }
 
+    /// Whether a word was read.
+    pub(crate) fn has(&self, at: Avma) -> bool {
+        self.parts.iter().any(|p| p.start <= at.0 && at.0 - p.start < 8 * p.words.len() as u64)
+    }
+
     /// The words at the top of each stack, at most `count` of each.
     pub(crate) fn tops(&self, count: usize) -> impl Iterator<Item = &[u64]> {
         let words = move |part: &Part| self.words.get(part.words.start..part.words.end.min(part.words.start + count));
@@ -152,15 +157,14 @@ impl Stacks {
 /// Whether the words from a frame's first one on have the form that the kernel gives to a handler's frame: few flags, no link, and a whole
 /// context.
 fn has_form(at: impl Fn(u64) -> Option<u64>) -> bool {
-    const HIGHEST: u64 = 7;
     let (flags, link, rip) = (at(frame::FLAGS), at(frame::FLAGS + 8), at(frame::RIP));
     let is_whole = at(frame::RIP + 8).is_some() && at(frame::CS).is_some();
     let is_context = is_saved_context(at(frame::RIP + 8).as_ref(), at(frame::CS).as_ref());
-    flags.is_some_and(|flags| flags <= HIGHEST) && link == Some(0) && rip.is_some() && is_whole && is_context
+    flags.is_some_and(|flags| flags <= frame::FLAGS_MAX) && link == Some(0) && rip.is_some() && is_whole && is_context
 }
 
 /// Whether these can be the flags and segments after a saved program counter; true if they were not read.
-fn is_saved_context(flags: Option<&u64>, segments: Option<&u64>) -> bool {
+pub(crate) fn is_saved_context(flags: Option<&u64>, segments: Option<&u64>) -> bool {
     const ALWAYS_ONE: u64 = 1 << 1;
     const HIGHEST: u32 = 22;
     const CS_64: u64 = 0x33;

@@ -1,6 +1,6 @@
 //! A process under observation: its identity, its memory, its files.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,6 +16,7 @@ use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use crate::access;
 use crate::error::{Denial, Error};
+use crate::fibres::{FileKey, Signs};
 use crate::gadgets::Gadgets;
 use crate::holds::Holds;
 use crate::procfs::{self, Mapping, Status};
@@ -107,6 +108,8 @@ pub struct Target {
     pub(crate) holds: Mutex<Holds>,
     /// Pages of which the process is known to have private copies.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
+    /// Findings in the code of files.
+    pub(crate) signs: Mutex<HashMap<FileKey, Signs>>,
     /// Address at which the last examination of the mappings found memory.
     mapped: AtomicU64,
     /// Number of checks of whether the process still runs its program.
@@ -157,6 +160,7 @@ impl Target {
             gadgets: Mutex::default(),
             holds: Mutex::default(),
             private_pages: Mutex::default(),
+            signs: Mutex::default(),
             mapped: AtomicU64::new(0),
             looks: AtomicU32::new(0),
         })

@@ -59,6 +59,7 @@ mod shapes;
 mod speech;
 mod stacks;
 mod started;
+mod suspended;
 mod tails;
 mod terminal;
 mod times;

@@ -123,6 +123,7 @@ fn recipe(name: &str) -> Recipe {
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "patcher" => ("gcc", C, &["patcher.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),
+        "suspended" => ("gcc", C, &["suspended.c"], false),
         "covered" => ("gcc", C, &["covered.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "trapped" => ("gcc", C, &["trapped.c"], false),

@@ -305,7 +305,7 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
         return None;
     }
     let why = match r.asleep.as_slice() {
-        [] => "a thread may still return to it".to_owned(),
+        [] => "the program may still return to it".to_owned(),
         [one] => format!("thread {one} sleeps in the kernel and cannot be stopped"),
         several => {
             let tids: Vec<String> = several.iter().map(ToString::to_string).collect();
@@ -313,8 +313,8 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
         }
     };
     Some(format!(
-        "process {} keeps ingraft's memory, to which nothing leads any more, because {why}; a daemon removes it when that is over, \
-         otherwise the next `ingraft` command there or `ingraft detach -p {}` does",
+        "process {} keeps ingraft's memory, to which nothing leads any more, because {why}; a daemon removes it once that is ruled out, \
+         otherwise the next `ingraft` command there or `ingraft detach -p {}` tries to",
         r.pid, r.pid
     ))
 }

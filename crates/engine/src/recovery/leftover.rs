@@ -15,6 +15,7 @@ use crate::recovery::ground::Left;
 use crate::recovery::journal::{self, Contents, PointRecord};
 use crate::recovery::restore::{Restored, disturbed, restore, withdraw};
 use crate::recovery::signature::SIGNATURE;
+use crate::recovery::waiting::Scheduler;
 use crate::state_dir::StateDir;
 
 /// A data area of an engine in a target, whichever engine made it.
@@ -102,7 +103,8 @@ pub fn untouched(pid: Pid) -> Removed {
 }
 
 fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Removed {
-    let warnings = Left::warnings(&restored.left, target, &|_| None);
+    let mut warnings = Left::warnings(&restored.left, target, &|_| None);
+    warnings.extend(restored.kept.as_ref().map(Scheduler::warning));
     let Restored { text_restored, unmapped, asleep, .. } = restored;
     Removed {
         stopped: target.take_longest_hold(),

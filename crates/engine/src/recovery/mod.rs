@@ -5,3 +5,4 @@ pub(crate) mod journal;
 pub(crate) mod leftover;
 pub(crate) mod restore;
 pub(crate) mod signature;
+pub(crate) mod waiting;

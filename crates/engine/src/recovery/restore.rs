@@ -10,6 +10,7 @@ use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, Thre
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
 use crate::recovery::journal::PointRecord;
+use crate::recovery::waiting::{self, Purpose, Scheduler};
 
 /// Outcome of a removal.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct Restored {
     pub left: Vec<Left>,
     /// Threads that sleep in the kernel and so keep the memory from being unmapped.
     pub asleep: Vec<Tid>,
+    /// Scheduler of the program, if the memory stays because one of its contexts may be suspended there.
+    pub kept: Option<Scheduler>,
 }
 
 /// Writes that a removal still has to make, and places that it cannot restore.
@@ -42,6 +45,8 @@ impl Rest {
 /// Longest wait for threads that sleep uninterruptibly, to reset their gs bases: most sleep for milliseconds, some for days.
 const SLEEPERS: Duration = Duration::from_millis(500);
 
+/// Largest number of looks at words that lead into the arenas.
+const LOOKS_AT_WORDS: u32 = 20;
 /// Largest number of looks whether every thread has left the arenas before they are unmapped.
 const TRIES: u32 = 50;
 /// Time between two looks.
@@ -60,63 +65,110 @@ pub fn restore(
     arenas: &[AvmaRange],
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
-    let failed = |e| Error::process(target.pid(), e);
-    let (Rest { plan, left: found }, first) = cut_off(target, points)?;
-    let mut threads = first.bases;
+    let (Rest { plan, left: found }, first) = cut_off(target, points, area)?;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
         rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
     }
-    let mut unmapped = false;
-    let mut asleep = Vec::new();
+    let mut end = End { threads: first.bases, ..End::default() };
     // Memory is unmapped only after every jump to it is known to be gone.
     if !rest.leads() {
         // A thread may have a saved context in the arenas (in a signal handler, say), or be in a function that a snippet has called. It
         // leaves when it returns, and needs its shard until then.
         let leave = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
-        let options = ApplyOptions {
-            reset_gs: area,
-            clear_slots: area,
+        end.unmap(target, &leave, arenas, area)?;
+    }
+    let text_restored = rest.plan.text.is_empty() && rest.left.is_empty();
+    let mut left = rest.left;
+    left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
+    Left::sort(&mut left);
+    let End { unmapped, threads, asleep, kept } = end;
+    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept })
+}
+
+/// State of the last part of a removal, in which memory is unmapped. The fields are those of [`Restored`].
+#[derive(Default)]
+struct End {
+    unmapped: bool,
+    threads: Vec<ThreadBase>,
+    asleep: Vec<Tid>,
+    kept: Option<Scheduler>,
+}
+
+impl End {
+    /// Moves threads and suspended contexts out of the arenas, and unmaps all once none is there.
+    fn unmap(
+        &mut self,
+        target: &Target,
+        leave: &PatchPlan,
+        arenas: &[AvmaRange],
+        area: Option<DataArea>,
+    ) -> Result<(), Error> {
+        let scheduler = Scheduler::of(target);
+        let mut options = ApplyOptions {
             calls: area,
             readings: area,
             check_quiet: sorted(arenas),
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
+        let mut looks = 0;
         for _ in 0..TRIES {
-            let applied = match target.apply(&leave, &options) {
+            let is_searched = options.suspended.is_some();
+            // A context that is suspended in the arenas still needs its thread's shard.
+            let bases = area.filter(|_| scheduler.is_none() || is_searched);
+            (options.reset_gs, options.clear_slots) = (bases, bases);
+            let applied = match let_leave(target, leave, &options)? {
                 Ok(applied) => applied,
-                // the memory stays until the next try
-                Err(ApplyError::Busy { .. }) => break,
-                Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
-                    Some(tid) => {
-                        asleep = vec![tid];
+                Err(sleeper) => {
+                    self.asleep.extend(sleeper);
+                    return Ok(());
+                }
+            };
+            (self.threads, self.asleep) = (applied.bases, applied.asleep);
+            options.suspended = None;
+            if applied.quiet && (scheduler.is_none() || is_searched) {
+                let ours: Vec<AvmaRange> = arenas.iter().cloned().chain(area.map(|a| a.range())).collect();
+                target.unmap(&ours).map_err(|e| Error::process(target.pid(), e))?;
+                self.unmapped = true;
+                return Ok(());
+            }
+            if applied.quiet || applied.waiting {
+                // No thread is in the arenas, so every program counter that points there is in memory.
+                if applied.waiting {
+                    looks += 1;
+                    if looks == LOOKS_AT_WORDS {
                         break;
                     }
-                    None => return Err(Error::apply(target.pid(), e)),
-                },
-            };
-            threads = applied.bases;
-            asleep = applied.asleep;
-            if applied.quiet {
-                let mut ours = arenas.to_vec();
-                ours.extend(area.map(|a| a.range()));
-                target.unmap(&ours).map_err(failed)?;
-                unmapped = true;
-                break;
-            }
-            if asleep.is_empty() {
+                    std::thread::sleep(PAUSE);
+                }
+                options.suspended = Some(waiting::in_settled(target, &options.check_quiet, area));
+            } else if self.asleep.is_empty() {
                 std::thread::sleep(PAUSE);
-            } else if !target.wait_awake(&asleep, SLEEPERS) {
-                break;
+            } else if !target.wait_awake(&self.asleep, SLEEPERS) {
+                return Ok(());
             }
         }
+        self.kept = scheduler;
+        Ok(())
     }
-    let text_restored = rest.plan.text.is_empty() && rest.left.is_empty();
-    let mut left = rest.left;
-    left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
-    Left::sort(&mut left);
-    Ok(Restored { text_restored, unmapped, threads, left, asleep })
+}
+
+/// Moves threads out of the arenas. If that cannot be done now, the memory stays until the next try; then the result has the thread that
+/// sleeps in the kernel, if one is the reason.
+fn let_leave(
+    target: &Target,
+    leave: &PatchPlan,
+    options: &ApplyOptions,
+) -> Result<Result<Applied, Option<Tid>>, Error> {
+    match target.apply(leave, options) {
+        Ok(applied) => Ok(Ok(applied)),
+        Err(ApplyError::Busy { .. }) => Ok(Err(None)),
+        Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
+            Some(tid) => Ok(Err(Some(tid))),
+            None => Err(Error::apply(target.pid(), e)),
+        },
+    }
 }
 
 /// Restores the text without waiting for threads to leave the code, which stays. Returns whether the text is the original one again.
@@ -125,7 +177,7 @@ pub fn restore(
 /// place in the text to which its record leads may be under a springboard that stays.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
     let points: Vec<PointRecord> = points.iter().filter(|point| !point.removal.text.is_empty()).cloned().collect();
-    cut_off(target, &points)?;
+    cut_off(target, &points, None)?;
     Ok(!restorable(target, &points)?.leads())
 }
 
@@ -143,13 +195,15 @@ pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, E
 }
 
 /// Removes all jumps to the points. Returns the plan and its outcome.
-fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), Error> {
+fn cut_off(target: &Target, points: &[PointRecord], area: Option<DataArea>) -> Result<(Rest, Applied), Error> {
     let mut look = 0;
     loop {
         look += 1;
         let rest = restorable(target, points)?;
         let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
-        match target.apply(&text, &ApplyOptions::default()) {
+        let suspended = waiting::near(target, Purpose::Removal, &rest.plan.text, &[], area);
+        let options = ApplyOptions { suspended, ..ApplyOptions::default() };
+        match target.apply(&text, &options) {
             Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),

@@ -22,6 +22,7 @@ use crate::program::variables::data_of;
 use crate::program::wall;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
+use crate::recovery::waiting::{self, Purpose};
 use crate::weaving::bodies::Copies;
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
@@ -618,7 +619,9 @@ impl Session {
             let readings = area.filter(|_| !change.gone.is_empty());
             let goroutines = control.modules.goroutine_places();
             let check_quiet = woven.idle();
-            let options = ApplyOptions { check_quiet, calls: area, readings, goroutines, ..ApplyOptions::default() };
+            let suspended = waiting::near(&self.target, Purpose::Insertion, &change.plan.text, &check_quiet, area);
+            let options =
+                ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let watch = control.watch.as_mut().filter(|watch| watch.concerns(wanted));
             let applied = match watch {

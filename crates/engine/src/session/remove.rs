@@ -14,6 +14,7 @@ use crate::measure::event_places::EventPlaces;
 use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
+use crate::recovery::waiting::{self, Purpose};
 use crate::recovery::{leftover, restore};
 use crate::weaving::plan::PlannedRemoval;
 
@@ -111,8 +112,9 @@ impl Session {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let _unbounded = self.target.bound_holds(None);
         let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
-        let options =
-            ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
+        let (check_quiet, area) = (woven.idle(), Some(attached.env.data));
+        let suspended = waiting::near(&self.target, Purpose::Removal, &plan.text, &check_quiet, area);
+        let options = ApplyOptions { check_quiet, suspended, calls: area, ..ApplyOptions::default() };
         let routines = woven.routines();
         let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
         // threads in the removed code may still enter these routines and return from them
@@ -262,6 +264,7 @@ impl Session {
         }
         let mut warnings = self.warnings(control, &left);
         self.add_lost_calls(control, disturbed, &left, &mut warnings);
+        warnings.extend(restored.kept.as_ref().map(waiting::Scheduler::warning));
         warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;

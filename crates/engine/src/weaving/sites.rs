@@ -179,7 +179,7 @@ impl<'a> Text<'a> {
     /// Whether a handler of the program may leave a function whose instruction has faulted.
     fn is_left_by_faults(&self, modules: &Modules) -> bool {
         *self.left_by_faults.get_or_init(|| {
-            self.target.status().is_ok_and(|status| status.catches_faults) && modules.leaves_handlers(self.target)
+            self.target.status().is_ok_and(|status| status.catches_faults()) && modules.leaves_handlers(self.target)
         })
     }
 

@@ -1,0 +1,139 @@
+//! Tests of a program that suspends its own contexts in a signal handler: their program counters wait in memory, also in code that is
+//! removed.
+
+use std::path::Path;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Daemon, Mutatee, Tool, open_directory, scaled, sibling, wait_until};
+
+use crate::tool;
+
+/// Every kind of code: springboards with trampolines, copies of functions, times, traces.
+const KINDS: [&[&str]; 5] =
+    [&["count"], &["profile", "edges"], &["trace"], &["latency"], &["count", "grind#*", "chew#*"]];
+
+fn functions(kind: &[&'static str]) -> Vec<&'static str> {
+    let named = kind.contains(&"grind#*");
+    let all: &[&str] = if named { &[] } else { &["grind", "small", "chew"] };
+    kind.iter().chain(all).copied().collect()
+}
+
+/// Waits until all contexts have had the processor again, and checks their results.
+fn assert_goes_on(target: &mut Mutatee, what: &str) {
+    assert!(target.alive(), "{what}: the target died");
+    let before = target.ask("look").number("switches");
+    wait_until("every context has had its turn", || target.ask("look").number("switches") > before + 50);
+    target.ask("look").assert_right();
+}
+
+fn start() -> (Mutatee, Text) {
+    start_with("0")
+}
+
+/// Starts the program with so many MiB of other memory.
+fn start_with(mib: &str) -> (Mutatee, Text) {
+    let target = Mutatee::start("suspended", &["16", "200", mib]);
+    let before = Text::of(target.pid());
+    (target, before)
+}
+
+/// Begins a measurement. A trace is written to a file in the directory.
+fn measure(tool: &Tool, pid: i32, kind: &[&'static str], directory: &Path) -> ingraft_testing::Session {
+    let mut arguments: Vec<String> = functions(kind).into_iter().map(str::to_owned).collect();
+    if kind.contains(&"trace") {
+        let file = directory.join("suspended.trace");
+        arguments.extend(["-o".to_owned(), file.to_str().expect("a path").to_owned()]);
+    }
+    arguments.extend(["-p".to_owned(), pid.to_string(), "--max-overhead".to_owned(), "10000".to_owned()]);
+    let mut session = tool.start(arguments);
+    session.wait_for("attached");
+    session
+}
+
+#[test]
+fn contexts_survive_the_removal_of_every_kind_of_code() {
+    let tool = tool();
+    let directory = open_directory();
+    for round in 0..scaled(4, 40) {
+        let (mut target, before) = start();
+        for kind in KINDS {
+            let what = format!("round {round}, {kind:?}");
+            let session = measure(&tool, target.pid(), kind, directory.path());
+            assert_goes_on(&mut target, &what);
+            let outcome = session.interrupt().assert_code(0).assert_removed();
+            let stays = outcome.one("removed")["memory_left"] == true;
+            assert_eq!(outcome.stderr.contains("switches stacks"), stays, "{what}: {}", outcome.stderr);
+            before.assert_in(target.pid());
+            assert_goes_on(&mut target, &what);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_inserted_where_contexts_cannot_be_looked_for_in_the_stop() {
+    let tool = tool();
+    let (mut target, before) = start_with("200");
+    let pid = target.pid().to_string();
+    for kind in [&["count", "grind"][..], &["profile", "edges", "grind"]] {
+        let arguments = kind.iter().copied().chain(["-p", &pid, "--max-overhead", "10000"]);
+        let outcome = tool.run(arguments).assert_error(1, &["suspends contexts in signal handlers"]);
+        assert!(outcome.stderr.contains(r#""reason":"suspended_contexts""#), "{outcome:#?}");
+        before.assert_in(target.pid());
+    }
+    assert_goes_on(&mut target, "after a refusal");
+}
+
+#[test]
+fn nothing_stays_once_every_context_has_left_the_code() {
+    let tool = tool();
+    let directory = open_directory();
+    let (mut target, before) = start();
+    // All contexts but one stay where they are, in the text.
+    target.ask("stop").assert_right();
+    for kind in KINDS {
+        let session = measure(&tool, target.pid(), kind, directory.path());
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(outcome.one("removed")["memory_left"] != true, "{kind:?}: {outcome:#?}");
+        before.assert_in(target.pid());
+    }
+    target.ask("go").assert_right();
+    assert_goes_on(&mut target, "after all");
+}
+
+#[test]
+fn contexts_survive_a_detach_after_a_kill() {
+    let tool = tool();
+    let directory = open_directory();
+    for round in 0..scaled(2, 20) {
+        let (mut target, before) = start();
+        for kind in KINDS {
+            let what = format!("round {round}, {kind:?}");
+            let session = measure(&tool, target.pid(), kind, directory.path());
+            assert_goes_on(&mut target, &what);
+            session.kill();
+            assert_goes_on(&mut target, &what);
+            tool.detach(target.pid());
+            before.assert_in(target.pid());
+            assert_goes_on(&mut target, &what);
+        }
+    }
+}
+
+#[test]
+fn contexts_survive_a_daemon_that_measures_again() {
+    let (mut target, before) = start();
+    let directory = open_directory();
+    let server = Daemon::start(&sibling("ingraftd"), directory.path(), ["--log", "error"]);
+    let client = server.client(Path::new(env!("CARGO_BIN_EXE_ingraft")));
+    for kind in KINDS {
+        let what = format!("{kind:?}");
+        let session = measure(&client, target.pid(), kind, directory.path());
+        assert_goes_on(&mut target, &what);
+        let _ = session.interrupt().assert_code(0).assert_removed();
+        before.assert_in(target.pid());
+        assert_goes_on(&mut target, &what);
+    }
+    assert!(server.terminate().success());
+    assert_goes_on(&mut target, "the daemon has ended");
+    assert_eq!(target::tracer(target.pid()), 0);
+}
