@@ -608,6 +608,7 @@ impl Site {
                     percent: why.cost_ns_per_s as f64 / 1e7,
                     max_overhead: why.limit_ns_per_s as f64 / 1e7,
                     own_gs: why.own_gs,
+                    rewritten: why.rewritten,
                 });
             }
         }

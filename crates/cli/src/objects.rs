@@ -765,6 +765,8 @@ pub(crate) struct TakenOut {
     pub(crate) max_overhead: f64,
     /// Whether the reason was the gs base, not the cost.
     pub(crate) own_gs: bool,
+    /// Whether the reason was that the program has changed the code of a function that ran as a copy.
+    pub(crate) rewritten: bool,
 }
 
 /// A metric and the snippets that it is lowered to.

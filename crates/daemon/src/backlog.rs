@@ -225,8 +225,8 @@ fn pair_value(index: usize, value: &Value) -> v1::PairValue {
 }
 
 fn taken_out(why: TakenOut) -> v1::TakenOut {
-    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs } = why;
-    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs }
+    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten } = why;
+    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten }
 }
 
 fn keys(keys: &Keys) -> v1::Keys {

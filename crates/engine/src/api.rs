@@ -530,8 +530,8 @@ pub struct EventEntry {
     pub at_points: Option<String>,
 }
 
-/// Details about the removal of a pair's code. The pair cost more than allowed, or the program uses the gs base, by which code finds its
-/// counters.
+/// Details about the removal of a pair's code. The pair cost more than allowed, the program uses the gs base, by which code finds its
+/// counters, or the program has changed a function that ran as a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenOut {
     /// Unix time in nanoseconds of the removal.
@@ -544,6 +544,15 @@ pub struct TakenOut {
     pub limit_ns_per_s: u64,
     /// Whether the reason was a loaded library that uses the gs base itself; the costs are 0 then.
     pub own_gs: bool,
+    /// Whether the reason was that the program has changed the code of a function that ran as a copy; the costs are 0 then.
+    pub rewritten: bool,
+}
+
+impl TakenOut {
+    /// A removal at this Unix time in nanoseconds for which the cost was no reason.
+    pub fn free(time_ns: u64) -> Self {
+        TakenOut { time_ns, hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false, rewritten: false }
+    }
 }
 
 /// Largest number of pairs that [`Costs`] lists.

@@ -498,6 +498,7 @@ impl Engine {
                 return false;
             }
             session.retire_covered();
+            session.give_up_rewritten();
             if round.is_multiple_of(COSTS_EVERY) {
                 session.hold_limits();
             }

@@ -236,6 +236,15 @@ pub enum Refusal {
         /// Offset from the function's first byte.
         offset: Offset,
     },
+    /// The program itself may write the code while it runs: a static key, a sled of XRay, an entry that was compiled to be patched. A copy of
+    /// the code would not follow.
+    #[error(
+        "the program may write its own code at {offset} (a static key, or another place that is made to be patched)"
+    )]
+    PatchedByProgram {
+        /// Offset from the function's first byte.
+        offset: Offset,
+    },
     /// A dead engine has woven code there for a measurement that was to stay. The records of that code suffice to remove it, but not to add
     /// to it.
     #[error(

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 32] = [
+pub const REASONS: [&str; 33] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -30,6 +30,7 @@ pub const REASONS: [&str; 32] = [
     "asynchronous_cancellation",
     "throwing_faults",
     "bytes_differ",
+    "patched_by_program",
     "kept",
     "shared_text",
     "text_relocations",
@@ -74,6 +75,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::AsynchronousCancellation { .. } => "asynchronous_cancellation",
         Refusal::ThrowingFaults { .. } => "throwing_faults",
         Refusal::BytesDiffer { .. } => "bytes_differ",
+        Refusal::PatchedByProgram { .. } => "patched_by_program",
         Refusal::Kept { .. } => "kept",
         Refusal::SharedText => "shared_text",
         Refusal::TextRelocations => "text_relocations",

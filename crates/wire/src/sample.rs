@@ -256,6 +256,7 @@ mod tests {
                 cost_ns_per_s: 3,
                 limit_ns_per_s: 4,
                 own_gs: value % 4 == 0,
+                rewritten: value % 8 == 0,
             }),
             counted: (value % 3 == 0).then_some(v1::Counted { enabled_ns: 2, running_ns: 1 }),
             slept_ns: u64::from(value % 11 == 0),

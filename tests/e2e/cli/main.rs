@@ -54,6 +54,7 @@ mod patterns;
 mod postgres;
 mod profiles;
 mod rounds;
+mod selfpatch;
 mod servers;
 mod shapes;
 mod speech;

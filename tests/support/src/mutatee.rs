@@ -122,6 +122,7 @@ fn recipe(name: &str) -> Recipe {
         ),
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "patcher" => ("gcc", C, &["patcher.c"], false),
+        "selfpatch" => ("gcc", C, &["selfpatch.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),
         "suspended" => ("gcc", C, &["suspended.c"], false),
         "covered" => ("gcc", C, &["covered.c"], false),

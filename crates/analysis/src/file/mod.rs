@@ -5,6 +5,7 @@ pub(crate) mod error;
 pub(crate) mod frames;
 pub(crate) mod go;
 pub(crate) mod name;
+pub(crate) mod patchable;
 pub(crate) mod relocs;
 pub(crate) mod symbol;
 pub(crate) mod symbols;

@@ -8,6 +8,7 @@ use ingraft_model::{Block, EdgeId, LoopEdges, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
+use crate::file::patchable;
 use crate::file::relocs::Pointers;
 use crate::file::symbol::Label;
 use crate::functions::discovered::{Discovered, Door};
@@ -25,6 +26,8 @@ pub struct Image {
     pub(super) go: Go,
     pub(super) landing_pads: Vec<u64>,
     pub(super) restartable: Vec<(Svma, Svma, Svma)>,
+    /// Places that the program itself may write, sorted by their first byte.
+    pub(super) patchable: Vec<Range<u64>>,
     pub(super) padding: Vec<Padding>,
     /// Address range of each part of a function, with the index of the function.
     pub(super) parts: Vec<(Range<u64>, usize)>,
@@ -117,6 +120,15 @@ impl Image {
     /// The critical sections of restartable sequences (`__rseq_cs`).
     pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
         self.restartable.iter().map(|s| s.0..s.1)
+    }
+
+    /// First byte of a place in a range that the program itself may write while it runs, as its sections say: a static key, a sled of XRay, an
+    /// entry that was compiled to be patched. `None` if there is none.
+    pub fn patchable_in(&self, range: &SvmaRange) -> Option<Svma> {
+        let before = |place: &Range<u64>| place.start.saturating_add(patchable::LONGEST) <= range.start.0;
+        let near = self.patchable.get(self.patchable.partition_point(before)..).unwrap_or_default();
+        let mut its = near.iter().take_while(|place| place.start < range.end.0);
+        its.find(|place| range.start.0 < place.end).map(|place| Svma(place.start.max(range.start.0)))
     }
 
     /// Ranges of at least five bytes between functions that nothing reaches and where code may be put, sorted. None in Go programs.

@@ -9,7 +9,7 @@ use crate::file::elf::Elf;
 use crate::file::error::ImageError;
 use crate::file::go::Go;
 use crate::file::relocs::{self, Pointers};
-use crate::file::{symbols, unwind};
+use crate::file::{patchable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
 use crate::image::Image;
@@ -60,6 +60,7 @@ impl Image {
         landing_pads.sort_unstable();
         landing_pads.dedup();
         let restartable = relocs::restartable_sequences(&elf, &pointers);
+        let patchable = patchable::places(&elf, &pointers);
         let island = |&(start, len): &(u64, u32)| {
             let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
@@ -79,6 +80,7 @@ impl Image {
             go,
             landing_pads,
             restartable,
+            patchable,
             padding,
             parts,
             imports: OnceLock::new(),

@@ -8,6 +8,7 @@ mod calls;
 mod exits;
 mod graphs;
 mod hostile;
+mod patchable;
 mod sites;
 mod support;
 mod system;

@@ -230,6 +230,10 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
                    or unwinders may begin at any instruction)";
         return format!("{pair} was taken out of {}: {why}; its value stays as it was", t.pid);
     }
+    if t.rewritten {
+        let why = "the program has changed the code of a function that ran as a copy";
+        return format!("{pair} was taken out of {}: {why}; its value stays as it was, and is not exact", t.pid);
+    }
     format!(
         "{pair} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
          its value stays as it was",
@@ -264,13 +268,16 @@ pub(crate) fn slept(ns: u64) -> String {
 /// Failure after the last pair was taken out, so that nothing is measured any more.
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();
-    let (reason, hint) = match t.own_gs {
-        true => (
+    let (reason, hint) = match (t.own_gs, t.rewritten) {
+        (_, true) => ("rewritten", "begin anew: functions that the program changes are left out".to_owned()),
+        (true, false) => (
             "own_gs",
             "begin anew: with the library there, only what it permits is measured, such as calls in shared counters"
                 .to_owned(),
         ),
-        false => ("too_dear", format!("measure what is called less often, or allow it with --max-overhead {allow}")),
+        (false, false) => {
+            ("too_dear", format!("measure what is called less often, or allow it with --max-overhead {allow}"))
+        }
     };
     Failure { host: t.host.clone(), pid: Some(t.pid), reason: reason.to_owned(), ..Failure::failed(taken_out(t), hint) }
 }

@@ -119,6 +119,11 @@ impl ModuleFile {
     pub fn is_shared(&self) -> bool {
         self.file.code().any(|m| m.shared)
     }
+
+    /// Whether the program may write the code at any time, without a system call before.
+    pub fn is_writable(&self) -> bool {
+        self.file.code().any(|m| m.write)
+    }
 }
 
 impl Module {

@@ -23,6 +23,7 @@ use super::births;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
 use super::profile::Profile;
+use super::rewritten::Looks;
 use super::sharing::{Group, GroupId};
 use super::trace::Trace;
 use super::unfinished::Unfinished;
@@ -80,6 +81,8 @@ pub(super) struct Control {
     pub(super) has_spare: bool,
     /// Earliest time of the next try to remove that code; `None` for an immediate try.
     pub(super) spare_after: Option<Instant>,
+    /// The looks at the text of copied functions.
+    pub(super) looks: Looks,
     /// Whether the engine is ending, so that no insertion may begin.
     pub(super) closed: bool,
 }

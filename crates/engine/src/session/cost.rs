@@ -166,11 +166,10 @@ impl Session {
             }
             sum -= rate.ns_per_s;
             let why = TakenOut {
-                time_ns: now_ns(),
                 hits_per_s: rate.hits_per_s as u64,
                 cost_ns_per_s: rate.ns_per_s as u64,
                 limit_ns_per_s: limit as u64,
-                own_gs: false,
+                ..TakenOut::free(now_ns())
             };
             out.push((key.clone(), why));
         }

@@ -24,7 +24,7 @@ impl Findings {
     }
 
     /// Logs the findings that are new, and remembers them.
-    fn note(&self, pid: Pid, found: Vec<String>) {
+    pub(super) fn note(&self, pid: Pid, found: Vec<String>) {
         let mut known = self.lock();
         for what in found {
             if known.len() < FINDINGS_MAX && !known.iter().any(|(known, _)| *known == what) {

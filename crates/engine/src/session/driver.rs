@@ -26,6 +26,7 @@ use super::control::Control;
 use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
+use super::rewritten::Looks;
 use super::shared::Shared;
 
 /// A session with one target.
@@ -88,6 +89,7 @@ impl Session {
             unfinished: None,
             has_spare: false,
             spare_after: None,
+            looks: Looks::default(),
             closed: false,
         };
         Ok(Session {

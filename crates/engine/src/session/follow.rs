@@ -138,7 +138,7 @@ impl Session {
         }
         taken?;
         self.retire_ended_threads();
-        let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: true };
+        let why = TakenOut { own_gs: true, ..TakenOut::free(now_ns()) };
         for key in control.pairs.keys().cloned().collect::<Vec<_>>() {
             self.freeze(control, &key, why);
         }

@@ -38,6 +38,7 @@ mod profile;
 mod read;
 mod remove;
 pub(crate) mod replaced;
+mod rewritten;
 mod rights;
 mod shared;
 mod sharing;

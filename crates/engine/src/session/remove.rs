@@ -109,9 +109,20 @@ impl Session {
     /// First all jumps to them are removed. Threads in the middle of a snippet then leave by themselves, however busy they are. If no
     /// thread is there, nothing else is needed.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
+        self.withdraw_fitting(control, minis, &|plan| plan)
+    }
+
+    /// Takes snippets out by the part of the plan that `fit` leaves of it.
+    pub(super) fn withdraw_fitting(
+        &self,
+        control: &mut Control,
+        minis: &[(MdlFunction, u64)],
+        fit: &dyn Fn(PatchPlan) -> PatchPlan,
+    ) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let _unbounded = self.target.bound_holds(None);
         let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
+        let plan = fit(plan);
         let (check_quiet, area) = (woven.idle(), Some(attached.env.data));
         let suspended = waiting::near(&self.target, Purpose::Removal, &plan.text, &check_quiet, area);
         let options = ApplyOptions { check_quiet, suspended, calls: area, ..ApplyOptions::default() };

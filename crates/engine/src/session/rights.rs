@@ -63,7 +63,7 @@ impl Session {
             self.withdraw(control, &minis)?;
         }
         self.retire_ended_threads();
-        let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false };
+        let why = TakenOut::free(now_ns());
         going.iter().for_each(|key| self.freeze(control, key, why));
         self.settle_accounts(control);
         Ok(())

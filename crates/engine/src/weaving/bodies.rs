@@ -13,6 +13,7 @@ use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
+use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{Change, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{Found, Text, host, whole};
 use crate::weaving::wanted::{NewPoint, Wanted};
@@ -21,6 +22,8 @@ use crate::weaving::wanted::{NewPoint, Wanted};
 #[derive(Clone, Debug)]
 pub(super) struct Body {
     pub woven: WovenBody,
+    /// The text of the function before it was copied.
+    pub original: OriginalText,
     /// Index of the arena that holds the copy.
     pub arena: usize,
 }
@@ -299,7 +302,8 @@ impl Woven {
             match woven {
                 Ok(woven) => {
                     verify_body(env, arena, text, &request, &woven).map_err(|e| defect(&e))?;
-                    let body = Arc::new(Body { woven: woven.body, arena: index });
+                    let original = OriginalText::of(body, module.bias);
+                    let body = Arc::new(Body { woven: woven.body, original, arena: index });
                     return Ok(Ok((file.id(), body, woven.plan)));
                 }
                 Err(_) if arena.lacked_room() && bytes < ARENA_MAX => bytes = (bytes * 4).min(ARENA_MAX),

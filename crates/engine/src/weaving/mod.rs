@@ -7,6 +7,7 @@ pub(crate) mod catch_up;
 pub(crate) mod cost;
 pub(crate) mod exits;
 pub(crate) mod moving;
+pub(crate) mod original;
 pub(crate) mod outlook;
 pub(crate) mod parts;
 pub(crate) mod plan;

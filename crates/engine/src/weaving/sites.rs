@@ -27,6 +27,15 @@ const UPROBES: &str = "[uprobes]";
 /// Size of a page in bytes.
 const PAGE: u64 = 4096;
 
+/// Largest number of bytes that a springboard displaces: whole instructions, of which the last begins before its end.
+const DISPLACED_MAX: usize = 4 + 15;
+
+/// `nop dword [rax+rax+0]`. At the entry of a function, a program writes a call or a jump over it (tracers of functions, live patches).
+/// Elsewhere, the compiler aligns code by it, also behind calls that do not return.
+const PATCHED_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// `endbr64`, which comes before it in programs with control-flow protection.
+const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
 
@@ -318,6 +327,14 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
             Unwinder::Fault => Refusal::ThrowingFaults { module },
         });
     }
+    let patched = |at: Svma| Refusal::PatchedByProgram { offset: Offset::between(f.start().0, at.0) };
+    if modules.module(function.module).is_some_and(|(file, _)| file.is_writable()) {
+        return Err(patched(f.start()));
+    }
+    // Tables of such places may make a function look as if control arrived in its middle.
+    if let Some(at) = module.image.patchable_in(&f.range()) {
+        return Err(patched(at));
+    }
     let body = module.image.body(f)?;
     // The way from the entry into the copy lies at the first byte.
     let probed = || modules.are_uprobes_expected() || text.is_probed(module);
@@ -326,6 +343,11 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
     }
     for block in &body.blocks {
         let start = block.block.range.start;
+        let code = block.bytes.strip_prefix(&ENDBR).unwrap_or(&block.bytes);
+        let is_slot = start == f.start() && code.starts_with(&PATCHED_NOP);
+        if let Some(at) = module.image.patchable_in(&block.block.range).or_else(|| is_slot.then_some(start)) {
+            return Err(patched(at));
+        }
         let mut now = vec![0; block.bytes.len()];
         if !text.original(start.to_avma(module.bias), &mut now) {
             return Err(Refusal::Unreadable);
@@ -409,6 +431,11 @@ fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Sit
         Arc::make_mut(&mut site).island_rooms.retain(|room| !may_fault(&room.bytes, room.bytes.len()));
     }
     let at = site.at.to_avma(module.bias);
+    let displaced = site.bytes.len().min(usize::from(site.point) + DISPLACED_MAX);
+    let range = |at: Svma, len: usize| at..Svma(at.0.wrapping_add(len as u64));
+    if let Some(at) = module.image.patchable_in(&range(site.at, displaced)) {
+        return Err(Refusal::PatchedByProgram { offset: Offset::between(site.function.0, at.0) });
+    }
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
         return Err(Refusal::Unreadable);
@@ -416,7 +443,8 @@ fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Sit
     // a range that is displaced only to make room is used only if its bytes are those of the file
     let is_there = |c: &IslandRoom| {
         let mut now = vec![0; c.bytes.len()];
-        text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
+        let is_fixed = module.image.patchable_in(&range(c.at, c.bytes.len())).is_none();
+        is_fixed && text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
     };
     if !site.island_rooms.iter().all(is_there) {
         Arc::make_mut(&mut site).island_rooms.retain(is_there);

@@ -1,0 +1,155 @@
+//! Copies of functions whose text the program has written since: a static key, a live patch, a uprobe of another tool within the function.
+//! The copy would go on with the old code, so it is given up as soon as the engine notices.
+//!
+//! The engine compares the text of all copied functions ten times a second without a stop, and more rarely if that would take more than a
+//! hundredth of a processor. A function counts as rewritten if two looks in a row find a difference, because a program that moves its text
+//! shows other bytes for a moment.
+//!
+//! Most looks compare whole ranges of the text with what the last full comparison saw there. Only a difference needs another full one, which
+//! knows the bytes of each function and the engine's own writes.
+
+use std::time::{Duration, Instant};
+
+use ingraft_model::{Avma, FunctionRef as MdlFunction};
+use rustc_hash::FxHashSet;
+
+use crate::api::TakenOut;
+use crate::error::Error;
+use crate::weaving::original::{Rewritten, Seen, fitting};
+use crate::weaving::plan::PRUNE;
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::Session;
+use super::pair::PairKey;
+
+/// Number of times that the pause after a look is longer than the look.
+const SHARE: u32 = 100;
+
+/// The looks at the text of copied functions.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    /// Earliest time of the next look; `None` for an immediate one.
+    next: Option<Instant>,
+    /// Functions in which the last look has found a difference.
+    suspects: FxHashSet<MdlFunction>,
+    /// Text in which the last full comparison has found no difference.
+    seen: Option<Seen>,
+}
+
+impl Looks {
+    fn is_due(&self) -> bool {
+        self.next.is_none_or(|next| next <= Instant::now())
+    }
+
+    /// Notes the functions in which a look has found differences, and the time that it took. Returns those in which the look before has
+    /// found some too.
+    fn confirm(&mut self, found: FxHashSet<MdlFunction>, work: Duration) -> FxHashSet<MdlFunction> {
+        self.next = Some(Instant::now() + work * SHARE);
+        let confirmed = found.intersection(&self.suspects).copied().collect();
+        self.suspects = found;
+        confirmed
+    }
+}
+
+impl Session {
+    /// Looks, if a look is due, for copied functions whose text the program has written, and gives their copies up: takes their code out and
+    /// freezes the values of the pairs that have code there.
+    pub fn give_up_rewritten(&self) {
+        // a thread that holds the lock serves a request; the next look follows soon
+        let Ok(mut control) = self.control.try_lock() else { return };
+        if self.end.is_known() || !control.looks.is_due() {
+            return;
+        }
+        let begin = Instant::now();
+        let found = self.look_at_copied_text(&mut control);
+        let confirmed = control.looks.confirm(found, begin.elapsed());
+        if confirmed.is_empty() {
+            return;
+        }
+        if let Err(error) = self.give_up(&mut control, &confirmed) {
+            tracing::warn!(%error, "copies of functions that the program has changed stay in; it is tried again");
+        }
+    }
+
+    /// The copied functions whose text differs from what it was.
+    fn look_at_copied_text(&self, control: &mut Control) -> FxHashSet<MdlFunction> {
+        let Some(attached) = &control.attached else { return FxHashSet::default() };
+        // Read before the full comparison: a write in between is a difference at the next look.
+        let now = attached.woven.read_copied_text(&self.target);
+        if now.is_some() && now == control.looks.seen {
+            return FxHashSet::default();
+        }
+        let found: FxHashSet<MdlFunction> = self.rewritten(control).into_iter().map(|r| r.function).collect();
+        control.looks.seen = now.filter(|_| found.is_empty());
+        found
+    }
+
+    fn rewritten(&self, control: &Control) -> Vec<Rewritten> {
+        control.attached.as_ref().map_or_else(Vec::new, |attached| attached.woven.rewritten(&self.target))
+    }
+
+    fn give_up(&self, control: &mut Control, functions: &FxHashSet<MdlFunction>) -> Result<(), Error> {
+        // the text of a library that was unloaded is no text that the program has written
+        self.look_at_modules(control)?;
+        let found: Vec<Rewritten> =
+            self.rewritten(control).into_iter().filter(|rewritten| functions.contains(&rewritten.function)).collect();
+        let functions: FxHashSet<MdlFunction> = found.iter().map(|rewritten| rewritten.function).collect();
+        let mut changed: Vec<Avma> = found.iter().flat_map(|rewritten| rewritten.bytes.iter().copied()).collect();
+        changed.sort_unstable();
+        let has_code = |key: &PairKey| {
+            control
+                .pairs
+                .get(key)
+                .is_some_and(|pair| pair.minis.iter().any(|(function, _)| functions.contains(function)))
+        };
+        let keys: Vec<PairKey> = control.pairs.keys().filter(|key| has_code(key)).cloned().collect();
+        let mut minis: FxHashSet<(MdlFunction, u64)> = control.minis_of(&keys.iter().collect()).into_iter().collect();
+        // snippets that pairs of other functions need there
+        let woven = control.attached.iter().flat_map(|attached| functions.iter().map(|f| (*f, &attached.woven)));
+        let at_points = woven.flat_map(|(function, woven)| {
+            let all = woven.points_of(function).flat_map(|(_, point)| point.minis.iter().map(|mini| mini.id));
+            all.filter(|id| *id != PRUNE).map(move |id| (function, id))
+        });
+        minis.extend(at_points);
+        let minis: Vec<(MdlFunction, u64)> = minis.into_iter().collect();
+        let warnings: Vec<String> = found.iter().map(|rewritten| self.warning(control, rewritten)).collect();
+        self.withdraw_fitting(control, &minis, &|plan| fitting(&self.target, plan, &changed))?;
+        let why = TakenOut { rewritten: true, ..TakenOut::free(now_ns()) };
+        keys.iter().for_each(|key| self.freeze(control, key, why));
+        self.settle_accounts(control);
+        self.findings.note(self.pid(), warnings);
+        Ok(())
+    }
+
+    fn warning(&self, control: &Control, rewritten: &Rewritten) -> String {
+        let name = |(_, _, f): (_, _, &ingraft_analysis::Function)| f.display_name().into_owned();
+        let function = control.modules.resolve(rewritten.function).map(name).unwrap_or_default();
+        let at = rewritten.bytes.first().map_or(0, |at| at.0);
+        format!(
+            "the program, or somebody else, has changed the code of `{function}` at {at:#x} while the function ran as a copy: \
+             the copy was given up, and what was measured there is not exact"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::ModuleRef;
+
+    use super::*;
+
+    #[test]
+    fn a_difference_counts_when_it_is_seen_twice() {
+        let of = |functions: &[u32]| {
+            functions.iter().map(|f| MdlFunction { module: ModuleRef(0), function: *f }).collect::<FxHashSet<_>>()
+        };
+        let mut looks = Looks::default();
+        assert!(looks.is_due());
+        assert!(looks.confirm(of(&[1, 2]), Duration::ZERO).is_empty());
+        assert_eq!(looks.confirm(of(&[2, 3]), Duration::ZERO), of(&[2]));
+        assert!(looks.confirm(of(&[]), Duration::ZERO).is_empty());
+        assert!(looks.confirm(of(&[2]), Duration::from_secs(1)).is_empty(), "gone in between");
+        assert!(!looks.is_due(), "a long look");
+    }
+}
