@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,8 +34,15 @@ __attribute__((naked, noinline, aligned(64))) uint64_t faulting(uint64_t x) {
     __asm__("endbr64\n lea 0x11(%rdi), %rax\n ud2\n xchg %ax, %ax\n imul $3, %rax, %rax\n ret\n");
 }
 
+/* Loops at its ninth byte, until a handler resumes after the two bytes of the jump. */
+__attribute__((naked, noinline, aligned(64))) uint64_t spinning(uint64_t x) {
+    (void)x;
+    __asm__("endbr64\n lea 0x11(%rdi), %rax\n1: jmp 1b\n xchg %ax, %ax\n imul $3, %rax, %rax\n ret\n");
+}
+
 static void on_fault(int sig, siginfo_t *info, void *context) {
-    (void)sig, (void)info;
+    (void)info;
+    if (sig == SIGUSR1 && ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] != (greg_t)(uintptr_t)spinning + 8) return;
     in_handler = 1;
     while (!go_on) usleep(1000);
     ucontext_t *u = context;
@@ -48,11 +56,11 @@ static void on_term(int sig) {
 }
 
 static void *fault(void *arg) {
-    (void)arg;
+    uint64_t (*function)(uint64_t) = arg;
     static char stack[65536];
     stack_t s = {.ss_sp = stack, .ss_size = sizeof stack};
     sigaltstack(&s, NULL);
-    finished = faulting(1) == 54 ? 1 : 2;
+    finished = function(1) == 54 ? 1 : 2;
     return NULL;
 }
 
@@ -114,9 +122,14 @@ int main(int argc, char **argv) {
     a.sa_sigaction = on_fault;
     a.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(SIGILL, &a, NULL);
+    sigaction(SIGUSR1, &a, NULL);
     alarm(600);
     pthread_t t;
-    if (!strcmp(mode, "fault")) pthread_create(&t, NULL, fault, NULL);
+    if (!strcmp(mode, "fault")) pthread_create(&t, NULL, fault, (void *)faulting);
+    if (!strcmp(mode, "spin")) {
+        pthread_create(&t, NULL, fault, (void *)spinning);
+        while (!in_handler) pthread_kill(t, SIGUSR1), sched_yield();
+    }
     if (!strcmp(mode, "vfork")) pthread_create(&t, NULL, vforks, NULL);
     if (!strcmp(mode, "mlock") && mlockall(MCL_CURRENT | MCL_FUTURE)) return 2;
     if (!strcmp(mode, "limit")) limit_memory(400);
@@ -133,8 +146,8 @@ int main(int argc, char **argv) {
         memcpy(w, (void *)counted, 13);
         shared = mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_SHARED, fd, 0);
     }
-    printf("ready %d counted %p faulting %p saved %p go %p handler %p finished %p shared %p\n", pid, (void *)counted,
-           (void *)faulting, (void *)&saved_pc, (void *)&go_on, (void *)&in_handler, (void *)&finished, shared);
+    printf("ready %d counted %p faulting %p spinning %p saved %p go %p handler %p finished %p shared %p\n", pid, (void *)counted,
+           (void *)faulting, (void *)spinning, (void *)&saved_pc, (void *)&go_on, (void *)&in_handler, (void *)&finished, shared);
     fflush(stdout);
     if (!strcmp(mode, "seccomp")) filter_calls();
     int naps = 0;

@@ -123,6 +123,7 @@ impl Error {
             ApplyError::Preempts => {
                 ("suspended_contexts", "nothing was changed; measure a process of this program that uses less memory")
             }
+            ApplyError::Faulted { .. } => ("busy", "try again when the handler has returned; nothing was changed"),
             ApplyError::BadPlan { .. } | ApplyError::Process(_) => {
                 ("bad_plan", "this is a defect of ingraft; nothing was changed")
             }

@@ -31,6 +31,31 @@ const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
 const REST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
+/// Treatment of threads whose handlers of faults do not return in time. Such a handler may have read the saved program counter before the
+/// stop, and change it afterwards: most often it skips the instruction that has faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FaultFrames {
+    /// The attempt fails. For insertions.
+    #[default]
+    Delay,
+    /// The saved program counter stays where it is, unless the bytes there change. The code there must stay too, so [`Applied::quiet`] is
+    /// `false` if the code is in [`Options::check_quiet`]. For removals.
+    Leave,
+}
+
+/// Treatment of saved program counters of instructions that have faulted, in one look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Handlers {
+    /// No handler can be in progress.
+    None,
+    /// A handler must return first if the plan moves the program counter, or changes the instruction there.
+    AwaitForWrites,
+    /// A handler must return first if the plan moves the program counter.
+    AwaitForMoves,
+    /// The program counter stays where it is.
+    Leave,
+}
+
 /// Options of applying a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,6 +73,8 @@ pub struct Options {
     pub readings: Option<DataArea>,
     /// Area whose gs bases and temporary thread pointer are reset to 0 if the result is quiet.
     pub reset_gs: Option<DataArea>,
+    /// Treatment of threads in handlers of faults.
+    pub faults: FaultFrames,
     /// Goroutines of the target. None may be suspended inside of a write.
     pub goroutines: Option<Goroutines>,
     /// Words that point into the text around the plan's writes, or into `check_quiet`. If one is the program counter of a suspended context
@@ -68,6 +95,7 @@ impl Default for Options {
             calls: None,
             readings: None,
             reset_gs: None,
+            faults: FaultFrames::default(),
             goroutines: None,
             suspended: None,
             clear_slots: None,
@@ -129,6 +157,27 @@ enum Fate {
     },
     /// The program counter is at an address where no thread may be.
     Inside,
+}
+
+impl Fate {
+    /// Effect of the plan on the saved program counter of an instruction that has faulted. `touched` means that bytes there change.
+    ///
+    /// The handler may put the address of the next instruction into the frame, from what it has read before the stop. So what matters is
+    /// whether that address is strictly inside of a write. It can be only if the instruction itself begins in the write: a write that
+    /// begins in the middle of an instruction changes a displacement, and ends with it. An instruction that stays in front of a springboard
+    /// is followed by the springboard's first byte, where a thread may arrive. Instructions of which the write leaves a part need no
+    /// wait, but have one, as their length is not known here.
+    ///
+    /// After a removal, every instruction of the text is where it was. But a program counter that moves out of generated code would be
+    /// written back by the handler, after the memory was unmapped.
+    fn of_fault(self, handlers: Handlers, touched: bool) -> Fate {
+        match (self, handlers) {
+            (Fate::Moves { .. }, Handlers::AwaitForWrites | Handlers::AwaitForMoves) => Fate::Inside,
+            (Fate::Stays, Handlers::AwaitForWrites) if touched => Fate::Inside,
+            (Fate::Moves { first: false, .. }, Handlers::Leave) => Fate::Stays,
+            (fate, _) => fate,
+        }
+    }
 }
 
 /// A program counter to be moved.
@@ -225,15 +274,24 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
+        let mut handlers = self.handlers(plan, options);
         let (mut moves, quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
-            match self.look(tracer, plan, options, frames, picky, &mut maps)? {
+            match self.look(tracer, plan, options, handlers, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
                     self.check_goroutines(options.goroutines.as_ref(), (&stacks, &saved), &plan.text)?;
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
                     let unknown = unknown.collect::<HashSet<usize>>();
                     break (moves, quiet, stacks, saved, unknown);
+                }
+                Look::Faulted(threads) => {
+                    if let Some((tid, at)) = self.finish_handlers(tracer, &threads, deadline)? {
+                        if options.faults == FaultFrames::Delay {
+                            return Err(ApplyError::Faulted { tid, at });
+                        }
+                        handlers = Handlers::Leave;
+                    }
                 }
                 Look::Inside(thread, at) => {
                     let tid = tracer.threads[thread].tid;
@@ -243,9 +301,7 @@ impl Target {
                         return Err(ApplyError::Busy { tid, at });
                     }
                     tracer.nudge(thread)?;
-                    tracer.seize_all()?; // The thread may have started others.
-                    tracer.stop_all()?;
-                    self.verify(tracer)?; // The thread may have executed another program.
+                    self.hold_others(tracer)?;
                 }
             }
         };
@@ -261,7 +317,7 @@ impl Target {
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
-            self.take_back(tracer, runs, moves.iter().filter(|m| m.first), &original);
+            self.take_back(tracer, runs, &moves, &original);
             return Err(e.into());
         }
         // From here on the plan is applied. The remaining steps help threads that may have been killed by now, so a missing step does no
@@ -284,24 +340,39 @@ impl Target {
         Ok(Applied { attempts: 0, threads, moved: moves.len(), quiet, waiting, asleep, bases: bases_of(tracer) })
     }
 
-    /// Takes back writes and the moves before them, after a write has failed. Returns no error, because the first one is reported.
-    fn take_back<'m>(
+    /// Treatment of program counters saved by faults, at the beginning of an attempt.
+    fn handlers(&self, plan: &PatchPlan, options: &Options) -> Handlers {
+        let changes = !plan.text.is_empty() || !plan.moves.is_empty();
+        match options.faults {
+            _ if !changes || self.status().is_ok_and(|status| !status.handles_faults()) => Handlers::None,
+            FaultFrames::Delay => Handlers::AwaitForWrites,
+            FaultFrames::Leave => Handlers::AwaitForMoves,
+        }
+    }
+
+    /// Lets each of these threads run until it has returned from a handler of a fault, while all others are held: threads that fault all
+    /// the time would never be out of their handlers all at once. Returns the first thread that cannot return before the deadline.
+    fn finish_handlers(
         &self,
         tracer: &mut Tracer,
-        runs: &[Run],
-        moves: impl Iterator<Item = &'m Move>,
-        original: &[Option<Regs>],
-    ) {
-        for run in runs.iter().filter(|r| r.old != r.new) {
-            let _ = self.write_text(tracer, run.start, &run.old);
+        threads: &[(usize, Avma)],
+        deadline: Instant,
+    ) -> Result<Option<(Tid, Avma)>, ApplyError> {
+        for &(thread, at) in threads {
+            if tracer.threads[thread].state != State::Stopped(libc::SIGTRAP) || Instant::now() > deadline {
+                return Ok(Some((tracer.threads[thread].tid, at)));
+            }
+            tracer.finish_handler(thread, deadline)?;
         }
-        for m in moves {
-            let _ = match (m.slot, original[m.thread]) {
-                (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
-                (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
-                (None, None) => Ok(()),
-            };
-        }
+        self.hold_others(tracer)?;
+        Ok(None)
+    }
+
+    /// Holds all threads again after one has run.
+    fn hold_others(&self, tracer: &mut Tracer) -> Result<(), Error> {
+        tracer.seize_all()?; // The thread may have started others.
+        tracer.stop_all()?;
+        self.verify(tracer) // The thread may have executed another program.
     }
 
     /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
@@ -343,11 +414,13 @@ impl Target {
     }
 
     /// Examines the position of every thread. A `visitor` must know each position.
+    #[expect(clippy::too_many_arguments, reason = "what one call of `attempt` knows")]
     fn look(
         &self,
         tracer: &mut Tracer,
         plan: &PatchPlan,
         options: &Options,
+        handlers: Handlers,
         frames: &Frames,
         visitor: Option<&dyn Visitor>,
         maps: &mut Vec<Mapping>,
@@ -355,6 +428,7 @@ impl Target {
         let mut moves = Vec::new();
         let mut quiet = true;
         let mut reading = Vec::new();
+        let mut faulted = Vec::new();
         let asks_vdso = options.calls.or(options.readings).filter(|area| self.asks_vdso(area));
         let mut stack_pointers = Vec::with_capacity(tracer.threads.len());
         for i in 0..tracer.threads.len() {
@@ -389,7 +463,13 @@ impl Target {
             {
                 return Ok(Look::Inside(i, pc));
             }
-            match self.fate(plan, pc, restarts) {
+            let fate = self.fate(plan, pc, restarts);
+            // The kernel has yet to make the frame of a fault that is pending, with the program counter that the thread has then.
+            let by_fault = fate.of_fault(handlers, touched(&plan.text, pc));
+            if (fate, by_fault) == (Fate::Stays, Fate::Inside) && self.has_pending_fault(tid) {
+                faulted.push((i, pc));
+            }
+            match fate {
                 Fate::Stays => {}
                 Fate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
                 Fate::Moves { to, first } if !asleep => moves.push(Move { thread: i, slot: None, from: pc, to, first }),
@@ -407,28 +487,60 @@ impl Target {
         if stack_pointers.iter().any(|&(_, sp)| !is_mapped(sp)) {
             *maps = self.maps()?;
         }
-        let (mut stacks, mut saved_pcs) = (Stacks::default(), Vec::new());
-        if *frames != Frames::None || !options.check_quiet.is_empty() {
-            stacks = Stacks::read(self, maps, &stack_pointers);
-            saved_pcs = stacks.saved_pcs(self, maps, frames);
-            for saved in &saved_pcs {
-                match self.fate(plan, saved.pc, false) {
-                    Fate::Stays => {}
-                    Fate::Moves { to, first } => {
-                        moves.push(Move { thread: saved.thread, slot: Some(saved.slot), from: saved.pc, to, first });
-                    }
-                    Fate::Inside => return Ok(Look::Inside(saved.thread, saved.pc)),
-                }
-                if *frames == Frames::Formed
-                    && let Some(at) = self.returns_into(plan, &stacks, saved)
-                {
-                    return Ok(Look::Inside(saved.thread, at));
-                }
-            }
-            quiet &= !stacks.point_into(&options.check_quiet);
-            quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
+        let mut positions = Positions { moves, quiet, faulted };
+        let stacks = self.look_at_stacks(plan, options, handlers, frames, (maps, &stack_pointers), &mut positions);
+        let (stacks, saved) = match stacks {
+            Ok(read) => read,
+            Err((thread, at)) => return Ok(Look::Inside(thread, at)),
+        };
+        let Positions { moves, quiet, mut faulted } = positions;
+        if !faulted.is_empty() {
+            faulted.sort_unstable();
+            faulted.dedup_by_key(|(thread, _)| *thread);
+            return Ok(Look::Faulted(faulted));
         }
-        Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
+        Ok(Look::Ready { moves, quiet, stacks, saved, reading })
+    }
+
+    /// Examines the stacks of threads, given as (index, stack pointer), and the program counters that are saved in signal frames there.
+    /// Fails with the first of them at which no thread may be, and its thread.
+    fn look_at_stacks(
+        &self,
+        plan: &PatchPlan,
+        options: &Options,
+        handlers: Handlers,
+        frames: &Frames,
+        (maps, stack_pointers): (&[Mapping], &[(usize, u64)]),
+        found: &mut Positions,
+    ) -> Result<(Stacks, Vec<SavedPc>), (usize, Avma)> {
+        if *frames == Frames::None && options.check_quiet.is_empty() {
+            return Ok((Stacks::default(), Vec::new()));
+        }
+        let mut stacks = Stacks::read(self, maps, stack_pointers);
+        let saved_pcs = stacks.saved_pcs(self, maps, frames);
+        for saved in &saved_pcs {
+            let fate = self.fate(plan, saved.pc, false);
+            let by_fault = match saved.may_be_fault {
+                true => fate.of_fault(handlers, touched(&plan.text, saved.pc)),
+                false => fate,
+            };
+            match by_fault {
+                Fate::Inside if fate != Fate::Inside => found.faulted.push((saved.thread, saved.pc)),
+                Fate::Stays => {}
+                Fate::Moves { to, first } => {
+                    found.moves.push(Move { thread: saved.thread, slot: Some(saved.slot), from: saved.pc, to, first });
+                }
+                Fate::Inside => return Err((saved.thread, saved.pc)),
+            }
+            if *frames == Frames::Formed
+                && let Some(at) = self.returns_into(plan, &stacks, saved)
+            {
+                return Err((saved.thread, at));
+            }
+        }
+        found.quiet &= !stacks.point_into(&options.check_quiet);
+        found.quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
+        Ok((stacks, saved_pcs))
     }
 
     /// The stacks on which their threads are: the main one, or one with the thread's control block at its end. Also those of ended threads
@@ -539,6 +651,12 @@ impl Target {
         word.map_or(true, |word| matches!(WallClock::of_word(word), WallClock::Vdso(_)))
     }
 
+    /// Whether a fault of the thread's present instruction has yet to reach its handler.
+    fn has_pending_fault(&self, tid: Tid) -> bool {
+        // A thread that has ended handles nothing.
+        self.thread_status(tid).is_ok_and(|status| status.has_fault)
+    }
+
     /// Whether the thread with this gs base is reading the clock, or is in a signal handler that interrupted a reading.
     fn is_reading(&self, area: &DataArea, gs_base: u64) -> bool {
         // While the thread is in a function that generated code has called, its gs base has more bits than the offset of its shard.
@@ -591,6 +709,20 @@ impl Target {
         Ok(())
     }
 
+    /// Restores the text and the program counters that were moved before it was written. Errors are left out: an earlier one is returned.
+    fn take_back(&self, tracer: &mut Tracer, runs: &[Run], moves: &[Move], original: &[Option<Regs>]) {
+        for run in runs.iter().filter(|r| r.old != r.new) {
+            let _ = self.write_text(tracer, run.start, &run.old);
+        }
+        for m in moves.iter().filter(|m| m.first) {
+            let _ = match (m.slot, original[m.thread]) {
+                (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
+                (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
+                (None, None) => Ok(()),
+            };
+        }
+    }
+
     /// Writes through /proc/PID/mem. If the kernel forbids that, writes word by word with POKEDATA.
     fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         let refused = match self.write(at, bytes) {
@@ -617,12 +749,24 @@ impl Target {
     }
 }
 
+/// Findings of a look.
+struct Positions {
+    /// The program counters to move.
+    moves: Vec<Move>,
+    /// Whether all is quiet.
+    quiet: bool,
+    /// Threads in handlers of faults, and the addresses of the instructions.
+    faulted: Vec<(usize, Avma)>,
+}
+
 enum Look {
     /// The program counters to move, whether all is quiet, the stacks and the saved program counters on them, and the threads that are
     /// reading the clock.
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
+    /// The threads with these indices handle faults of the instructions at these addresses, which the plan would displace or move.
+    Faulted(Vec<(usize, Avma)>),
 }
 
 /// The registers of all threads that identify them to generated code.

@@ -378,6 +378,14 @@ pub enum ApplyError {
         /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
+    /// A thread is in the handler of a fault of an instruction that would be displaced, and the handler may skip that instruction.
+    #[error("thread {tid} handles a fault of the instruction at {at}, which would be displaced")]
+    Faulted {
+        /// The thread.
+        tid: Tid,
+        /// Address of the instruction.
+        at: Avma,
+    },
     /// A goroutine or another context of the program is suspended inside of code that changes, and did not continue.
     #[error("a context is suspended at {at}, inside of what changes")]
     Suspended {
@@ -398,7 +406,7 @@ impl ApplyError {
     /// Whether another attempt a moment later may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         let stopped = matches!(self, ApplyError::Process(Error::Unstoppable { .. }));
-        stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Suspended { .. })
+        stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Faulted { .. } | ApplyError::Suspended { .. })
     }
 
     /// Whether a hold was given up because it would have been longer than the bound.
@@ -415,6 +423,7 @@ impl ApplyError {
             | ApplyError::SharedText { .. }
             | ApplyError::NotMapped { .. }
             | ApplyError::Busy { .. }
+            | ApplyError::Faulted { .. }
             | ApplyError::Suspended { .. }
             | ApplyError::Preempts
             | ApplyError::Process(_) => None,
@@ -431,6 +440,7 @@ impl ApplyError {
             ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
             ApplyError::Busy { .. } | ApplyError::Suspended { .. } => "try again when the function is less busy".into(),
             ApplyError::Preempts => "measure a process of this program that uses less memory".into(),
+            ApplyError::Faulted { .. } => "try again when the handler has returned".into(),
             ApplyError::Process(e) => e.hint(),
         }
     }

@@ -21,6 +21,9 @@ pub(crate) const FP_STATE: u64 = UCONTEXT + 40 + 23 * 8;
 /// Maximum number of words on the stack before a frame.
 pub(crate) const MAX_IN_FRONT: usize = 64;
 
+/// Offset of the siginfo in a signal frame: the number of the signal (i32), an error (i32), and its cause (i32, `si_code`).
+pub(crate) const SIGINFO: u64 = UCONTEXT + UCONTEXT_LEN as u64;
+
 const UCONTEXT: u64 = 8;
 const UCONTEXT_LEN: usize = 304;
 const SIGINFO_LEN: usize = 128;
@@ -71,6 +74,26 @@ const REPEATABLE: &[i64] = &[
     SYS_IO_PGETEVENTS,
     libc::SYS_io_uring_enter,
 ];
+
+/// Signals by which the kernel tells a thread of a fault of its own instruction.
+const FAULTS: [i32; 5] = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+/// Largest number of a signal.
+const SIGNALS: i32 = 64;
+
+/// Whether a signal frame with these first two words of its siginfo may be that of a fault. A frame of another signal must prove it: the
+/// kernel writes no siginfo for a handler without SA_SIGINFO, and then the words are what the stack held before. The kernel's own causes
+/// are positive numbers.
+pub(crate) fn may_be_fault(siginfo: [Option<u64>; 2]) -> bool {
+    let [Some(first), Some(second)] = siginfo else { return true };
+    let (signal, cause) = (first as i32, second as i32);
+    let is_signal = (1..=SIGNALS).contains(&signal);
+    !is_signal || FAULTS.contains(&signal) && cause > 0
+}
+
+/// Whether a fault is among these signals, which have a bit each, bit 0 for signal 1.
+pub(crate) fn has_fault(signals: u64) -> bool {
+    FAULTS.iter().any(|signal| signals & 1 << (signal - 1) != 0)
+}
 
 /// Whether the thread is in a system call that the kernel will repeat.
 pub(crate) fn restarts(regs: &Regs) -> bool {
@@ -199,6 +222,21 @@ mod tests {
             assert!(led.bytes.len() as u64 <= frame_room(&vec![0; len]));
         }
         assert!(build(&r, 0, &[0; 512], 0x10000, 0).is_none());
+    }
+
+    #[test]
+    fn frames_of_faults() {
+        const SEGV_MAPERR: i32 = 1;
+        const SI_KERNEL: i32 = 0x80;
+        let of = |signal: i32, cause: i32| may_be_fault([Some(signal as u64), Some(u64::from(cause.cast_unsigned()))]);
+        assert!(of(libc::SIGSEGV, SEGV_MAPERR) && of(libc::SIGSEGV, SI_KERNEL) && of(libc::SIGFPE, 1));
+        assert!(!of(libc::SIGSEGV, libc::SI_USER) && !of(libc::SIGSEGV, libc::SI_TKILL));
+        assert!(!of(libc::SIGALRM, libc::SI_USER) && !of(libc::SIGPROF, SI_KERNEL));
+        assert!(of(0, 0) && of(-7, 3) && of(65, 0), "no siginfo");
+        assert!(may_be_fault([None, None]), "unknown");
+        assert!(has_fault(1 << 10 | 1 << 13) && !has_fault(1 << 13) && !has_fault(0));
+        // The words of the siginfo follow the context.
+        assert_eq!(SIGINFO as usize + SIGINFO_LEN, FRAME_LEN);
     }
 
     #[test]

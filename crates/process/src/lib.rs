@@ -54,7 +54,7 @@ mod visit;
 mod wards;
 
 pub use access::{ProcessInfo, attachable, children, describe, find_by_name, has_memory, parent_and_title, processes};
-pub use apply::{Applied, Options, ThreadBase};
+pub use apply::{Applied, FaultFrames, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use buffer::ThreadBuffer;
 pub use cgroup::{NoGroup, in_control_group};

@@ -11,6 +11,7 @@ use std::time::Duration;
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
 use crate::error::Error;
+use crate::frame;
 
 /// One line of /proc/PID/maps.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -197,6 +198,8 @@ pub struct Status {
     pub is_killed: bool,
     /// Signals for which a handler is set, one bit each; signal 1 is bit 0.
     pub caught: u64,
+    /// Whether a fault of the thread's own instruction has yet to reach its handler, or a signal of that number that was sent to the thread.
+    pub has_fault: bool,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Whether the thread runs with a shadow stack.
@@ -204,6 +207,11 @@ pub struct Status {
 }
 
 impl Status {
+    /// Whether the process has a handler for any signal of a fault.
+    pub(crate) fn handles_faults(&self) -> bool {
+        frame::has_fault(self.caught)
+    }
+
     /// Whether the process has a handler for SIGSEGV or SIGBUS.
     pub fn catches_faults(&self) -> bool {
         self.caught & FAULTS != 0
@@ -228,6 +236,7 @@ impl Status {
                 b"SigPnd" | b"ShdPnd" => {
                     let waiting = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
                     s.is_killed |= waiting & KILLED != 0;
+                    s.has_fault |= key == b"SigPnd" && frame::has_fault(waiting);
                 }
                 b"SigCgt" => {
                     s.caught = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
@@ -510,7 +519,7 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nSigCgt:\t0000000180000001\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000400\nShdPnd:\t0000000000000100\nSigCgt:\t0000000180000001\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {
@@ -523,6 +532,7 @@ mod tests {
                 own_id: 7,
                 is_killed: true,
                 caught: 1 | 0b11 << 31,
+                has_fault: true,
                 locked_kib: 4,
                 shadow_stack: true
             }

@@ -28,6 +28,8 @@ pub(crate) struct SavedPc {
     pub(crate) slot: Avma,
     /// The program counter.
     pub(crate) pc: Avma,
+    /// Whether the frame may be that of a fault, whose handler may skip the instruction.
+    pub(crate) may_be_fault: bool,
 }
 
 /// Method of recognising the signal frames on a stack.
@@ -126,7 +128,8 @@ impl Stacks {
                         continue;
                     }
                     let slot = Avma(part.start + 8 * i as u64 + frame::RIP);
-                    found.push(SavedPc { thread: part.thread, slot, pc: Avma(pc) });
+                    let may_be_fault = frame::may_be_fault([at(frame::SIGINFO), at(frame::SIGINFO + 8)]);
+                    found.push(SavedPc { thread: part.thread, slot, pc: Avma(pc), may_be_fault });
                     if !(part.start..part.start + 8 * words.len() as u64).contains(&sp) {
                         elsewhere.push((part.thread, sp));
                     }

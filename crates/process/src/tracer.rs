@@ -172,6 +172,12 @@ pub(crate) fn pause(tries: u32, others: usize) {
     }
 }
 
+/// Whether a thread that has stopped at a system call is about to return from a signal handler.
+fn returns_from_handler(tid: Tid) -> bool {
+    // After the call, the number is gone.
+    sys::get_regs(tid).is_ok_and(|regs| regs.orig_rax == libc::SYS_rt_sigreturn.cast_unsigned())
+}
+
 /// Number of polls of a thread without a sleep.
 pub(crate) const LOOKS: u32 = 26;
 /// Minimum number of sleeps before a stop gives up on a thread. Together they last some milliseconds, whatever time the clock shows.
@@ -417,12 +423,7 @@ impl Tracer {
                 self.resume(i, sig)?;
                 Ok(false)
             }
-            Ok(Some(Status::Event(_))) => {
-                let own = tid.0 == self.pid.0 || procfs::is_thread_of(self.pid, tid);
-                let replaced = self.leave_to_exec(i);
-                // A process that shared the memory has memory of its own now.
-                if own { Err(replaced) } else { Ok(true) }
-            }
+            Ok(Some(Status::Event(_))) => self.executed_another(i).map(|()| true),
             Ok(Some(Status::Syscall)) => {
                 self.interrupt(i)?;
                 self.resume(i, 0)?;
@@ -434,6 +435,15 @@ impl Tracer {
             }
             Err(source) => Err(self.error("wait", tid, source)),
         }
+    }
+
+    /// Releases a thread that has executed another program. Fails if it belonged to the process.
+    fn executed_another(&mut self, i: usize) -> Result<(), Error> {
+        let tid = self.threads[i].tid;
+        let own = tid.0 == self.pid.0 || procfs::is_thread_of(self.pid, tid);
+        let replaced = self.leave_to_exec(i);
+        // A process that shared the memory has memory of its own now.
+        if own { Err(replaced) } else { Ok(()) }
     }
 
     /// Releases a thread that has executed another program, which the engine may not access. The thread continues there. The other threads
@@ -482,6 +492,14 @@ impl Tracer {
         let tid = self.threads[i].tid;
         match sys::cont(tid, signal as usize) {
             Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("CONT", tid, e)),
+            _ => Ok(()), // If the thread was killed, the next wait shows it.
+        }
+    }
+
+    fn resume_to_syscall(&self, i: usize, signal: i32) -> Result<(), Error> {
+        let tid = self.threads[i].tid;
+        match sys::cont_to_syscall(tid, signal as usize) {
+            Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("SYSCALL", tid, e)),
             _ => Ok(()), // If the thread was killed, the next wait shows it.
         }
     }
@@ -631,6 +649,47 @@ impl Tracer {
         self.threads[i].regs = None;
         thread::sleep(Duration::from_micros(5));
         self.stop(i)
+    }
+
+    /// Lets one held thread run until it returns from a signal handler, at most until the deadline, and holds it again before its next
+    /// instruction. Meanwhile its system calls and signals take place as ever. A handler that leaves by a jump runs until the deadline.
+    pub(crate) fn finish_handler(&mut self, i: usize, deadline: Instant) -> Result<(), Error> {
+        self.repair(i)?; // The stop may have ended a system call of the handler.
+        let tid = self.threads[i].tid;
+        self.threads[i].state = State::Running;
+        self.threads[i].regs = None;
+        let (mut signal, mut tries) = (0, 0);
+        self.resume_to_syscall(i, signal)?;
+        while Instant::now() < deadline {
+            signal = match sys::try_wait(tid) {
+                Ok(None) => {
+                    pause(tries, 0);
+                    tries += 1;
+                    continue;
+                }
+                Ok(Some(Status::Signal(signal))) => signal,
+                Ok(Some(Status::Syscall)) if returns_from_handler(tid) => {
+                    // A thread that is asked before it continues stops right after the call.
+                    self.interrupt(i)?;
+                    self.resume(i, 0)?;
+                    return self.wait_all();
+                }
+                Ok(Some(Status::Syscall)) => 0,
+                Ok(Some(Status::EventStop(signal))) => {
+                    self.threads[i].state = State::Stopped(signal);
+                    return Ok(());
+                }
+                Ok(Some(Status::Event(_))) => return self.executed_another(i),
+                Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
+                    self.threads[i].state = State::Gone;
+                    return Ok(());
+                }
+                Err(source) => return Err(self.error("wait", tid, source)),
+            };
+            tries = 0;
+            self.resume_to_syscall(i, signal)?;
+        }
+        self.stop(i).map(|_| ())
     }
 
     /// Repairs a held thread's system call and releases the thread. A thread that did not stop stays traced until the tracer ends.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Mutatee, hand_patch, hand_patch_of, until, within};
 use ingraft_model::{Avma, PatchPlan, TextWrite, ThreadIdentity};
-use ingraft_process::{ApplyError, DataAreaRequest, Denial, Error, Mapping, Options, Target, attachable};
+use ingraft_process::{ApplyError, DataAreaRequest, Denial, Error, FaultFrames, Mapping, Options, Target, attachable};
 
 fn ours(m: &Mapping) -> bool {
     m.path.to_string_lossy().contains("ingraft") || (m.exec && m.path.as_os_str().is_empty())
@@ -139,20 +139,20 @@ fn shared_and_foreign_text() {
 #[test]
 fn saved_program_counters_move() {
     bounded(|| {
-        let mutatee = Mutatee::start("proc_hostile", &["fault"]);
+        let mutatee = Mutatee::start("proc_hostile", &["spin"]);
         let target = mutatee.target();
         let at = |name: &str| target.read_u64(mutatee.address(name)).expect("read");
         until("it is in the handler", || at("handler") == 1);
-        let faulting = mutatee.address("faulting");
+        let spinning = mutatee.address("spinning");
         let area = target.create_area(&DataAreaRequest::default()).expect("area");
-        let arena = target.map_arena(&(faulting..faulting.offset(4096)), 4096).expect("arena");
-        let displaced = [0x48, 0x8d, 0x47, 0x11, 0x0f, 0x0b, 0x66, 0x90];
-        let mut patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
+        let arena = target.map_arena(&(spinning..spinning.offset(4096)), 4096).expect("arena");
+        let displaced = [0x48, 0x8d, 0x47, 0x11, 0xeb, 0xfe, 0x66, 0x90];
+        let mut patch = hand_patch_of(spinning, displaced, arena.start, area.layout().counter(0));
         // Without the moves, the plan is refused.
         let moves = std::mem::take(&mut patch.insert.moves);
         let options = Options { patience: Duration::from_millis(50), ..Options::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");
-        assert!(matches!(error, ApplyError::Busy { at, .. } if at == faulting.offset(8)), "{error}");
+        assert!(matches!(error, ApplyError::Busy { at, .. } if at == spinning.offset(8)), "{error}");
         patch.insert.moves = moves;
         assert_eq!(target.apply(&patch.insert, &options).expect("insert").moved, 1);
         assert!(!target.quiet(&patch.remove.retired).expect("quiet"), "a frame points there");
@@ -163,6 +163,33 @@ fn saved_program_counters_move() {
         common::poke(target.pid(), mutatee.address("go"), 1);
         until("it went on", || at("finished") != 0);
         assert_eq!((at("finished"), at("saved")), (1, arena.start.0 + 13), "{arena:?}");
+        mutatee.finish();
+    });
+}
+
+/// A handler of a fault may skip the instruction, so an insertion waits for it, and a removal leaves it where it is.
+#[test]
+fn handlers_of_faults_return_first() {
+    bounded(|| {
+        let mutatee = Mutatee::start("proc_hostile", &["fault"]);
+        let target = mutatee.target();
+        let at = |name: &str| target.read_u64(mutatee.address(name)).expect("read");
+        until("it is in the handler", || at("handler") == 1);
+        let faulting = mutatee.address("faulting");
+        let area = target.create_area(&DataAreaRequest::default()).expect("area");
+        let arena = target.map_arena(&(faulting..faulting.offset(4096)), 4096).expect("arena");
+        let displaced = [0x48, 0x8d, 0x47, 0x11, 0x0f, 0x0b, 0x66, 0x90];
+        let patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
+        let options = Options { patience: Duration::from_millis(50), ..Options::default() };
+        let error = target.apply(&patch.insert, &options).expect_err("applied");
+        assert!(matches!(error, ApplyError::Faulted { at, .. } if at == faulting.offset(8)), "{error}");
+        let leave = Options { faults: FaultFrames::Leave, ..options.clone() };
+        let removal = PatchPlan { text: Vec::new(), ..patch.insert.clone() };
+        assert_eq!(target.apply(&removal, &leave).expect("apply").moved, 0, "the program counter stays");
+        common::poke(target.pid(), mutatee.address("go"), 1);
+        until("it went on", || at("finished") != 0);
+        assert_eq!((at("finished"), at("saved")), (1, faulting.0 + 8));
+        assert_eq!(target.apply(&patch.insert, &options).expect("insert").moved, 0);
         mutatee.finish();
     });
 }

@@ -28,6 +28,7 @@ mod endings;
 mod events;
 mod everything;
 mod families;
+mod faults;
 mod field;
 mod figures;
 mod go;

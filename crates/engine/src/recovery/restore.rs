@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid};
-use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
+use ingraft_process::{Applied, ApplyError, FaultFrames, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
@@ -109,6 +109,7 @@ impl End {
             calls: area,
             readings: area,
             check_quiet: sorted(arenas),
+            faults: FaultFrames::Leave,
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
@@ -202,7 +203,7 @@ fn cut_off(target: &Target, points: &[PointRecord], area: Option<DataArea>) -> R
         let rest = restorable(target, points)?;
         let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
         let suspended = waiting::near(target, Purpose::Removal, &rest.plan.text, &[], area);
-        let options = ApplyOptions { suspended, ..ApplyOptions::default() };
+        let options = ApplyOptions { suspended, faults: FaultFrames::Leave, ..ApplyOptions::default() };
         match target.apply(&text, &options) {
             Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}

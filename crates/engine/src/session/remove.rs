@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
-use ingraft_process::{Identity, Options as ApplyOptions};
+use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
@@ -125,7 +125,8 @@ impl Session {
         let plan = fit(plan);
         let (check_quiet, area) = (woven.idle(), Some(attached.env.data));
         let suspended = waiting::near(&self.target, Purpose::Removal, &plan.text, &check_quiet, area);
-        let options = ApplyOptions { check_quiet, suspended, calls: area, ..ApplyOptions::default() };
+        let options =
+            ApplyOptions { check_quiet, suspended, calls: area, faults: FaultFrames::Leave, ..ApplyOptions::default() };
         let routines = woven.routines();
         let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
         // threads in the removed code may still enter these routines and return from them
@@ -137,7 +138,9 @@ impl Session {
         attached.woven = woven;
         let mut quiet = applied.quiet;
         if !quiet {
-            let options = ApplyOptions { readings: Some(attached.env.data), ..options.clone() };
+            // A thread that stays in the removed code until its handler returns is a straggler.
+            let (readings, faults) = (Some(attached.env.data), FaultFrames::Delay);
+            let options = ApplyOptions { readings, faults, ..options.clone() };
             match self.target.apply(&rest, &options) {
                 Ok(applied) => quiet = applied.quiet,
                 Err(error) => {
