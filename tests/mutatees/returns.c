@@ -1,7 +1,7 @@
 /* Code that comes, or changes, while the program runs.
  *
- * map               maps a file whose code calls rt_sigreturn, and has the handler of faults return there
- * enter             a thread calls `slow`, faults behind its first instruction, and stays in the handler: `inside`
+ * map               maps a file whose code calls rt_sigreturn, and has the handler of SIGUSR1 return there
+ * enter             a thread calls `slow`, gets a signal behind its second instruction, and stays in the handler: `inside`
  * leave             the handler returns, and `slow` goes on: `slow RESULT` (6)
  * generate          from now on a thread writes code without a pause, into memory that is mapped a second time to be executed: by turns
  *                   `syscall; ret` and breakpoints
@@ -9,25 +9,24 @@
 #include "mutatee.h"
 #include <sys/mman.h>
 
-/* Address that `slow` reads; nothing is mapped there until the handler maps a page. */
-#define MISSING ((void *)0x20000000)
 /* Address below all other mappings of the program. */
 #define GENERATED ((void *)0x10000000)
 
+/* Waits for a signal (pause(2)). */
 long slow(long *from);
 __asm__(".text\n.p2align 4\n.globl slow\n.type slow,@function\nslow:\n.cfi_startproc\n"
-        "nop\nmov (%rdi),%rax\nadd $1,%rax\nadd $2,%rax\nadd $3,%rax\nret\n.cfi_endproc\n.size slow,.-slow\n");
+        "mov $34,%eax\nsyscall\nmov (%rdi),%rax\nadd $1,%rax\nadd $2,%rax\nadd $3,%rax\nret\n.cfi_endproc\n"
+        ".size slow,.-slow\n");
 
-static atomic_int inside, may_leave;
-static long calls;
+static atomic_int waiting, inside, may_leave;
+static long calls, zero;
 
 COUNTED void work(void) { calls++; }
 
-static void on_fault(int signal) {
+static void on_signal(int signal) {
     (void)signal;
     atomic_store(&inside, 1);
     while (!atomic_load(&may_leave)) usleep(1000);
-    if (mmap(MISSING, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) abort();
 }
 
 static void map(void) {
@@ -44,13 +43,24 @@ static void map(void) {
         unsigned long flags;
         void *restorer;
         unsigned long mask;
-    } action = {on_fault, 0x04000000, restorer, 0};
-    if (syscall(SYS_rt_sigaction, SIGSEGV, &action, NULL, 8)) abort();
+    } action = {on_signal, 0x04000000, restorer, 0};
+    if (syscall(SYS_rt_sigaction, SIGUSR1, &action, NULL, 8)) abort();
 }
 
 static void *enter(void *unused) {
     (void)unused;
-    return (void *)slow(MISSING);
+    atomic_store(&waiting, own_tid());
+    return (void *)slow(&zero);
+}
+
+/* Whether a thread sleeps in the kernel. */
+static int sleeps(int tid) {
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+    FILE *file = fopen(path, "r");
+    if (!file || fscanf(file, "%*d %*s %c", &state) != 1) abort();
+    fclose(file);
+    return state == 'S';
 }
 
 static void *generate(void *written) {
@@ -81,6 +91,8 @@ int main(void) {
             map();
         } else if (!strcmp(line, "enter")) {
             if (pthread_create(&thread, NULL, enter, NULL)) abort();
+            while (!atomic_load(&waiting) || !sleeps(atomic_load(&waiting))) usleep(1000);
+            pthread_kill(thread, SIGUSR1);
             while (!atomic_load(&inside)) usleep(1000);
             say("inside");
         } else if (!strcmp(line, "leave")) {

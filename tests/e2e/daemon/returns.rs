@@ -15,7 +15,7 @@ fn a_handler_returns_through_code_that_came_later() {
     let first = tool.count(target.pid(), &["work"]);
     target.ask("map");
     target.ask("enter");
-    // The thread's signal handler interrupted `slow` after its first instruction, within the bytes that the springboard overwrites.
+    // The thread's signal handler interrupted `slow` after its second instruction, within the bytes that the springboard overwrites.
     let pid = target.pid_text();
     let mut second = tool.start(["count", "-p", &pid, "slow"]);
     second.wait_for("changed");
