@@ -172,6 +172,7 @@ impl Instrumentation for Script {
                 name: metric.clone(),
                 unit: if self.distribution.is_some() { "nanoseconds" } else { "calls" }.to_owned(),
                 style: v1::Style::EventCounter.into(),
+                histogram: self.distribution.is_some(),
                 ..Default::default()
             }],
             warnings: Vec::new(),

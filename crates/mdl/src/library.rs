@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use ingraft_model::MetricInfo;
 
-use crate::ast::{Config, ConfigKind, ConfigValue, Constraint, DefinitionKind, FieldKind, File, List, Metric};
+use crate::ast::{
+    Accumulator, Config, ConfigKind, ConfigValue, Constraint, DefinitionKind, FieldKind, File, List, Metric,
+};
 use crate::check::{Scope, check_definition};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::parse::{MAX_FINDINGS, Options, parse};
@@ -184,6 +186,7 @@ impl Library {
             aggregate: metric.aggregate().unwrap_or_default(),
             style: metric.style().unwrap_or_default(),
             units_type: metric.units_type(),
+            histogram: metric.base().is_some_and(|base| base.kind == Accumulator::Histogram),
             constraints: unique,
             flavors: metric.flavors().iter().map(|flavor| flavor.name.clone()).collect(),
             developer: metric.developer(),

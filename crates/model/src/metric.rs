@@ -51,6 +51,8 @@ pub struct MetricInfo {
     pub style: Style,
     /// Labels of rates and totals.
     pub units_type: UnitsType,
+    /// Whether the value is a distribution. Then its number is that of the values in it, whose unit is `unit`.
+    pub histogram: bool,
     /// Paths of the constraints that the metric accepts, e.g. `/Code/*`.
     pub constraints: Vec<String>,
     /// Flavors of the programs for which the metric exists; empty for every program.

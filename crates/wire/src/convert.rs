@@ -139,6 +139,7 @@ impl From<&MetricInfo> for v1::Metric {
             developer: metric.developer,
             doc: metric.doc.clone(),
             text: metric.text.as_ref().to_owned(),
+            histogram: metric.histogram,
         }
     }
 }
@@ -156,6 +157,7 @@ impl TryFrom<v1::Metric> for MetricInfo {
             units_type: units_type(metric.units_type, "units_type")?,
             name: metric.name,
             unit: metric.unit,
+            histogram: metric.histogram,
             constraints: metric.constraints,
             flavors: metric.flavors,
             developer: metric.developer,
@@ -273,18 +275,21 @@ mod tests {
         let style = prop_oneof![Just(Style::EventCounter), Just(Style::SampledFunction)];
         let units = prop_oneof![Just(UnitsType::Normalized), Just(UnitsType::Unnormalized), Just(UnitsType::Sampled)];
         let texts = || proptest::collection::vec(".*", 0..4);
-        (".+", ".*", aggregate, style, units, texts(), texts(), any::<bool>(), ".*", ".*").prop_map(
-            |(name, unit, aggregate, style, units_type, constraints, flavors, developer, doc, text)| MetricInfo {
-                name,
-                unit,
-                aggregate,
-                style,
-                units_type,
-                constraints,
-                flavors,
-                developer,
-                doc,
-                text: text.into(),
+        (".+", ".*", aggregate, style, units, texts(), texts(), any::<(bool, bool)>(), ".*", ".*").prop_map(
+            |(name, unit, aggregate, style, units_type, constraints, flavors, (developer, histogram), doc, text)| {
+                MetricInfo {
+                    name,
+                    unit,
+                    aggregate,
+                    style,
+                    units_type,
+                    histogram,
+                    constraints,
+                    flavors,
+                    developer,
+                    doc,
+                    text: text.into(),
+                }
             },
         )
     }

@@ -8,7 +8,7 @@ use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
 use crate::objects::{self, Interval, Keys, Object, Sample};
 use crate::output::histogram::{self, HANDFUL, QUANTILES};
-use crate::output::number::{grouped, grouped_u64, plural, quantity, short, time};
+use crate::output::number::{grouped, grouped_u64, plural, quantity, short, singular, time};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
 use crate::output::{history, keys};
@@ -124,7 +124,7 @@ fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
     for (pair, history) in &chapter.histories {
         let Some(info) = site.enabled.pairs.get(*pair) else { continue };
         let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
-        out.text(&format!("{title} of {}{focus}: {}\n", info.metric, history::line(history, &info.unit, info.time)))?;
+        out.text(&format!("{title} of {}{focus}: {}\n", info.metric, history::line(history, info.units(), info.time)))?;
         out.object(&Object::History(objects::History::new(site.host(), site.enabled.pid, info, phase, history)))?;
     }
     Ok(())
@@ -214,11 +214,6 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// The unit of the value; the unit of a histogram is the number of its values.
-    fn unit(&self) -> &'a str {
-        if self.value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &self.info.unit }
-    }
-
     fn number(&self) -> String {
         self.amount(self.value.map_or(0, |v| v.value))
     }
@@ -266,10 +261,14 @@ impl<'a> Curve<'a> {
         let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
         let change = match self.rate {
             Some(r) if info.time => format!("  {} {}", short(r), info.unit),
-            Some(r) => format!("  {} {}/s", short(r), self.unit()),
+            Some(r) => format!("  {} {}/s", short(r), info.units()),
             None => String::new(),
         };
-        let unit = if info.time { String::new() } else { format!(" {}", self.unit()) };
+        let unit = match self.value.map_or(0, |v| v.value) {
+            _ if info.time => String::new(),
+            1 => format!(" {}", singular(info.units())),
+            _ => format!(" {}", info.units()),
+        };
         let quantiles = self.named_quantiles(self.distribution());
         let lately = self.lately.as_ref().map_or_else(String::new, |Lately { ns, distribution }| {
             let (count, quantiles) = (grouped_u64(distribution.count), self.named_quantiles(Some(distribution)));
@@ -306,7 +305,11 @@ impl<'a> Curve<'a> {
             self.number().into(),
             change.unwrap_or_default().into(),
             Cell::styled(
-                if self.is_retired() { format!("{} (retired)", self.unit()) } else { self.unit().to_owned() },
+                if self.is_retired() {
+                    format!("{} (retired)", self.info.units())
+                } else {
+                    self.info.units().to_owned()
+                },
                 DIM,
             ),
         ];

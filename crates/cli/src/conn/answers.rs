@@ -149,12 +149,21 @@ pub(crate) struct PairInfo {
     pub(crate) level: bool,
     /// Whether the value is a time in nanoseconds, so that its rate is time per time, in the unit.
     pub(crate) time: bool,
+    /// Whether the value is the number of values of a distribution, which have the unit.
+    pub(crate) histogram: bool,
     pub(crate) function: Option<FunctionRef>,
     /// Kind of the edge that the focus names; `None` if it names none, or edges of several kinds.
     pub(crate) edge_kind: Option<&'static str>,
     /// Functions of the focus that are not measured.
     pub(crate) refused: u32,
     pub(crate) facts: PairFacts,
+}
+
+impl PairInfo {
+    /// Unit of the number of the value, in the plural.
+    pub(crate) fn units(&self) -> &str {
+        if self.histogram { "values" } else { &self.unit }
+    }
 }
 
 /// A function that was asked for and is not measured.
@@ -397,6 +406,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         aggregate: info.map_or(Aggregate::Sum, |m| aggregate(m.aggregate())),
         level: info.is_some_and(|m| m.style() == v1::Style::SampledFunction),
         time: info.is_some_and(|m| m.units_type() == v1::UnitsType::Normalized),
+        histogram: info.is_some_and(|m| m.histogram),
         metric,
         focus,
         edge_kind: edge_kind(&pair.edge_kinds),

@@ -198,6 +198,7 @@ mod tests {
             metric: metric.to_owned(),
             focus: focus.to_owned(),
             unit: "calls".to_owned(),
+            histogram: false,
             aggregate,
             level: false,
             time: false,

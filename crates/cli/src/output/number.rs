@@ -1,5 +1,6 @@
 //! Numbers, formatted for people.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 /// Formats a number with thousands separators: `1,234,567`.
@@ -33,6 +34,17 @@ pub(crate) fn short(x: f64) -> String {
     } else {
         trim(format!("{x:.2}"))
     }
+}
+
+/// The singular of a unit: `query` of `queries`, `call` of `calls`.
+pub(crate) fn singular(unit: &str) -> Cow<'_, str> {
+    if let Some(stem) = unit.strip_suffix("ies") {
+        return format!("{stem}y").into();
+    }
+    let hissing = ["sses", "shes", "ches", "xes"].iter().any(|end| unit.ends_with(end));
+    let is_plural = !unit.ends_with("ss") && !unit.ends_with("us");
+    let stem = if hissing { unit.strip_suffix("es") } else { unit.strip_suffix('s').filter(|_| is_plural) };
+    stem.unwrap_or(unit).into()
 }
 
 /// Formats nanoseconds in about three digits: `7 ns`, `1.25 µs`, `31.4 ms`, `2.1 s`.
@@ -158,6 +170,10 @@ mod tests {
             [percent(12.0), percent(0.31), percent(0.02), percent(0.0)].join("|"),
             "12 %|0.3 %|0.02 %|less than 0.01 %"
         );
+        let units =
+            ["calls", "queries", "misses", "flushes", "switches", "processes", "CPUs", "bytes", "status", "mass"];
+        let ones = "call query miss flush switch process CPU byte status mass";
+        assert_eq!(units.map(singular).join(" "), ones);
         assert_eq!([plural(1, "call", "calls"), plural(1200, "call", "calls")].join("|"), "1 call|1,200 calls");
     }
 }

@@ -347,6 +347,7 @@ mod tests {
             aggregate: Default::default(),
             style: Default::default(),
             units_type: Default::default(),
+            histogram: false,
             constraints: vec!["/Code".into()],
             flavors: Vec::new(),
             developer: false,

@@ -194,6 +194,7 @@ impl Internal {
             aggregate,
             style,
             units_type,
+            histogram: false,
             constraints: Vec::new(),
             flavors: Vec::new(),
             developer,

@@ -327,6 +327,7 @@ pub(super) fn metric_named(name: &str) -> Arc<MetricInfo> {
         aggregate: Aggregate::Sum,
         style: Style::EventCounter,
         units_type: UnitsType::Unnormalized,
+        histogram: false,
         constraints: vec!["/Code".to_owned()],
         flavors: Vec::new(),
         developer: true,
