@@ -56,6 +56,12 @@ pub(crate) fn matched(of: &[ModuleInfo], to: &[ModuleInfo]) -> Result<Vec<Option
 }
 
 impl SavedProfile {
+    /// Whether a module of this profile is in the other one too. If not, they are profiles of different programs.
+    pub fn shares_module_with(&self, other: &SavedProfile) -> bool {
+        let is_known = |module: &ModuleInfo| other.modules.iter().any(|known| identity(known) == identity(module));
+        self.modules.iter().any(is_known)
+    }
+
     /// Adds the counts of another profile. Modules are the same if their build-ids are, functions if their modules and addresses are.
     /// Facts about the process stay those of this profile. Fails, and leaves an incomplete sum, if the profiles do not fit.
     pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {

@@ -437,6 +437,35 @@ fn a_saved_profile_is_reported() {
     assert_eq!(digits.parse(), Ok(all), "{annotated}");
 }
 
+/// Sums and differences of different programs, and an empty export, are told.
+#[test]
+fn a_report_says_when_it_makes_no_sense() {
+    let directory = open_directory();
+    let names = ["determ", "other"];
+    let [first, second] = names.map(|name| directory.path().join(name).to_str().expect("a path").to_owned());
+    let determ = program("determ").expect("gcc");
+    let stripped = directory.path().join("stripped");
+    let made = Command::new("strip").args(["-g", "-o"]).arg(&stripped).arg(&determ).status().expect("strip");
+    assert!(made.success());
+    let (determ, stripped) = (determ.to_str().expect("a path"), stripped.to_str().expect("a path"));
+    let profile = ["profile", "blocks", "--until-exit", ":*", "-o"];
+    let run = |path: &str, command: &[&str]| {
+        let _ = tool().run(profile.iter().chain(&[path, "--"]).chain(command)).assert_code(0);
+    };
+    run(&first, &[stripped, "5"]);
+    run(&second, &["/usr/bin/env", "true"]);
+    let sum = tool().run(["report", &first, &second, "--as", "json"]).assert_code(0);
+    assert!(sum.stderr.contains("profile of another program"), "{sum:#?}");
+    let difference = tool().run(["report", &first, "--diff", &second]).assert_code(0);
+    assert!(difference.stderr.contains("profile of another program"), "{difference:#?}");
+    let same = tool().run(["report", &first, &first, "--as", "json"]).assert_code(0);
+    assert!(!same.stderr.contains("another program"), "{same:#?}");
+    let lines = tool().run(["report", &first, "--as", "lcov"]).assert_code(0);
+    assert!(lines.stderr.contains("no profiled function has source lines"), "{lines:#?}");
+    let lines = tool().run(["report", &first, "--as", "lcov", "--binary", determ]).assert_code(0);
+    assert!(!lines.stderr.contains("source lines"), "with debugging information: {lines:#?}");
+}
+
 /// Counters that are placed by the counts of an earlier profile give the same counts.
 #[test]
 fn counters_are_placed_by_an_earlier_profile() {

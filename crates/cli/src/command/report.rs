@@ -11,12 +11,16 @@ use ingraft_report::{ProfileKind, Program, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs};
 use crate::exit::{Failure, Kind, Stop};
-use crate::output::Output;
+use crate::output::{self, Output};
 
 /// Runs the command.
 pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
-    let mut profile = sum(args)?;
-    let mut old = args.diff.as_deref().map(read).transpose()?;
+    let mut profile = sum(args, format)?;
+    let mut old = args.diff.as_deref().map(|path| Ok::<_, Failure>((path, read(path)?))).transpose()?;
+    if let Some((path, old)) = &old {
+        tell_other_program(&profile, old, path, format);
+    }
+    let mut old = old.take().map(|(_, old)| old);
     if let Some(module) = &args.module {
         only(&mut profile, module)?;
         old.iter_mut().try_for_each(|old| only(old, module))?;
@@ -44,7 +48,12 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
         return Err(Failure::usage("the format needs counts, and a coverage has none", hint).into());
     }
     let code = modules::code(&profile, &args.binary, format)?;
-    out.bytes(&exported(&Program::new(&profile, code), export))
+    let bytes = exported(&Program::new(&profile, code), export);
+    if export == Export::Lcov && bytes.is_empty() {
+        let what = "the result is empty: no profiled function has source lines; compile with -g, or name a file with debugging information by --binary";
+        output::warn(what, format);
+    }
+    out.bytes(&bytes)
 }
 
 /// Whether a format needs numbers of executions.
@@ -96,19 +105,30 @@ fn changes(
 }
 
 /// The sum of the profiles of the command.
-fn sum(args: &ReportArgs) -> Result<SavedProfile, Failure> {
+fn sum(args: &ReportArgs, format: Format) -> Result<SavedProfile, Failure> {
     let mut sum: Option<SavedProfile> = None;
     for path in &args.files {
         let next = read(path)?;
         match &mut sum {
-            Some(sum) => sum.add(&next).map_err(|e| {
-                let what = format!("cannot add {}: {e}", path.display());
-                Failure::failed(what, "add profiles of the same build of the program")
-            })?,
+            Some(sum) => {
+                tell_other_program(sum, &next, path, format);
+                sum.add(&next).map_err(|e| {
+                    let what = format!("cannot add {}: {e}", path.display());
+                    Failure::failed(what, "add profiles of the same build of the program")
+                })?;
+            }
             None => sum = Some(next),
         }
     }
     Ok(sum.unwrap_or_default())
+}
+
+/// Warns if a profile that was read from a file is of another program than the others.
+fn tell_other_program(profile: &SavedProfile, other: &SavedProfile, path: &Path, format: Format) {
+    if !other.shares_module_with(profile) {
+        let what = format!("{} is a profile of another program: it has no module in common", path.display());
+        output::warn(&what, format);
+    }
 }
 
 /// Reads a saved profile.

@@ -15,12 +15,14 @@ use crate::program::pattern::SourceLine;
 pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionRef, PartName)>, Error> {
     let Some(wanted) = SourceLine::parse(text) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    let (mut described, mut compressed) = (false, None);
+    let (mut described, mut compressed, mut of_program) = (false, None, None);
     for (number, file, module) in modules.loaded() {
         let ranges = match ranges(modules, file, module, &wanted) {
             Ok(ranges) => ranges,
             Err(why) => {
-                compressed = compressed.or((why == TypeError::Compressed).then_some(&file.name));
+                let is_compressed = why == TypeError::Compressed;
+                compressed = compressed.or(is_compressed.then_some(&file.name));
+                of_program = of_program.or((file.is_program && !is_compressed).then_some(file));
                 continue;
             }
         };
@@ -37,12 +39,17 @@ pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(Fu
     if !found.is_empty() || matches!(missing, Missing::MayCome) {
         return Ok(found);
     }
-    let hint = match (compressed, described) {
-        (Some(module), _) => format!("the debugging information of {module} is compressed, and is not read"),
-        (None, true) => {
+    // The line is most likely one of the program itself, so its own module comes first.
+    let hint = match (of_program, compressed, described) {
+        (Some(program), ..) => match modules.symbols_package(program) {
+            Some(package) => format!("{} has no debugging information: install {package}", program.name),
+            None => format!("{} has no debugging information: compile it with -g", program.name),
+        },
+        (None, Some(module), _) => format!("the debugging information of {module} is compressed, and is not read"),
+        (None, None, true) => {
             "lines of declarations, of comments and of code that was optimised away have no block".to_owned()
         }
-        (None, false) => {
+        (None, None, false) => {
             "no module has debugging information: compile with -g, or install the package with the symbols".to_owned()
         }
     };
