@@ -405,7 +405,7 @@ pub(crate) struct WhereArgs {
   ingraft count -p 4711 'parse#*->*' 'parse#loop@*'    edges and loops of a function
   ingraft count -p 4711 call --for 10s --format json -o calls.json
 
-A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program are counted.
+A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program's own module are counted; '*' stands for those of its libraries too, and :GLOB for functions of its own module.
 FUNCTION#0xOFFSET counts arrivals at the basic block at this offset in the function,
 FUNCTION#0xFROM->0xTO passages from one block to another, FUNCTION#loop@0xOFFSET iterations of
 the loop whose header is there. FUNCTION#*, #*->* and #loop@* mean all blocks, edges and loops;

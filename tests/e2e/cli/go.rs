@@ -113,6 +113,16 @@ fn all_functions_of_programs_of_other_go_versions() {
 }
 
 #[test]
+fn a_name_without_its_package_leads_to_the_whole_name() {
+    if !have("go") {
+        skip!("go is not installed");
+    }
+    let target = Mutatee::start("parked", &[]);
+    let outcome = tool().run(["count", "-p", &target.pid_text(), "churn"]).assert_code(3);
+    assert!(outcome.stderr.contains("did you mean `parked:main.churn`?"), "{outcome:#?}");
+}
+
+#[test]
 fn goexit_is_refused_with_its_reason() {
     if !have("go") {
         skip!("go is not installed");

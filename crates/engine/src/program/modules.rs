@@ -609,7 +609,10 @@ impl Modules {
                 let whole = function.names().first().and_then(|name| name.without_parameters()).unwrap_or(&shown);
                 // A name without a namespace is compared with the last part of the full name, but the answer is the full name.
                 let last = if name.contains("::") { whole } else { whole.rsplit("::").next().unwrap_or(whole) };
-                if let Some(d) = crate::program::pattern::edit_distance(name, last, limit)
+                // Go writes `package.function`.
+                let behind_dot = last.rsplit_once('.').filter(|_| !name.contains('.')).map(|(_, last)| last);
+                let distance = |part: &str| crate::program::pattern::edit_distance(name, part, limit);
+                if let Some(d) = [Some(last), behind_dot].into_iter().flatten().filter_map(distance).min()
                     && best.as_ref().is_none_or(|(b, _)| d < *b)
                 {
                     best = Some((d, format!("{}:{whole}", file.name)));
@@ -627,10 +630,12 @@ impl Modules {
         let limit = (name.len() / 3).clamp(1, 4);
         let distance = |known: &String| {
             let far = crate::program::pattern::edit_distance(name, known, limit);
-            let prefixed = known.strip_prefix("lib").is_some_and(|rest| rest == name);
-            if prefixed { Some(0) } else { far }
+            let is_library = known.strip_prefix("lib").is_some_and(|rest| rest == name);
+            // `redis` for `redis-server`
+            let is_begin = known.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', '_', '.']));
+            if is_library || is_begin { Some(0) } else { far }
         };
-        let names = self.mapped().flat_map(|file| &file.names);
+        let names = self.mapped().flat_map(|file| &file.names).filter(|name| !name.is_empty());
         let near = names.filter_map(|known| Some((distance(known)?, known))).min_by_key(|(far, _)| *far);
         near.map(|(_, known)| known.clone())
     }
@@ -649,8 +654,13 @@ impl Modules {
             let debug = || file.debug(self.pid, elf).is_some_and(Elf::has_symbol_table);
             meant(file) && !elf.has_symbol_table() && !elf.is_go() && !debug()
         })?;
-        let package = packages::owner(self.pid, &file.file.path)?;
-        Some(format!("the symbols of {} are stripped: install {package}-dbgsym", file.name))
+        let package = self.symbols_package(file)?;
+        Some(format!("the symbols of {} are stripped: install {package}", file.name))
+    }
+
+    /// Name of the package with the symbols and the debugging information of a file that a package has installed.
+    pub fn symbols_package(&self, file: &ModuleFile) -> Option<String> {
+        Some(format!("{}-dbgsym", packages::owner(self.pid, &file.file.path)?))
     }
 }
 
@@ -799,6 +809,8 @@ fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String>
     } else {
         names.push(base);
     }
+    // `:FUNCTION` is a function of the program's own module.
+    names.extend(is_program.then(String::new));
     let mut seen = Vec::new();
     names.retain(|name| {
         let new = !seen.contains(name);

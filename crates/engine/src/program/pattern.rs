@@ -1,5 +1,5 @@
 //! Patterns, by which a text selects functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of `::`
-//! separates module and function. At the end, `#0xOFFSET` selects the basic block that begins at this offset in each of the functions,
+//! separates module and function. Nothing before it is the program's own module. At the end, `#0xOFFSET` selects the basic block that begins at this offset in each of the functions,
 //! `#0xFROM->0xTO` an edge and `#loop@0xOFFSET` a loop; `#*`, `#*->*` and `#loop@*` select all blocks, edges and loops.
 
 pub use ingraft_model::glob::glob_match;
