@@ -10,7 +10,6 @@ mod pull;
 mod together;
 
 pub(crate) use lately::Lately;
-pub(crate) use pull::TraceFile;
 pub(crate) use together::{Combined, Together, last as together};
 
 use std::collections::BTreeSet;
@@ -29,7 +28,7 @@ use crate::conn::{
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Cost, Object, PairFacts, hex, millis};
 use crate::output::progress::Progress;
-use crate::output::{self, Output, words};
+use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
 use chosen::Chosen;
 use kin::Kin;
@@ -55,7 +54,7 @@ pub(crate) struct Plan {
     /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     scaled: bool,
     /// File of the trace; `None` if the measurement is no trace, or if the trace has begun.
-    trace: Option<TraceFile>,
+    trace: Option<Destination>,
     /// Reading of a profile while it runs; `None` if it is read at the end only.
     query: Option<Query>,
 }
@@ -103,7 +102,7 @@ impl Plan {
     }
 
     /// Returns the plan with a trace that is written to this file.
-    pub(crate) fn traced_to(self, file: TraceFile) -> Self {
+    pub(crate) fn traced_to(self, file: Destination) -> Self {
         Plan { trace: Some(file), ..self }
     }
 

@@ -161,3 +161,40 @@ fn a_duration_ends_the_count() {
     assert!(outcome.calls("noise") > 1000);
     target::assert_clean(target.pid(), &before);
 }
+
+#[test]
+fn a_refused_command_leaves_the_file_of_o_as_it_was() {
+    let target = Mutatee::start("threads", &["1"]);
+    let directory = ingraft_testing::open_directory();
+    let path = directory.path().join("old");
+    std::fs::write(&path, "precious").expect("write a file");
+    let file = path.to_str().expect("a path");
+    let pid = target.pid_text();
+    for kind in [&["profile", "edges"][..], &["trace"], &["count"]] {
+        for (functions, pid, code) in [("nothing_*", pid.as_str(), 3), ("work_0", "999999999", 3)] {
+            let arguments = kind.iter().copied().chain([functions, "-p", pid, "-o", file, "--for", "100ms"]);
+            let outcome = tool().run(arguments);
+            assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+            assert!(outcome.status.code().is_some_and(|is| is == code || is == 2 || is == 1), "{outcome:#?}");
+            assert_eq!(std::fs::read_to_string(&path).expect("read"), "precious", "{kind:?}: {outcome:#?}");
+        }
+    }
+    let _ = tool().run(["profile", "edges", "work_0", "-p", &pid, "-o", file, "--for", "100ms"]).assert_code(0);
+    assert!(std::fs::read(&path).expect("read").starts_with(b"INGPROF"), "the profile replaces it");
+    let names: Vec<_> = std::fs::read_dir(directory.path()).expect("a directory").collect();
+    assert_eq!(names.len(), 1, "nothing else is left beside it: {names:?}");
+}
+
+#[test]
+fn without_a_function_the_programs_own_module_is_counted() {
+    let target = Mutatee::start("threads", &["1"]);
+    let pid = target.pid_text();
+    let outcome = tool().run(["count", "-p", &pid, "--for", "100ms"]).assert_code(0);
+    let all = outcome.all("count");
+    assert!(all.iter().any(|count| count["function"] == "work_0"), "{outcome:#?}");
+    assert!(all.iter().all(|count| count["module"] == "threads"), "{outcome:#?}");
+    let outcome = tool().run(["functions", "-p", &pid, ":work_?"]).assert_code(0);
+    assert_eq!(outcome.all("function").len(), 8, "{outcome:#?}");
+    let outcome = tool().run(["count", "-p", &pid, "thre:work_0"]).assert_code(3);
+    assert!(!outcome.stderr.contains("did you mean ``"), "{outcome:#?}");
+}

@@ -3,8 +3,6 @@
 mod totals;
 
 use std::cmp::Reverse;
-use std::fs::File;
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,7 +19,7 @@ use crate::objects::totals::ProfileHead;
 use crate::objects::{Events, FunctionId, Object, hex, millis};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
-use crate::output::{self, DIM, HEADING, Output};
+use crate::output::{self, DIM, Destination, HEADING, Output};
 
 /// Number of rows of a table for people.
 const ROWS: usize = 20;
@@ -77,8 +75,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     let plan = Plan::new(&measure, &target, request, out).queried(query);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
-    let save =
-        context.common.output.as_deref().map(|path| Ok::<_, Failure>((path, output::create(path)?))).transpose()?;
+    let save = context.common.output.as_deref().map(Destination::prepare).transpose()?;
     let mut view = Profiles { kind, format, save, query, told: false };
     measure::run(plan, context, &mut view, out).await
 }
@@ -100,18 +97,18 @@ fn weights_of(path: &Path) -> Result<SavedProfile, Failure> {
     }
 }
 
-struct Profiles<'a> {
+struct Profiles {
     kind: ProfileKind,
     format: crate::args::Format,
     /// The file to save the counts in.
-    save: Option<(&'a Path, File)>,
+    save: Option<Destination>,
     /// Reading of the profile while it runs.
     query: Option<Query>,
     /// Whether the user has been told that a reading is not exact.
     told: bool,
 }
 
-impl View for Profiles<'_> {
+impl View for Profiles {
     fn reading(&mut self, _: &[Site], _: usize, _: &mut Output) -> Result<(), Stop> {
         Ok(())
     }
@@ -139,7 +136,7 @@ impl View for Profiles<'_> {
     }
 }
 
-impl Profiles<'_> {
+impl Profiles {
     /// Prints the counts of a process.
     fn counts(&self, site: &Site, profile: &Profile, out: &mut Output) -> Result<(), Stop> {
         if self.query == Some(Query::Counts) {
@@ -178,7 +175,7 @@ impl Profiles<'_> {
 
     /// Saves the counts, added up over all processes.
     fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
-        let Some((path, file)) = &mut self.save else { return Ok(()) };
+        let Some(to) = &self.save else { return Ok(()) };
         let mut profiles = sites.iter().filter_map(|site| Some((site, &site.profile.as_ref()?.saved)));
         let Some((site, first)) = profiles.next() else { return Ok(()) };
         let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
@@ -186,8 +183,7 @@ impl Profiles<'_> {
             let hint = "profile processes of one program, or each process with a file of its own";
             sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
         }
-        file.write_all(&sum.to_bytes()).map_err(|e| output::unwritten(path, &e))?;
-        Ok(())
+        Ok(to.write_whole(&sum.to_bytes())?)
     }
 
     /// Warns of functions whose counts are not exact.

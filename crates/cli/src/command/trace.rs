@@ -11,10 +11,10 @@ use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 use crate::args::TraceArgs;
 use crate::conn::{Request, Target};
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context, Plan, Site, TraceFile, View};
+use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{Object, traces};
 use crate::output::number::{grouped, plural};
-use crate::output::{self, Output};
+use crate::output::{self, Destination, Output};
 
 /// Runs the command.
 pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.
-    let file = TraceFile { file: output::create(&path)?, path: path.clone() };
+    let file = Destination::prepare(&path)?;
     let plan = Plan::new(&measure, &target, request, out).traced_to(file);
     let format = context.common.format;
     measure::run(plan, context, &mut Traces { path: &path, format }, out).await

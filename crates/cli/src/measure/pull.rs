@@ -1,8 +1,5 @@
 //! The task that writes the file of a trace while the target runs. It asks for more as soon as much has come, before buffers are full.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,39 +10,26 @@ use tokio::task::JoinHandle;
 use super::Arrival;
 use crate::conn::Client;
 use crate::exit::Failure;
-use crate::output;
+use crate::output::Destination;
 
 /// Number of bytes after which the task asks for more at once.
 const MUCH: usize = 64 << 10;
 /// Time between two questions if little has come.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The file of a trace.
-#[derive(Debug)]
-pub(crate) struct TraceFile {
-    pub(crate) path: PathBuf,
-    pub(crate) file: File,
-}
-
-impl TraceFile {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.file.write_all(bytes).map_err(|e| output::unwritten(&self.path, &e))
-    }
-}
-
 /// A task that fills the file of a trace.
 #[derive(Debug)]
 pub(super) struct Puller {
     stop: oneshot::Sender<()>,
     ending: Arc<AtomicBool>,
-    task: JoinHandle<(TraceFile, Result<(), Failure>)>,
+    task: JoinHandle<(Destination, Result<(), Failure>)>,
 }
 
 impl Puller {
     /// Begins to fill a file with the trace of a measurement. If that fails, tells it as an arrival of the site with this number.
     pub(super) fn start(
         (client, measurement): (Client, u64),
-        file: TraceFile,
+        file: Destination,
         (site, events): (usize, mpsc::Sender<Arrival>),
     ) -> Self {
         let (stop, stopped) = oneshot::channel();
@@ -77,14 +61,14 @@ impl Puller {
         })?;
         // After a failure, a part of a record may be at the end of the file, and nothing may follow it.
         pulled?;
-        file.write(rest)
+        file.append(rest)
     }
 }
 
 /// Writes what comes until it is stopped.
 async fn pull(
     (client, measurement): (&Client, u64),
-    file: &mut TraceFile,
+    file: &mut Destination,
     ending: &AtomicBool,
     mut stopped: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
@@ -97,7 +81,7 @@ async fn pull(
             Err(failure) => return Err(failure),
         };
         begin = false;
-        file.write(&bytes)?;
+        file.append(&bytes)?;
         let pause = if bytes.len() < MUCH { PAUSE } else { Duration::ZERO };
         tokio::select! {
             biased;

@@ -1,5 +1,6 @@
 //! Output of results: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
 
+mod destination;
 pub(crate) mod histogram;
 pub(crate) mod history;
 pub(crate) mod keys;
@@ -9,7 +10,6 @@ mod screen;
 pub(crate) mod table;
 pub(crate) mod words;
 
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
@@ -18,6 +18,7 @@ use anstyle::{AnsiColor, Style};
 use crate::args::Format;
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
+pub(crate) use destination::Destination;
 use screen::Frame;
 
 /// Style of headings.
@@ -36,7 +37,7 @@ pub(crate) struct Output {
     format: Format,
     sink: Box<dyn Write + Send>,
     /// The file of `-o` without any change to what is written.
-    file: Option<File>,
+    file: Option<Destination>,
     name: String,
     /// Whether people watch the output, so that it may be redrawn.
     terminal: bool,
@@ -44,11 +45,6 @@ pub(crate) struct Output {
     shown: Frame,
     /// Text gathered for one write; `None` if text is written at once.
     gathered: Option<String>,
-}
-
-/// Creates the file of `-o`.
-pub(crate) fn create(path: &Path) -> Result<File, Failure> {
-    File::create(path).map_err(|e| unwritten(path, &e))
 }
 
 /// Error of a file of `-o` that cannot be written.
@@ -62,10 +58,18 @@ impl Output {
         Ok(match file {
             Some(path) => {
                 let name = path.display().to_string();
-                let file = create(path)?;
-                let plain = file.try_clone().ok();
-                let sink = Box::new(anstream::StripStream::new(file));
-                Output { format, sink, file: plain, name, terminal: false, shown: Frame::default(), gathered: None }
+                let file = Destination::prepare(path)?;
+                let plain: Box<dyn Write + Send> = Box::new(file.clone());
+                let sink = Box::new(anstream::StripStream::new(plain));
+                Output {
+                    format,
+                    sink,
+                    file: Some(file),
+                    name,
+                    terminal: false,
+                    shown: Frame::default(),
+                    gathered: None,
+                }
             }
             None => {
                 let stdout = io::stdout();
