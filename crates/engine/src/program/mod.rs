@@ -10,6 +10,7 @@ pub(crate) mod libc_search;
 pub(crate) mod modules;
 pub(crate) mod packages;
 pub(crate) mod pattern;
+pub(crate) mod suggestions;
 pub(crate) mod symbols;
 pub(crate) mod text_pages;
 pub(crate) mod variables;
