@@ -44,6 +44,7 @@ mod launches;
 mod libraries;
 mod library;
 mod limits;
+mod lingers;
 mod longruns;
 mod messages;
 mod metrics;

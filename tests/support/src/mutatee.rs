@@ -125,6 +125,7 @@ fn recipe(name: &str) -> Recipe {
         "patcher" => ("gcc", C, &["patcher.c"], false),
         "selfpatch" => ("gcc", C, &["selfpatch.c"], false),
         "pooled" => ("gcc", C, &["pooled.c"], false),
+        "lingers" => ("gcc", C, &["lingers.c"], false),
         "suspended" => ("gcc", C, &["suspended.c"], false),
         "covered" => ("gcc", C, &["covered.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
