@@ -48,7 +48,7 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
             outcome
         };
         for round in 0..scaled(2, 20) {
-            let outcome = ends(tool.count(pid, &[]));
+            let outcome = ends(tool.count(pid, &["*"]));
             let called = called(&outcome);
             eprintln!("round {round}: {} functions called", called.len());
             assert!(called.len() > TIMED, "a server calls more than {}", called.len());
@@ -57,7 +57,7 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
             if can_be_timed {
                 ends(tool.measure("latency", pid, &timed));
             }
-            let mut session = tool.start(["count", "-p", &pid.to_string()]);
+            let mut session = tool.start(["count", "-p", &pid.to_string(), "*"]);
             if round % 2 == 0 {
                 session.wait_for("attached");
                 serves(4);
