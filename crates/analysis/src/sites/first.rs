@@ -118,6 +118,7 @@ fn may_be_device(i: &Instruction) -> bool {
         || matches!(i.memory_base(), Register::RSP | Register::RIP)
         || i.segment_prefix() == Register::FS;
     !plain
+        || !matches!(i.segment_prefix(), Register::None | Register::FS)
         || i.memory_index() != Register::None
         || i.segment_prefix() == Register::FS && i.memory_base() != Register::None
 }
@@ -173,8 +174,16 @@ fn is_plain(i: &Instruction) -> bool {
             || matches!(i.mnemonic(), M::Vmovss | M::Vmovsd | M::Vmovaps | M::Vmovups | M::Vmovapd | M::Vmovupd)
             || matches!(i.mnemonic(), M::Vmovdqa | M::Vmovdqu | M::Vmovdqu8 | M::Vmovdqu64 | M::Vmovdqa64 | M::Vpxor)
             || matches!(i.mnemonic(), M::Vxorps | M::Vxorpd | M::Vpbroadcastb | M::Vpbroadcastd | M::Vpbroadcastq);
-    // `movsd` is also the name of a string instruction.
-    known && !i.is_string_instruction() && !segment && !control && i.code() != Code::Endbr64
+    // `movsd` is also the name of a string instruction, and `pxor` has a form for the registers of MMX.
+    known && !i.is_string_instruction() && !writes_odd_register(i) && !segment && !control && i.code() != Code::Endbr64
+}
+
+/// Whether an instruction writes a register that is neither a general nor a vector register.
+fn writes_odd_register(i: &Instruction) -> bool {
+    let is_usual = |r: Register| r.is_gpr64() || r.is_zmm();
+    let mut factory = InstructionInfoFactory::new();
+    let used = factory.info(i).used_registers();
+    used.iter().any(|r| !is_read_only(r.access()) && !is_usual(r.register().full_register()))
 }
 
 /// Whether an instruction writes a register of the System V convention that may hold an argument.
@@ -237,24 +246,26 @@ mod tests {
         for bytes in repeatable {
             assert!(of(bytes).1, "{bytes:x?}");
         }
-        let others: [&[u8]; 12] = [
-            &[0x48, 0x8b, 0x3f],          // mov rdi, [rdi]
-            &[0x48, 0x83, 0xc7, 8],       // add rdi, 8
-            &[0x89, 0x07],                // mov [rdi], eax
-            &[0x48, 0x8b, 0x07],          // mov rax, [rdi], which may be a device's register
-            &[0x42, 0x80, 0x3c, 0x20, 0], // cmp byte [rax + r12], 0
-            &[0xff, 0xc7],                // inc edi
-            &[0x0f, 0xb6, 0xc4],          // movzx eax, ah
-            &[0xc3],                      // ret
-            &[0xe8, 0, 0, 0, 0],          // call
-            &[0xd9, 0xe8],                // fld1
-            &[0x48, 0x97],                // xchg rax, rdi
-            &[0xcc],                      // int3
+        let others: [&[u8]; 14] = [
+            &[0x65, 0x8b, 0x05, 0, 0, 0, 0], // mov eax, gs:[rip]
+            &[0x3e, 0x8b, 0x44, 0x24, 8],    // mov eax, ds:[rsp + 8]
+            &[0x48, 0x8b, 0x3f],             // mov rdi, [rdi]
+            &[0x48, 0x83, 0xc7, 8],          // add rdi, 8
+            &[0x89, 0x07],                   // mov [rdi], eax
+            &[0x48, 0x8b, 0x07],             // mov rax, [rdi], which may be a device's register
+            &[0x42, 0x80, 0x3c, 0x20, 0],    // cmp byte [rax + r12], 0
+            &[0xff, 0xc7],                   // inc edi
+            &[0x0f, 0xb6, 0xc4],             // movzx eax, ah
+            &[0xc3],                         // ret
+            &[0xe8, 0, 0, 0, 0],             // call
+            &[0xd9, 0xe8],                   // fld1
+            &[0x48, 0x97],                   // xchg rax, rdi
+            &[0xcc],                         // int3
         ];
         for bytes in others {
             assert!(!of(bytes).1, "{bytes:x?}");
         }
-        for bytes in [&[0xa5][..], &[0xf3, 0xa5], &[0xa4]] {
+        for bytes in [&[0xa5][..], &[0xf3, 0xa5], &[0xa4], &[0x0f, 0xef, 0x00]] {
             assert!(!runs_before_snippets(&decode::one(bytes, 0x1000).expect("an instruction")), "{bytes:x?}");
         }
         assert!(of(&[0x48, 0x89, 0xe5]).1, "mov rbp, rsp sees the stack pointer of the entry both times");
