@@ -315,6 +315,7 @@ const DOVECOT: &str = "base_dir = {dir}/run
 state_dir = {dir}/state
 log_path = {dir}/log
 protocols = imap
+default_vsz_limit = 0
 listen = 127.0.0.1
 ssl = no
 disable_plaintext_auth = no
