@@ -32,10 +32,17 @@ fn code_and_what_it_needs_stay_until_every_handler_has_returned() {
             let mut session = tool.start(kind.iter().chain(&common).chain(save));
             session.wait_for("attached");
             target.ask("hold").assert_right();
-            let outcome = session.interrupt().assert_code(0).assert_removed();
-            left += u32::from(outcome.one("removed")["memory_left"] == true);
-            before.assert_in(target.pid());
-            target.ask("go").assert_right();
+            let outcome = session.interrupt();
+            if outcome.stderr.contains(r#""reason":"busy""#) {
+                // A handler would return into an island of the text. The code stays in, and works, until it has returned.
+                target.ask("go").assert_right();
+                let _ = tool.detach(target.pid());
+            } else {
+                let outcome = outcome.assert_code(0).assert_removed();
+                left += u32::from(outcome.one("removed")["memory_left"] == true);
+                before.assert_in(target.pid());
+                target.ask("go").assert_right();
+            }
             let rounds = target.ask("look").number("rounds");
             wait_until("every thread goes on", || target.ask("look").number("rounds") > rounds + 10);
             assert!(target.alive(), "{what}");
