@@ -25,6 +25,8 @@ const PIECE: u64 = 256 << 10;
 const WORDS_MAX: usize = 1 << 12;
 /// Number of bytes of memory that are searched in a stop, which takes some 20 ms.
 const IN_STOP: u64 = 64 << 20;
+/// Number of pages whose state is asked for in a stop. The address space of a program may be far larger than its memory.
+const PAGES_IN_STOP: u64 = 1 << 20;
 /// Largest number of looks for the stacks of ended threads in one stop.
 const LOOKS_FOR_STACKS: usize = 64;
 /// Number of bytes above an address in which the end of its stack is looked for.
@@ -48,6 +50,8 @@ pub struct Words {
     settled: bool,
     /// Whether a context that the search may have missed must not be risked.
     strict: bool,
+    /// Whether the search is short enough to be repeated in a stop.
+    is_short: bool,
 }
 
 /// Outcome of a search.
@@ -66,7 +70,8 @@ impl Words {
     /// Searches the written memory of a target for words that point into the sorted ranges `into`.
     pub fn search(target: &Target, into: Vec<AvmaRange>, except: Vec<AvmaRange>) -> Self {
         let memory = target.written_memory(&except);
-        Words { found: in_memory(target, &memory, &into), into, except, settled: false, strict: false }
+        let is_short = memory.bytes() <= IN_STOP && memory.pages <= PAGES_IN_STOP;
+        Words { found: in_memory(target, &memory, &into), into, except, settled: false, strict: false, is_short }
     }
 
     /// The same, where an earlier stop has shown that no thread is in the ranges, and where nothing leads to them any more. A context that
@@ -84,8 +89,8 @@ impl Words {
     /// The places, looked for again now that all threads are held. A context may have been suspended since the search. In a program with
     /// more memory than can be searched in a stop, they are those of the search.
     pub(crate) fn now(&self, target: &Target) -> Found {
-        let memory = target.written_memory(&self.except);
-        if memory.bytes() <= IN_STOP {
+        if self.is_short {
+            let memory = target.written_memory(&self.except);
             return Found { frames: Vec::new(), ..in_memory(target, &memory, &self.into) };
         }
         let frames = if self.strict { self.found.frames.clone() } else { Vec::new() };
@@ -98,6 +103,8 @@ impl Words {
 struct Written {
     /// Ranges of at most 256 KiB.
     pieces: Vec<AvmaRange>,
+    /// Number of pages whose state was asked for.
+    pages: u64,
     /// Whether there is more: pages in swap, or pages of which the kernel says nothing.
     is_part: bool,
 }
@@ -155,6 +162,7 @@ impl Target {
                 continue;
             };
             left = rest;
+            memory.pages += pages;
             let first = m.range.start.0 / PAGE;
             for start in (first..first + pages).step_by(AT_ONCE as usize) {
                 let count = AT_ONCE.min(first + pages - start);
