@@ -171,11 +171,10 @@ fn a_refused_command_leaves_the_file_of_o_as_it_was() {
     let file = path.to_str().expect("a path");
     let pid = target.pid_text();
     for kind in [&["profile", "edges"][..], &["trace"], &["count"]] {
-        for (functions, pid, code) in [("nothing_*", pid.as_str(), 3), ("work_0", "999999999", 3)] {
+        for (functions, pid) in [("nothing_*", pid.as_str()), ("work_0", "999999999")] {
             let arguments = kind.iter().copied().chain([functions, "-p", pid, "-o", file, "--for", "100ms"]);
             let outcome = tool().run(arguments);
             assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
-            assert!(outcome.status.code().is_some_and(|is| is == code || is == 2 || is == 1), "{outcome:#?}");
             assert_eq!(std::fs::read_to_string(&path).expect("read"), "precious", "{kind:?}: {outcome:#?}");
         }
     }
