@@ -392,9 +392,9 @@ pub enum ApplyError {
         /// Address at which the context continues.
         at: Avma,
     },
-    /// The program suspends contexts in signal handlers, and has more memory than can be searched for them while it is held.
+    /// The program suspends contexts in signal handlers, and has more memory or address space than can be searched for them while it is held.
     #[error(
-        "the program suspends contexts in signal handlers, and more than 64 MiB of memory would have to be searched for them while it is held"
+        "the program suspends contexts in signal handlers, and has too much memory to look for them while it is held (more than 64 MiB, or memory scattered over more than 4 GiB)"
     )]
     Preempts,
     /// Any other error.

@@ -1,5 +1,5 @@
 //! Recognition of programs that switch stacks and handle signals. Such a program may take the processor from one of its contexts in a
-//! handler. Then a program counter waits in memory for as long as the program likes, and no search proves that none waits in an arena.
+//! handler. Then a program counter waits in memory for as long as the program likes (`suspended`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -85,7 +85,7 @@ impl Signs {
 
 impl Target {
     /// Whether any handler of the program's own is set for a signal.
-    pub fn handles_signals(&self) -> bool {
+    fn handles_signals(&self) -> bool {
         let caught = |pid| self.thread_status(pid).is_ok_and(|status| status.caught & !OF_LIBC != 0);
         self.threads().is_ok_and(|tids| tids.into_iter().any(caught))
     }
