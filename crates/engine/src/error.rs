@@ -88,7 +88,7 @@ impl Error {
             P::ShadowStack => (ErrorKind::Denied, "shadow_stack"),
             P::Unstoppable { .. } => (ErrorKind::Failed, "unstoppable_thread"),
             P::HoldTooLong { .. } => (ErrorKind::Failed, "hold_too_long"),
-            P::NoRoom { .. } => (ErrorKind::Failed, "no_room"),
+            P::NoRoom { .. } | P::JournalFull { .. } => (ErrorKind::Failed, "no_room"),
             P::Start { .. } => (ErrorKind::NotFound, "cannot_start"),
             P::Call { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
                 (ErrorKind::Failed, "target_memory_limit")

@@ -726,10 +726,10 @@ impl SharedArea {
         Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
     }
 
-    /// Replaces the journal's copy. The length is 0 until the copy is complete, so that no reader uses a half-written copy.
+    /// Replaces the journal's copy. Fails if it has more bytes than [`DataArea::journal_bytes`]. The length is 0 until the copy is complete, so that no reader uses a half-written copy.
     pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() as u64 > self.layout.journal_bytes {
-            return Err(Error::Outside(self.layout.journal_offset() + bytes.len() as u64));
+            return Err(Error::JournalFull { needed: bytes.len() as u64, room: self.layout.journal_bytes });
         }
         self.write_u64(header::JOURNAL_LEN.into(), 0)?;
         self.write_bytes(self.layout.journal_offset(), bytes)?;
@@ -744,7 +744,10 @@ impl SharedArea {
                 self.write_bytes(self.layout.journal_offset() + len, bytes)?;
                 self.write_u64(header::JOURNAL_LEN.into(), end)
             }
-            _ => Err(Error::Outside(self.layout.journal_offset().saturating_add(len))),
+            _ => {
+                let needed = len.saturating_add(bytes.len() as u64);
+                Err(Error::JournalFull { needed, room: self.layout.journal_bytes })
+            }
         }
     }
 

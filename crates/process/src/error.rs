@@ -249,6 +249,14 @@ pub enum Error {
     /// An offset lies outside of the data area.
     #[error("offset {0:#x} is outside of the data area")]
     Outside(u64),
+    /// The record of what is changed in the target is too large for its copy there.
+    #[error("the record of what would be changed takes {needed} bytes in the process, which has room for {room} bytes")]
+    JournalFull {
+        /// Size of the record in bytes.
+        needed: u64,
+        /// Room for it in bytes.
+        room: u64,
+    },
     /// A system call of the engine itself failed.
     #[error("{what}: {source}")]
     Own {
@@ -321,7 +329,7 @@ impl Error {
                 "nothing was changed; a program that installs a signal handler, or loads its C library, has such code"
                     .into()
             }
-            Error::NoRoom { .. } => "nothing was changed; measure fewer functions at a time, which takes less room".into(),
+            Error::NoRoom { .. } | Error::JournalFull { .. } => "nothing was changed; measure fewer functions at a time, which takes less room".into(),
             Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
             Error::Shortage(shortage) => shortage.hint(),
             Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {

@@ -113,7 +113,8 @@ impl Target {
     fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
         let holder = Identity::ours()?;
         let fewest = fewest_shards(self.threads()?.len());
-        let mut shards = self.fit_area(request, SHARDS_MIN)?.clamp(SHARDS_MIN, layout::SHARDS_MAX);
+        let request = &self.fit_area(request, SHARDS_MIN)?;
+        let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;
         let own_id = Pid(self.status()?.own_id);
         self.remote(|remote| {

@@ -25,6 +25,9 @@ const MAGIC: [u8; 8] = *b"INGJRNL\x04";
 /// Magic bytes of the version without [`Record::Chain`]. A successor of such an engine cannot tell which pair a snippet belongs to.
 const MAGIC_BEFORE: [u8; 8] = *b"INGJRNL\x03";
 
+/// Length in bytes below which a journal is not worth rewriting.
+const GROWN: u64 = 16 << 20;
+
 /// Bytes before a record's payload: kind and length.
 const FRAME_HEAD: usize = 5;
 /// The kind of [`Record::Point`].
@@ -188,6 +191,8 @@ pub struct Journal {
     file: File,
     path: PathBuf,
     len: u64,
+    /// Length when the whole journal was written last.
+    whole: u64,
 }
 
 impl Journal {
@@ -196,7 +201,8 @@ impl Journal {
         let mut file = File::create(&path)?;
         let bytes = encode_head(head);
         file.write_all(&bytes)?;
-        Ok((Journal { file, path, len: bytes.len() as u64 }, bytes))
+        let len = bytes.len() as u64;
+        Ok((Journal { file, path, len, whole: len }, bytes))
     }
 
     /// Replaces a journal that has grown, or that a dead engine left, by one with the content `bytes` (see [`encode`]). The new file is
@@ -206,7 +212,8 @@ impl Journal {
         let mut aside = tempfile::NamedTempFile::new_in(folder)?;
         aside.write_all(bytes)?;
         let file = aside.persist(&path).map_err(|e| e.error)?;
-        Ok(Journal { file, path, len: bytes.len() as u64 })
+        let len = bytes.len() as u64;
+        Ok(Journal { file, path, len, whole: len })
     }
 
     /// Appends records with one write. Returns their bytes, for the copy.
@@ -222,6 +229,11 @@ impl Journal {
         let bytes = encode(&contents);
         *self = Journal::replace(self.path.clone(), &bytes)?;
         Ok(bytes)
+    }
+
+    /// Whether so much was appended that records of things that are gone may take most of the journal.
+    pub fn has_grown(&self) -> bool {
+        self.len > GROWN.max(2 * self.whole)
     }
 
     /// Length of the journal in bytes.

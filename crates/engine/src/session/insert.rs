@@ -666,7 +666,7 @@ impl Session {
         change: &Change,
         (threads, counters): (usize, u32),
     ) -> Result<(), Error> {
-        let journal = attached.journal.len() + change.new_points.len() as u64 * JOURNAL_POINT;
+        let journal = attached.journal.len() + change.new_points.iter().map(journal_need).sum::<u64>();
         let need = self.target.memory_need(&change.plan, &attached.woven.arenas());
         let need = need.and(attached.area.memory_need(threads, counters, journal));
         self.target.refuse_without_room(need).map_err(|e| self.failed(e))
@@ -722,10 +722,10 @@ impl Session {
             return Ok(());
         }
         let bytes = journal.append(entries).map_err(|e| journal_error(self.pid(), &e))?;
-        if journal.len() <= area.layout().journal_bytes {
+        if journal.len() <= area.layout().journal_bytes && !journal.has_grown() {
             return area.append_journal(&bytes).map_err(|e| self.failed(e));
         }
-        // Records of things that are gone have filled the copy, so it is rewritten without them.
+        // The journal is rewritten without the records of things that are gone.
         let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
         area.write_journal(&text).map_err(|e| self.failed(e))
     }
@@ -881,7 +881,14 @@ pub(super) fn too_many(limit: u32) -> Error {
 }
 
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.
+fn journal_need(point: &WovenAnew) -> u64 {
+    point.records().fold(JOURNAL_POINT, |need, record| need + JOURNAL_MOVE * record.moves.len() as u64)
+}
+
+/// Estimated size of a point without its moves in the journal's copy, in bytes.
 const JOURNAL_POINT: u64 = 256;
+/// Estimated size of a move of a program counter in the journal's copy, in bytes.
+const JOURNAL_MOVE: u64 = 3;
 /// Smallest size of the code of a point, in bytes.
 const CODE_LEAST: u64 = 48;
 const PAGE: u64 = 4096;
