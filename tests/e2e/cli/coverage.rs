@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+use ingraft_testing::server::Postgres;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{
     Daemon, Mutatee, Outcome, Session, Tool, have, open_directory, output, program, sibling, skip, source_directory,
@@ -350,4 +351,22 @@ fn coverage_of_a_library_that_comes_and_goes() {
     assert_eq!(words(&outcome), ["unknown", "unknown"]);
     assert!(outcome.stderr.contains("unloaded and loaded again"), "{}", outcome.stderr);
     assert!(target.end().success());
+}
+
+/// The record of the blocks of 13,000 functions takes more than 64 MiB.
+#[test]
+fn of_a_postgresql_backend() {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut sql = postgres.session();
+    let before = Text::of(sql.pid);
+    let session = tool().measure("profile", sql.pid, &["coverage", "postgres:*"]);
+    assert_eq!(sql.ask("select 6 * 7;"), "42");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(ran(&outcome, "PortalRun") > 5);
+    assert_eq!(ran(&outcome, "heap_insert"), 0);
+    target::assert_clean(sql.pid, &before);
+    assert_eq!(sql.ask("select 6 * 7;"), "42");
 }
