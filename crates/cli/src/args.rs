@@ -525,7 +525,9 @@ pub(crate) enum LatencySort {
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
 its entry to its exit, with all that it calls and waits for. Percentiles are within 4 % of the true ones.
-TOTAL is the sum of these times. SHARE is of the sum of TOTAL over all functions of the table.
+CALLS is the number of calls, TIMED how many of them the times are of: calls are counted for a tenth of
+a second first. Functions that would exceed --max-overhead are counted only, and stand below the others.
+TOTAL is the sum of the times. SHARE is of the sum of TOTAL over all functions that are timed to the end.
 The time of a call counts for the function and for the functions of the table that wait for it.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]

@@ -144,7 +144,8 @@ impl Instrumentation for Script {
         use v1::enable_response::Event;
         let v1::EnableRequest { target, measure } = request.into_inner();
         let target = target.and_then(|t| t.which);
-        let v1::Measure { function_metric, pairs, .. } = measure.unwrap_or_default();
+        let v1::Measure { function_metric, more_function_metrics, pairs, .. } = measure.unwrap_or_default();
+        let function_metric = more_function_metrics.into_iter().next().unwrap_or(function_metric);
         let metric = pairs.into_iter().next().map_or(function_metric, |pair| pair.metric);
         let Some(v1::target::Which::Pid(pid)) = target else { return Err(Status::invalid_argument("a pid")) };
         if self.hangs {

@@ -350,8 +350,12 @@ impl Session<'_> {
 
     /// Reports the pairs that were taken out since the last reading; fails if nothing is left to measure.
     fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
-        let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
-        let nothing_left = self.sites.iter().all(Site::is_all_out);
+        let mut new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
+        let wanted: &[&str] = self.plan.requests.first().map(|r| r.more_metrics.as_slice()).unwrap_or_default();
+        let nothing_left = self.sites.iter().all(|site| site.is_all_out(wanted));
+        if !wanted.is_empty() && !nothing_left {
+            self.tell_counted_only(at, &mut new, out)?;
+        }
         let mut last = None;
         // People see only the first pairs by name; scripts get an object for each pair.
         let named = if out.json() { usize::MAX } else { words::NAMED };
@@ -368,6 +372,20 @@ impl Session<'_> {
             output::warn(&words::more_taken_out(more), self.format());
         }
         last.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Reports the functions that are counted only because timing them costs too much, and takes them from the list.
+    fn tell_counted_only(&self, at: usize, new: &mut Vec<objects::TakenOut>, out: &mut Output) -> Result<(), Stop> {
+        let Some(since) = self.sites.get(at).map(|site| site.enabled.since_ns) else { return Ok(()) };
+        let is_of_cost = |t: &objects::TakenOut| !t.own_gs && !t.rewritten;
+        let dear: Vec<_> = new.extract_if(.., |t| is_of_cost(t)).collect();
+        for begun in [false, true] {
+            let these: Vec<_> = dear.iter().filter(|t| (t.time_ns > since) == begun).cloned().collect();
+            if !these.is_empty() {
+                output::warn(&words::counted_only(&these, begun), self.format());
+            }
+        }
+        dear.into_iter().try_for_each(|object| out.object(&Object::TakenOut(object)))
     }
 
     /// Warns once for each event that is counted for a part of the time only, and for each sleep of the machine, after which times may be
@@ -614,9 +632,12 @@ impl Site {
         new
     }
 
-    /// Whether every pair was taken out.
-    fn is_all_out(&self) -> bool {
-        !self.reading.values.is_empty() && self.reading.values.iter().all(|v| v.taken_out.is_some())
+    /// Whether every pair of these metrics was taken out; without metrics, every pair.
+    fn is_all_out(&self, metrics: &[&str]) -> bool {
+        let pairs = self.enabled.pairs.iter().zip(&self.reading.values);
+        let mut values = pairs.filter(|(pair, _)| metrics.is_empty() || metrics.contains(&pair.metric.as_str()));
+        let out = |(_, value): (&PairInfo, &Value)| value.taken_out.is_some();
+        values.next().is_some_and(out) && values.all(out)
     }
 
     /// Whether more values may come.

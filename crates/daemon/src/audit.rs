@@ -71,8 +71,10 @@ impl Asked {
             "" | "/" => pair.metric.clone(),
             focus => format!("{}@{focus}", pair.metric),
         });
-        let functions = measure.functions.iter().map(|function| format!("{metric} of {function}"));
-        let all = measure.pairs.len() + measure.functions.len();
+        let metrics = || std::iter::once(metric).chain(measure.more_function_metrics.iter().map(String::as_str));
+        let of_function = |function| metrics().map(move |metric| format!("{metric} of {function}"));
+        let functions = measure.functions.iter().flat_map(of_function);
+        let all = measure.pairs.len() + measure.functions.len() * (1 + measure.more_function_metrics.len());
         let (mut what, mut told) = (String::new(), 0);
         for one in pairs.chain(functions) {
             if what.len() + one.len() > ASKED_BYTES {

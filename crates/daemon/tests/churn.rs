@@ -73,7 +73,7 @@ impl Churn {
             target: TargetSpec::Pid(self.pid),
             pairs: pairs.iter().map(pair).collect(),
             functions: Vec::new(),
-            function_metric: String::new(),
+            function_metrics: Vec::new(),
             definitions: Vec::new(),
             keep: false,
             max_overhead: Some(percent),

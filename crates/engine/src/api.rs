@@ -182,10 +182,11 @@ pub struct EnableRequest {
     pub target: TargetSpec,
     /// Metric-focus pairs to measure, in addition to those that `functions` adds.
     pub pairs: Vec<Arc<MetricFocus>>,
-    /// Functions by name, glob, `MODULE:GLOB` or `MODULE+0xOFFSET`; each match becomes a pair of `function_metric` and its own focus.
+    /// Functions by name, glob, `MODULE:GLOB` or `MODULE+0xOFFSET`; each match becomes a pair of each of `function_metrics` and its own focus.
     pub functions: Vec<String>,
-    /// The metric for `functions`, usually `calls`.
-    pub function_metric: String,
+    /// The metrics for `functions`, at least one, usually `calls`. If the first one only counts and the program runs, the others are inserted
+    /// after the functions were counted for a tenth of a second. Pairs that would exceed the limit of the cost then get no code.
+    pub function_metrics: Vec<String>,
     /// Additional MDL sources (name, text) that apply to this request only.
     pub definitions: Vec<(String, String)>,
     /// The flavors that the program has besides its own, `linux` and `unix`: definitions of these flavors exist for it.
@@ -210,10 +211,10 @@ pub struct EnableRequest {
     pub max_pairs: Option<usize>,
     /// Whether the engine waits for modules that the request names and that are not loaded. For a program that it starts, it always does.
     pub await_modules: bool,
-    /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metric` is not used.
+    /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metrics` is not used.
     pub profile: Option<Profiling>,
     /// Capacity of the buffer of each thread if `functions` are traced; `None` for other measurements. In a trace, `pairs` is empty and
-    /// `function_metric` is not used.
+    /// `function_metrics` is not used.
     pub trace: Option<Capacity>,
     /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
     pub earlier: Option<Arc<EarlierProfile>>,

@@ -341,7 +341,7 @@ impl Engine {
         diagnostics.retain(Diagnostic::is_error);
         let own = |metric: &str| Internal::ALL.into_iter().any(|own| own.info().name == metric);
         let concerned = |metric: &str| library.concerned(metric) && !own(metric);
-        let by_function = Some(request.function_metric.as_str()).filter(|_| !request.functions.is_empty());
+        let by_function = request.function_metrics.iter().map(String::as_str).filter(|_| !request.functions.is_empty());
         let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function);
         if !diagnostics.is_empty() && asked.any(concerned) {
             return Err(Error::mdl(diagnostics));

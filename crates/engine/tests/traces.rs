@@ -36,7 +36,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         target: TargetSpec::Pid(ingraft_model::Pid(pid)),
         pairs: Vec::new(),
         functions: functions.iter().map(|f| (*f).to_owned()).collect(),
-        function_metric: String::new(),
+        function_metrics: Vec::new(),
         definitions: Vec::new(),
         flavors: Vec::new(),
         keep: false,
@@ -264,7 +264,7 @@ fn traces_follow_each_other_beside_another_measurement() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &[]);
     let counted =
-        EnableRequest { function_metric: "calls".to_owned(), trace: None, ..request(target.pid(), &["work_0"]) };
+        EnableRequest { function_metrics: vec!["calls".to_owned()], trace: None, ..request(target.pid(), &["work_0"]) };
     let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
     for round in 1..=3 {
         // The buffer of the trace before is reused, and was full.

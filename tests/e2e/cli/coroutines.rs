@@ -20,7 +20,8 @@ fn coroutines_that_move_between_threads() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     for function in ["work", "leaf"] {
         let seen = outcome.latency(function);
-        let all = seen.calls + seen.left + seen.unrecorded;
+        assert_eq!(seen.calls, truth.tally(function), "{function}: {seen:?}");
+        let all = seen.timed + seen.left + seen.unrecorded;
         // If a call returns on another thread, or its thread has used another stack since, the thread has no record of the entry.
         assert!(all <= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));
         assert!(all + seen.unseen >= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));

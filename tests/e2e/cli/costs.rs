@@ -61,6 +61,53 @@ fn a_command_whose_only_timer_is_taken_out_ends_and_says_why() {
     assert_restored(target.pid(), &before);
 }
 
+/// Returns the record of a function.
+fn record<'a>(outcome: &'a Outcome, function: &str) -> &'a Value {
+    let is = |record: &&Value| record["function"] == function;
+    outcome.all("latency").into_iter().find(is).unwrap_or_else(|| panic!("no {function}: {outcome:#?}"))
+}
+
+#[test]
+fn a_function_that_would_cost_too_much_is_counted_only() {
+    let mut target = Mutatee::start("bench", &[]);
+    let before = Text::of(target.pid());
+    target.tell("measure 2000000 60 1");
+    let mut session = tool().start(["latency", "-p", &target.pid_text(), "woven", "call_many", "--interval", "50ms"]);
+    session.wait_for("attached");
+    let out = session.wait_for("taken_out");
+    let truth = target.reply();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let (woven, caller) = (record(&outcome, "woven"), record(&outcome, "call_many"));
+    let since = caller["timed_since_ns"].as_u64().expect("a time");
+    assert!(out["time_ns"].as_u64() <= Some(since), "it was never timed: {out} {caller}");
+    assert_eq!((&woven["timed"], &woven["sum_ns"], &woven["share"]), (&0.into(), &Value::Null, &Value::Null));
+    let counted = woven["calls"].as_u64().expect("a number");
+    assert!(counted > 1_000_000 && counted <= truth.tally("woven"), "{woven}");
+    assert!(caller["timed"].as_u64() > Some(0) && caller["taken_out_ns"].is_null(), "{caller}");
+    assert!(outcome.stderr.contains("timing woven would cost"), "{}", outcome.stderr);
+    assert_restored(target.pid(), &before);
+}
+
+#[test]
+fn a_function_that_becomes_too_expensive_is_timed_no_further_and_still_counted() {
+    let mut target = Mutatee::start("bench", &[]);
+    let before = Text::of(target.pid());
+    let earlier = target.ask("measure 1000 1 1").tally("woven");
+    let mut session = tool().start(["latency", "-p", &target.pid_text(), "woven", "call_many", "--interval", "50ms"]);
+    session.wait_for("attached");
+    target.tell("measure 2000000 120 1");
+    session.wait_for("taken_out");
+    let truth = target.reply();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let (woven, caller) = (record(&outcome, "woven"), record(&outcome, "call_many"));
+    assert_eq!(woven["calls"].as_u64(), Some(truth.tally("woven") - earlier), "{woven}");
+    assert!(woven["timed"].as_u64() > Some(0) && woven["timed"].as_u64() < woven["calls"].as_u64(), "{woven}");
+    assert!(woven["taken_out_ns"].as_u64() > woven["timed_since_ns"].as_u64(), "{woven}");
+    assert_eq!((&caller["calls"], &caller["taken_out_ns"]), (&caller["timed"], &Value::Null), "{caller}");
+    assert!(outcome.stderr.contains("timing woven costs"), "{}", outcome.stderr);
+    assert_restored(target.pid(), &before);
+}
+
 #[test]
 fn a_timer_of_a_slow_function_stays() {
     let mut target = Mutatee::start("times", &[]);

@@ -43,7 +43,8 @@ fn goroutines_that_move_have_the_times_of_the_programs_own_clock() {
         let since = |words: &str| truth.number(words) - earlier.number(words);
         for function in TIMED {
             let seen = outcome.latency(function);
-            assert_eq!(seen.calls, since(&format!("tally {function}")), "{function}: {seen:?}");
+            let tally = since(&format!("tally {function}"));
+            assert_eq!((seen.calls, seen.timed), (tally, tally), "{function}: {seen:?}");
             assert_eq!((seen.left, seen.unseen, seen.unrecorded), (0, 0, 0), "{function}");
             assert_near(function, seen.sum_ns, since(&format!("ns {function}")));
         }
@@ -52,8 +53,8 @@ fn goroutines_that_move_have_the_times_of_the_programs_own_clock() {
         assert_eq!((quick.calls, gone), (since("tally main.quick"), (0, 0, 0)));
         for function in LEFT {
             let seen = outcome.latency(function);
-            assert_eq!((seen.calls, seen.unseen, seen.unrecorded), (0, 0, 0), "{function}");
             let calls = since(&format!("tally {function}"));
+            assert_eq!((seen.calls, seen.timed, seen.unseen, seen.unrecorded), (calls, 0, 0, 0), "{function}");
             // The exit of the function that recovers ends the calls below it. The last calls of a goroutine that has ended are noticed when
             // its descriptor is used again.
             let least = if function == "main.thrower" { calls } else { 1 };

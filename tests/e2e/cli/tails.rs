@@ -84,9 +84,9 @@ fn jumps_through_pointers_are_followed_or_counted() {
     target.ask(&format!("pointer {times} 5000"));
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let [pointed, picked] = ["pointed", "picked"].map(|function| outcome.latency(function));
-    assert_eq!((pointed.calls, pointed.left_by_tail_jump), (times, times), "{pointed:?}");
+    assert_eq!((pointed.calls, pointed.timed, pointed.left_by_tail_jump), (2 * times, times, times), "{pointed:?}");
     assert_near("pointed", pointed.sum_ns, truth.number("ns pointed"), 3);
-    assert_eq!((picked.calls, picked.left_by_tail_jump), (0, 2 * times), "{picked:?}");
+    assert_eq!((picked.calls, picked.timed, picked.left_by_tail_jump), (2 * times, 0, 2 * times), "{picked:?}");
     assert_eq!((pointed.left, picked.left), (0, 0));
     target::assert_clean(target.pid(), &before);
 }
@@ -103,8 +103,13 @@ fn turns_and_exceptions() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let [even, risky] = ["even", "risky"].map(|function| outcome.latency(function));
     // In one turn of four calls, three jumps lead back to the function.
-    assert_eq!((even.calls, even.left_by_tail_jump, even.left), (times, 3 * times, 0), "{even:?}");
-    assert_eq!((risky.calls, risky.left, risky.left_by_tail_jump), (times / 2, times / 2, 0), "{risky:?}");
+    assert_eq!(
+        (even.calls, even.timed, even.left_by_tail_jump, even.left),
+        (4 * times, times, 3 * times, 0),
+        "{even:?}"
+    );
+    assert_eq!((risky.calls, risky.timed), (times, times / 2), "{risky:?}");
+    assert_eq!((risky.left, risky.left_by_tail_jump), (times / 2, 0), "{risky:?}");
     assert_near("risky", risky.sum_ns, truth.number("ns risky"), 3);
     target::assert_clean(target.pid(), &before);
 }

@@ -127,7 +127,7 @@ fn calls_that_began_before_and_that_have_not_ended() {
     let session = tool.measure("latency", target.pid(), &["held"]);
     target.ask("block");
     let seen = session.interrupt().assert_code(0).assert_removed().latency("held");
-    assert_eq!((seen.calls, seen.left, seen.unseen), (0, 0, 0), "it has not ended");
+    assert_eq!((seen.calls, seen.timed, seen.left, seen.unseen), (1, 0, 0, 0), "it has not ended");
     target::assert_clean(target.pid(), &before);
     target.ask("release");
 }
@@ -169,10 +169,10 @@ pub fn leave_otherwise(tool: &Tool) {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     for (function, tally) in truth.tallies().into_iter().filter(|(f, _)| f != "tracer") {
         let seen = outcome.latency(&function);
-        assert_eq!(seen.calls + seen.left, tally, "{function}: {seen:?}");
+        assert_eq!((seen.calls, seen.timed + seen.left), (tally, tally), "{function}: {seen:?}");
         assert_eq!((seen.unseen, seen.unrecorded), (0, 0), "{function}");
         let returns = function == "outer";
-        assert_eq!(seen.calls, if returns { tally } else { 0 }, "{function}");
+        assert_eq!(seen.timed, if returns { tally } else { 0 }, "{function}");
     }
     target::assert_clean(target.pid(), &before);
     target.ask("throw 100").assert_right();
@@ -230,7 +230,7 @@ fn threads_that_all_sit_in_a_timed_function() {
         target.ask("leave");
         // Each of the 6 threads leaves a call that began before the measurement, and then calls `sit` again.
         let seen = session.interrupt().assert_code(0).assert_removed().latency("sit");
-        assert_eq!((seen.calls, seen.unseen), (0, 6), "{seen:?}");
+        assert_eq!((seen.calls, seen.timed, seen.unseen), (6, 0, 6), "{seen:?}");
         target::assert_clean(target.pid(), &before);
     }
 }

@@ -139,6 +139,7 @@ impl Tool {
 #[expect(missing_docs, reason = "named as in the protocol")]
 pub struct Latency {
     pub calls: u64,
+    pub timed: u64,
     pub sum_ns: u64,
     pub min_ns: u64,
     pub p50_ns: u64,
@@ -155,6 +156,7 @@ impl Latency {
         let number = |key: &str| object[key].as_u64().unwrap_or(0);
         Latency {
             calls: number("calls"),
+            timed: number("timed"),
             sum_ns: number("sum_ns"),
             min_ns: number("min_ns"),
             p50_ns: number("p50_ns"),

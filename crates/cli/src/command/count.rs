@@ -15,7 +15,7 @@ use crate::output::table::Cell;
 pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
     // Without a function on the command line, all functions of the program's own module are counted.
     let functions = if args.functions.is_empty() { vec![":*".to_owned()] } else { args.functions };
-    let asked = Asked { measure: args.measure, target: args.target, functions, metric: "calls" };
+    let asked = Asked { measure: args.measure, target: args.target, functions, metric: "calls", counted: None };
     rows::run(asked, Calls, context, out).await
 }
 

@@ -1,16 +1,20 @@
-//! `ingraft latency`: the metric `latency` at each function, or `cpu_latency`.
+//! `ingraft latency`: the metric `latency` at each function, or `cpu_latency`, and the number of its calls.
+//!
+//! All functions are timed from one moment on. Those that would cost too much are counted only, and those that turn out to cost too much
+//! are timed no further; they stand below the others, because their times are of another span.
 
 use std::cmp::Ordering;
 
-use ingraft_model::{Activations, Distribution};
+use ingraft_model::Distribution;
 
 use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::{LatencyArgs, LatencySort};
+use crate::conn::{ThreadValue, Value};
 use crate::exit::Stop;
 use crate::measure::{Context, View};
 use crate::objects::{FunctionId, Latency, Missing, Object, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
-use crate::output::number::{plural, time};
+use crate::output::number::{grouped_u64, plural, time};
 use crate::output::table::Cell;
 use crate::output::{DIM, HEADING, Output, words};
 
@@ -18,7 +22,8 @@ use crate::output::{DIM, HEADING, Output, words};
 pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
     let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
-    let asked = Asked { measure: args.measure, target: args.target, functions: args.functions, metric };
+    let LatencyArgs { measure, target, functions, .. } = args;
+    let asked = Asked { measure, target, functions, metric, counted: Some(COUNTED) };
     rows::run(asked, presentation, context, out).await
 }
 
@@ -35,22 +40,57 @@ struct Latencies {
     sort: Option<LatencySort>,
 }
 
-/// Sum of the times of the calls of all functions, in nanoseconds; shares are parts of this sum.
+/// The metric that counts the calls.
+pub(super) const COUNTED: &str = "calls";
+
+/// Sum of the times of the calls of all functions that are timed to the end, in nanoseconds; shares are parts of this sum.
 struct Sum(u64);
+
+/// The span in which the calls of a function are timed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Span {
+    /// As long as the measurement lasts.
+    Whole,
+    /// From the same moment on as the others, for so many nanoseconds.
+    Ended(u64),
+    /// Calls are only counted.
+    Never,
+}
+
+impl Span {
+    fn of(row: &Row<'_>) -> Span {
+        let since = row.timed_since_ns();
+        match row.value().and_then(|value| value.taken_out) {
+            _ if row.is_refused() => Span::Never,
+            None => Span::Whole,
+            Some(why) if why.time_ns <= since && row.counting.is_some() => Span::Never,
+            Some(why) => Span::Ended(why.time_ns.saturating_sub(since)),
+        }
+    }
+}
 
 impl Presentation for Latencies {
     type Whole = Sum;
 
     fn whole(&self, rows: &[Row<'_>]) -> Sum {
-        Sum(rows.iter().map(total).fold(0, u64::saturating_add))
+        let whole = rows.iter().filter(|row| Span::of(row) == Span::Whole);
+        Sum(whole.map(total).fold(0, u64::saturating_add))
+    }
+
+    fn counted(&self) -> Option<&'static str> {
+        Some(COUNTED)
+    }
+
+    fn folds(&self) -> bool {
+        true
     }
 
     fn titles(&self, _: Stage) -> &'static [&'static str] {
-        &["TOTAL", "SHARE", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
+        &["TIMED", "TOTAL", "SHARE", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
     }
 
     fn optional(&self) -> &'static [&'static str] {
-        &["P99.9", "P90", "MODULE", "P50", "HOST", "MEAN", "P99", "MAX"]
+        &["P99.9", "P90", "MODULE", "TIMED", "P50", "HOST", "MEAN", "P99", "MAX"]
     }
 
     fn cells(&self, row: Row<'_>, _: Stage, whole: &Sum) -> Vec<Cell> {
@@ -59,16 +99,29 @@ impl Presentation for Latencies {
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let times = std::iter::once(mean).chain(histogram::QUANTILES.map(quantile));
         let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
-        let share = called.map(|d| histogram::share(d.sum, whole.0)).unwrap_or_default();
+        let (timed, share) = match Span::of(&row) {
+            Span::Whole => {
+                let share = called.map(|d| histogram::share(d.sum, whole.0)).unwrap_or_default();
+                (called.map(|d| grouped_u64(d.count)).unwrap_or_default(), share)
+            }
+            Span::Ended(ns) => {
+                (format!("{} in {}", grouped_u64(called.map_or(0, |d| d.count)), time(ns as f64)), String::new())
+            }
+            Span::Never => ("counted only".to_owned(), String::new()),
+        };
         let times = times.map(|ns| ns.map(time).unwrap_or_default());
-        [total, share].into_iter().chain(times).map(Cell::from).collect()
+        [timed, total, share].into_iter().chain(times).map(Cell::from).collect()
     }
 
     fn sort(&self, rows: &mut [Row<'_>]) -> bool {
         if let Some(by) = self.sort {
-            rows.sort_by_cached_key(|row| Key::of(row, by));
+            rows.sort_by_cached_key(|row| (Span::of(row) != Span::Whole, Key::of(row, by)));
         }
         self.sort.is_some()
+    }
+
+    fn last(&self, row: &Row<'_>) -> bool {
+        Span::of(row) != Span::Whole
     }
 
     fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
@@ -76,35 +129,37 @@ impl Presentation for Latencies {
         let activations = value.map(|v| v.activations).unwrap_or_default();
         // The number is never left out, because it shows whether a time may cover only a part of the call.
         let left_by_tail_jump = Some(activations.left_by_tail_jump);
-        let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
-            tid: t.tid,
-            pid: t.pid,
-            times: Times::of(t.value, t.distribution.as_deref()),
-            missing: t.activations.into(),
+        let threads = threads(&row);
+        let thread = |(tid, pid, calls, timed): Caller<'_>| ThreadLatency {
+            tid,
+            pid,
+            times: Times::of(calls, timed.and_then(|t| t.distribution.as_deref())),
+            missing: timed.map(|t| t.activations).unwrap_or_default().into(),
         };
         Object::Latency(Latency {
             id: row.id(),
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             mean_ns: distribution(&row).and_then(Distribution::mean),
-            share: (whole.0 > 0).then(|| total(&row) as f64 / whole.0 as f64),
-            threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
+            share: (whole.0 > 0 && Span::of(&row) == Span::Whole).then(|| total(&row) as f64 / whole.0 as f64),
+            threads: threads.into_iter().map(thread).collect(),
             missing: Missing { left_by_tail_jump, ..activations.into() },
+            timed_since_ns: row.timed_since_ns(),
             taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
             facts: row.facts(),
         })
     }
 
     fn below(&self, rows: &[Row<'_>], width: Option<usize>) -> String {
-        let missing = rows.iter().filter_map(Row::value).fold(Activations::default(), |sum, v| sum.plus(v.activations));
         let called: Vec<_> =
             rows.iter().filter_map(|row| Some((row, distribution(row).filter(|d| d.count > 0)?))).collect();
         let mut text = if called.len() > 1 { shares(self.whole(rows).0) } else { String::new() };
-        text += &words::missing(missing);
+        let missing = |row: &Row<'_>| row.value().map(|v| (row.id().function, v.activations));
+        text += &words::missing(&rows.iter().filter_map(missing).collect::<Vec<_>>());
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
                 let FunctionId { function, .. } = row.id();
-                let calls = plural(distribution.count, "call", "calls");
+                let calls = plural(distribution.count, "timed call", "timed calls");
                 text += &format!("\n{HEADING}{function}{HEADING:#}: {calls}\n");
                 text += &histogram::render(distribution, "CALLS", |ns| time(ns as f64), width);
             }
@@ -120,6 +175,23 @@ fn shares(sum: u64) -> String {
     format!(
         "{DIM}SHARE is of the sum of TOTAL, {sum}; the time of a call is also in the TOTAL of the functions that wait for it{DIM:#}\n"
     )
+}
+
+/// A thread that has called a function: its id, its process if that is a child, the number of its calls, and their times.
+type Caller<'a> = (Option<i32>, Option<i32>, i64, Option<&'a ThreadValue>);
+
+/// The threads that have called a function.
+fn threads<'a>(row: &Row<'a>) -> Vec<Caller<'a>> {
+    let of = |value: Option<&'a Value>| value.map(|v| v.threads.as_slice()).unwrap_or_default();
+    let timed = of(row.value());
+    let same = |a: &ThreadValue, b: &ThreadValue| (a.tid, a.pid) == (b.tid, b.pid);
+    let Some(counting) = row.counting.map(|_| of(row.counts())) else {
+        return timed.iter().map(|t| (t.tid, t.pid, t.value, Some(t))).collect();
+    };
+    let counted = counting.iter().map(|c| (c.tid, c.pid, c.value, timed.iter().find(|t| same(t, c))));
+    // The two values are not read at the same instant.
+    let new = timed.iter().filter(|t| !counting.iter().any(|c| same(t, c)));
+    counted.chain(new.map(|t| (t.tid, t.pid, t.value, Some(t)))).collect()
 }
 
 /// Sum of the times of the calls of a function, in nanoseconds.

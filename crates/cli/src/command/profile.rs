@@ -54,6 +54,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         pairs: Vec::new(),
         functions: functions.clone(),
         function_metric: "calls",
+        more_metrics: Vec::new(),
         definitions: Vec::new(),
         flavors: Vec::new(),
         keep: measure.no_remove,

@@ -2,7 +2,7 @@
 
 use super::{count, latency, watch};
 use crate::args::{Common, ReadArgs};
-use crate::conn::{Client, Engines};
+use crate::conn::{Client, Engines, PairInfo};
 use crate::exit::{Failure, Kind, Stop};
 use crate::measure::{Site, View};
 use crate::objects::{self, Inserted, Object};
@@ -55,9 +55,12 @@ async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Outpu
     out.text(&format!("{DIM}process {pid}: measurement {measurement}, held by {}{DIM:#}\n", its.holder))?;
     out.object(&Object::Kept(objects::Kept { host: client.host(), pid, measurement }))?;
     let site = Site::left_in(client.clone(), pid, measurement, grown, reading);
+    // Times come with the numbers of calls.
     let all = |metric: &str| {
         let pairs = &site.enabled.pairs;
-        !pairs.is_empty() && pairs.iter().all(|pair| pair.metric == metric && pair.function.is_some())
+        let is = |pair: &PairInfo| pair.metric == metric || pair.metric == latency::COUNTED;
+        let of_functions = pairs.iter().all(|pair| is(pair) && pair.function.is_some());
+        of_functions && pairs.iter().any(|pair| pair.metric == metric)
     };
     let mut view: Box<dyn View + Send> = if all("calls") {
         count::view()

@@ -1,11 +1,12 @@
 //! Functions as rows: the common part of the commands that measure one metric at each function.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use ingraft_model::PartName;
 
 use crate::args::{self, Follow};
-use crate::conn::{Request, Target, Value, part_of};
+use crate::conn::{PairInfo, Request, Target, Value, part_of};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{FunctionId, Object, PairFacts, hex};
@@ -16,13 +17,18 @@ use crate::output::{DIM, Output};
 /// Number of rows above which functions without a call are combined in one line.
 const FOLD: usize = 40;
 
+/// Largest number of functions without a call that are named in that line.
+const HANDFUL: usize = 3;
+
 /// The request of a command: flags, targets, functions and metric.
 pub(super) struct Asked {
     pub(super) measure: args::Measure,
     pub(super) target: args::Target,
     pub(super) functions: Vec<String>,
-    /// The metric at each function; its value is the number of calls.
+    /// The metric at each function.
     pub(super) metric: &'static str,
+    /// The metric that counts the calls of each function; `None` if the value of `metric` is their number.
+    pub(super) counted: Option<&'static str>,
 }
 
 /// One function in one target.
@@ -30,6 +36,8 @@ pub(super) struct Asked {
 pub(super) struct Row<'a> {
     pub(super) site: &'a Site,
     pub(super) pair: usize,
+    /// The pair that counts the calls; `None` if that is `pair`.
+    pub(super) counting: Option<usize>,
 }
 
 /// The table that a row is in.
@@ -59,6 +67,18 @@ pub(super) trait Presentation {
     fn sort(&self, _rows: &mut [Row<'_>]) -> bool {
         false
     }
+    /// The metric that counts the calls of each function, if another one than that of the rows does.
+    fn counted(&self) -> Option<&'static str> {
+        None
+    }
+    /// Whether a row stands below the others, because its values cannot be compared with theirs.
+    fn last(&self, _row: &Row<'_>) -> bool {
+        false
+    }
+    /// Whether functions without a call are always combined in one line, unless no function of the table was called.
+    fn folds(&self) -> bool {
+        false
+    }
     /// Text for people below the final table.
     fn below(&self, _rows: &[Row<'_>], _width: Option<usize>) -> String {
         String::new()
@@ -80,7 +100,8 @@ pub(super) async fn run(
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),
-        function_metric: asked.metric,
+        function_metric: asked.counted.unwrap_or(asked.metric),
+        more_metrics: asked.counted.map(|_| asked.metric).into_iter().collect(),
         definitions: Vec::new(),
         flavors: Vec::new(),
         keep: asked.measure.no_remove,
@@ -112,7 +133,8 @@ impl<P: Presentation> View for RowsView<P> {
     fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
         if self.samples && out.json() {
             let Some(site) = sites.get(at) else { return Ok(()) };
-            for pair in 0..site.enabled.pairs.len() {
+            let counted = self.presentation.counted();
+            for Row { pair, .. } in rows_of(site, counted) {
                 if site.before.is_none() || site.rate(pair).is_some_and(|r| r != 0.0) {
                     out.object(&super::watch::sample(site, pair))?;
                 }
@@ -125,7 +147,7 @@ impl<P: Presentation> View for RowsView<P> {
     }
 
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
-        let mut rows = rows(sites);
+        let mut rows = rows(sites, self.presentation.counted());
         self.presentation.sort(&mut rows);
         if out.json() {
             let whole = self.presentation.whole(&rows);
@@ -142,7 +164,7 @@ impl<P: Presentation> View for RowsView<P> {
 impl<P: Presentation> RowsView<P> {
     /// The table while the command counts: the busiest functions that fit on the screen.
     fn live(&self, sites: &[Site], width: Option<usize>, height: usize) -> String {
-        let mut rows = rows(sites);
+        let mut rows = rows(sites, self.presentation.counted());
         let whole = self.presentation.whole(&rows);
         let room = height.saturating_sub(3).max(1);
         let all = rows.len();
@@ -151,11 +173,13 @@ impl<P: Presentation> RowsView<P> {
             rows.retain(|row| row.calls() != 0);
             if !sorted {
                 rows.sort_by(|a, b| {
-                    let key = |row: &Row<'_>| (row.site.rate(row.pair).unwrap_or(0.0), row.calls());
+                    let key =
+                        |row: &Row<'_>| (row.site.rate(row.counting.unwrap_or(row.pair)).unwrap_or(0.0), row.calls());
                     let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
                     rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
                 });
             }
+            rows.sort_by_key(|row| self.presentation.last(row));
             rows.truncate(room);
         }
         let hidden = (all - rows.len()) as u64;
@@ -175,17 +199,28 @@ impl<P: Presentation> RowsView<P> {
     fn summary(&self, mut rows: Vec<Row<'_>>, several: bool, width: Option<usize>) -> String {
         let all = rows.len();
         let whole = self.presentation.whole(&rows);
+        let mut names = String::new();
+        if self.presentation.folds() && rows.iter().any(|row| row.calls() != 0) {
+            let (called, silent): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.calls() != 0);
+            rows = called;
+            if silent.len() <= HANDFUL {
+                names = silent.iter().map(|row| row.id().function).collect::<Vec<_>>().join(", ");
+            }
+        }
         if all > FOLD {
             rows.retain(|row| row.calls() != 0);
             if !self.presentation.sort(&mut rows) {
                 rows.sort_by_key(|row| Reverse(row.calls()));
             }
         }
+        rows.sort_by_key(|row| self.presentation.last(row));
         let silent = all - rows.len();
         let total: i64 = rows.iter().map(Row::calls).sum();
         let mut text = self.table(&rows, &whole, Stage::Last, several, width);
         if silent > 0 {
-            text += &format!("{DIM}{} without a call{DIM:#}\n", plural(silent as u64, "function", "functions"));
+            let colon = if names.is_empty() { "" } else { ": " };
+            let silent = plural(silent as u64, "function", "functions");
+            text += &format!("{DIM}{silent} without a call{colon}{names}{DIM:#}\n");
         }
         if all > FOLD {
             text += &format!("{DIM}{} in all{DIM:#}\n", plural(u64::try_from(total).unwrap_or(0), "call", "calls"));
@@ -222,8 +257,24 @@ impl<P: Presentation> RowsView<P> {
     }
 }
 
-fn rows(sites: &[Site]) -> Vec<Row<'_>> {
-    sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| Row { site, pair })).collect()
+fn rows<'a>(sites: &'a [Site], counted: Option<&'static str>) -> Vec<Row<'a>> {
+    sites.iter().flat_map(|site| rows_of(site, counted)).collect()
+}
+
+/// One row for each function that is measured. With a metric that counts calls, the rows are of the other pairs.
+fn rows_of<'a>(site: &'a Site, counted: Option<&'static str>) -> Vec<Row<'a>> {
+    let pairs = || (0..).zip(&site.enabled.pairs);
+    let counts = |pair: &PairInfo| counted.is_some_and(|metric| pair.metric == metric);
+    let counting: HashMap<&str, usize> =
+        pairs().filter(|(_, pair)| counts(pair)).map(|(at, pair)| (pair.focus.as_str(), at)).collect();
+    let refused = |pair: &PairInfo| pair.function.is_some() && pair.refused > 0;
+    let is_measured = |at: &usize| site.enabled.pairs.get(*at).is_some_and(|pair| !refused(pair));
+    let row = |(pair, info): (usize, &PairInfo)| {
+        let counting = counting.get(info.focus.as_str()).copied();
+        let measured = !refused(info) || counting.as_ref().is_some_and(is_measured);
+        measured.then_some(Row { site, pair, counting })
+    };
+    pairs().filter(|(_, pair)| !counts(pair)).filter_map(row).collect()
 }
 
 impl<'a> Row<'a> {
@@ -234,7 +285,22 @@ impl<'a> Row<'a> {
 
     /// The number of calls.
     pub(super) fn calls(&self) -> i64 {
-        self.value().map_or(0, |v| v.value)
+        self.counts().map_or(0, |v| v.value)
+    }
+
+    /// The latest value of the pair that counts the calls.
+    pub(super) fn counts(&self) -> Option<&'a Value> {
+        self.site.reading.values.get(self.counting.unwrap_or(self.pair))
+    }
+
+    /// Unix time in nanoseconds of the end of the insertion, from which on the pair of the row measures.
+    pub(super) fn timed_since_ns(&self) -> u64 {
+        self.site.enabled.since_ns
+    }
+
+    /// Whether the function's calls are counted, and nothing else of it can be measured.
+    pub(super) fn is_refused(&self) -> bool {
+        self.counting.is_some() && self.site.enabled.pairs.get(self.pair).is_some_and(|pair| pair.refused > 0)
     }
 
     /// The facts about the pair.

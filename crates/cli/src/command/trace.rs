@@ -25,6 +25,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         pairs: Vec::new(),
         functions: functions.clone(),
         function_metric: "calls",
+        more_metrics: Vec::new(),
         definitions: Vec::new(),
         flavors: Vec::new(),
         keep: false,

@@ -28,6 +28,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         pairs: pairs.clone(),
         functions: Vec::new(),
         function_metric: "",
+        more_metrics: Vec::new(),
         definitions: definitions.clone(),
         flavors: args.include.flavors.names.clone(),
         keep: args.measure.no_remove,

@@ -64,10 +64,12 @@ pub(crate) struct Request {
     pub(crate) target: Target,
     /// Metric and focus as text.
     pub(crate) pairs: Vec<(String, String)>,
-    /// Patterns of the functions that `function_metric` is measured at.
+    /// Patterns of the functions at which `function_metric` and `more_metrics` are measured.
     pub(crate) functions: Vec<String>,
     /// The metric of `functions`.
     pub(crate) function_metric: &'static str,
+    /// Metrics at the functions that are inserted once it is known what they would cost. Pairs that cost too much are counted only.
+    pub(crate) more_metrics: Vec<&'static str>,
     /// MDL files with further definitions.
     pub(crate) definitions: Vec<Source>,
     /// The flavors that the program has besides `linux` and `unix`.
@@ -298,6 +300,7 @@ impl Request {
             pairs: self.pairs.iter().map(pair).collect(),
             functions: self.functions.clone(),
             function_metric: self.function_metric.to_owned(),
+            more_function_metrics: self.more_metrics.iter().map(|metric| (*metric).to_owned()).collect(),
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
             max_overhead: self.max_overhead,

@@ -151,6 +151,7 @@ impl Stage<'_> {
             pairs: Vec::new(),
             functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}")).collect(),
             function_metric: "calls",
+            more_metrics: Vec::new(),
             definitions: Vec::new(),
             flavors: Vec::new(),
             keep: false,

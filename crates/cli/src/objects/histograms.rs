@@ -44,10 +44,12 @@ pub(crate) struct Interval {
     pub(crate) quantiles: Quantiles,
 }
 
-/// Times of calls that have ended, in nanoseconds; null if no call has ended.
+/// Numbers of calls, and the times of those that were timed, in nanoseconds; null if none was.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Times {
     pub(crate) calls: i64,
+    /// Number of the calls that the times are of.
+    pub(crate) timed: u64,
     pub(crate) sum_ns: Option<u64>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) p50_ns: Option<u64>,
@@ -60,11 +62,12 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Converts the distribution of the times of `calls` calls.
+    /// Converts the distribution of the times of some of `calls` calls.
     pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
         let Quantiles { sum, min, p50, p90, p99, p999, max, buckets } = ns.unwrap_or(&Distribution::default()).into();
         Times {
             calls,
+            timed: ns.map_or(0, |d| d.count),
             sum_ns: sum,
             min_ns: min,
             p50_ns: p50,

@@ -198,18 +198,52 @@ pub(crate) fn farewell(object: &Object) -> String {
     }
 }
 
-/// Lines about calls whose times are missing, one for each reason.
-pub(crate) fn missing(missing: Activations) -> String {
-    let line = |calls: u64, why: &str| match calls {
-        0 => String::new(),
-        1 => format!("1 call {why}; its time is not in the table\n"),
-        calls => format!("{} calls {why}; their times are not in the table\n", grouped_u64(calls)),
+/// Lines about calls whose times are missing, one for each reason, with the functions that have most of them.
+pub(crate) fn missing(of_functions: &[(String, Activations)]) -> String {
+    let line = |number: fn(&Activations) -> u64, why: &str| {
+        let mut functions: Vec<(u64, &str)> = of_functions
+            .iter()
+            .map(|(name, all)| (number(all), name.as_str()))
+            .filter(|(calls, _)| *calls > 0)
+            .collect();
+        functions.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
+        let calls = functions.iter().map(|(calls, _)| *calls).sum();
+        let names: Vec<&str> = functions.iter().take(NAMED).map(|(_, name)| *name).collect();
+        let names = match functions.len().saturating_sub(names.len()) {
+            0 => names.join(", "),
+            more => format!("{} and {}", names.join(", "), plural(more as u64, "more function", "more functions")),
+        };
+        match calls {
+            0 => String::new(),
+            1 => format!("1 call of {names} {why}; its time is not in the table\n"),
+            calls => format!("{} calls of {names} {why}; their times are not in the table\n", grouped_u64(calls)),
+        }
     };
-    let Activations { left, unseen, unrecorded, left_by_tail_jump } = missing;
-    line(left, "ended by an exception, by longjmp or with its thread")
-        + &line(unseen, "had begun before the measurement")
-        + &line(unrecorded, "could not be recorded")
-        + &line(left_by_tail_jump, "ended in a jump to a function that could not be followed")
+    line(|a| a.left, "ended by an exception, by longjmp or with its thread")
+        + &line(|a| a.unseen, "had begun before the measurement")
+        + &line(|a| a.unrecorded, "could not be recorded")
+        + &line(|a| a.left_by_tail_jump, "ended in a jump to a function that could not be followed")
+}
+
+/// Warning of functions whose calls are counted only, because timing them costs too much. `begun` tells whether they were timed before.
+pub(crate) fn counted_only(functions: &[TakenOut], begun: bool) -> String {
+    let mut sorted: Vec<&TakenOut> = functions.iter().collect();
+    sorted.sort_by_key(|t| std::cmp::Reverse(t.hits_per_s));
+    let name = |t: &&TakenOut| t.focus.rsplit('/').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = sorted.iter().take(NAMED).map(name).collect();
+    let percent_of_all = percent(functions.iter().map(|t| t.percent).sum());
+    let limit = functions.first().map_or(0.0, |t| t.max_overhead);
+    let (costs, only) = if begun { ("costs", "from now on counted only") } else { ("would cost", "counted only") };
+    let (these, are, most) = match functions {
+        [_] => (names.concat(), "it is", String::new()),
+        several => {
+            let these = format!("{} functions", several.len());
+            (these, "they are", format!("; the most frequent are {}", names.join(", ")))
+        }
+    };
+    format!(
+        "timing {these} {costs} {percent_of_all} of one processor, and all may cost {limit} % (--max-overhead): {are} {only}{most}"
+    )
 }
 
 /// Warning of a measurement that costs more than allowed. Counts are exact at any cost, so their pairs are reported, not taken out.
@@ -342,11 +376,40 @@ mod tests {
 
     #[test]
     fn missing_calls_are_told_by_reason() {
-        assert_eq!(missing(Activations::default()), "");
+        let none = Activations::default();
+        assert_eq!(missing(&[("f".to_owned(), none)]), "");
+        let f = Activations { left: 1, unrecorded: 200, ..none };
+        let g = Activations { unrecorded: 1000, ..none };
         assert_eq!(
-            missing(Activations { left: 1, unseen: 0, unrecorded: 1200, left_by_tail_jump: 0 }),
-            "1 call ended by an exception, by longjmp or with its thread; its time is not in the table\n\
-             1,200 calls could not be recorded; their times are not in the table\n"
+            missing(&[("f".to_owned(), f), ("g".to_owned(), g), ("h".to_owned(), none)]),
+            "1 call of f ended by an exception, by longjmp or with its thread; its time is not in the table\n\
+             1,200 calls of g, f could not be recorded; their times are not in the table\n"
+        );
+    }
+
+    #[test]
+    fn functions_that_are_counted_only_are_told_together() {
+        let of = |function: &str, hits_per_s: u64, percent: f64| TakenOut {
+            host: None,
+            pid: 7,
+            metric: "latency".to_owned(),
+            focus: format!("/Code/m/{function}"),
+            time_ns: 1,
+            hits_per_s,
+            percent,
+            max_overhead: 5.0,
+            own_gs: false,
+            rewritten: false,
+        };
+        assert_eq!(
+            counted_only(&[of("f", 10, 1.0), of("g", 30, 5.0)], false),
+            "timing 2 functions would cost 6.0 % of one processor, and all may cost 5 % (--max-overhead): \
+             they are counted only; the most frequent are g, f"
+        );
+        assert_eq!(
+            counted_only(&[of("f", 10, 7.0)], true),
+            "timing f costs 7.0 % of one processor, and all may cost 5 % (--max-overhead): \
+             it is from now on counted only"
         );
     }
 

@@ -140,11 +140,13 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     }
     let flavors = flavors(&measure.flavors).map_err(|e| e.inside("measure"))?;
     let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());
+    let first = function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned());
+    let function_metrics = std::iter::once(first).chain(measure.more_function_metrics).collect();
     Ok(EnableRequest {
         target,
         pairs,
         functions: measure.functions,
-        function_metric: function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned()),
+        function_metrics,
         definitions: sources(measure.definitions),
         flavors,
         keep: measure.keep,
@@ -473,7 +475,7 @@ mod tests {
         let request = v1::EnableRequest { target: pid(7), measure: measure_of("calls", "/Code/m/f") };
         let request = enable(request).unwrap();
         assert_eq!(request.target, TargetSpec::Pid(Pid(7)));
-        assert_eq!(request.function_metric, "calls");
+        assert_eq!(request.function_metrics, ["calls"]);
         assert_eq!(request.pairs[1].focus.to_string(), "/Code/m/f");
     }
 

@@ -232,7 +232,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         target: TargetSpec::Pid(Pid(0)),
         pairs: vec![Arc::new(MetricFocus { metric: metric.to_owned(), focus: focus.clone() })],
         functions: Vec::new(),
-        function_metric: String::new(),
+        function_metrics: Vec::new(),
         definitions: Vec::new(),
         flavors: flavors.to_vec(),
         keep: false,

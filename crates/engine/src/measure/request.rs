@@ -238,12 +238,7 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
         let (module, name) = modules.focus_name(f)?;
         let path = [module, name].into_iter().chain(part.map(|part| part.to_string()));
         let focus = Focus::new([ResourcePath::new("Code", path)]).ok()?;
-        let metric = match (part, request.function_metric.as_str()) {
-            (Some(PartName::Block(_) | PartName::Edge { .. }), CALLS) => EXECUTIONS,
-            (Some(PartName::Loop(_)), CALLS) => ITERATIONS,
-            (_, metric) => metric,
-        };
-        Some((Arc::new(MetricFocus { metric: metric.to_owned(), focus }), Some(f)))
+        Some((focus, f, part))
     };
     let mut chosen: Vec<_> =
         resolve_patterns(modules, &whole, missing)?.into_iter().filter_map(|f| named(f, None)).collect();
@@ -265,7 +260,19 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
         let of_line = source_lines::blocks(modules, text, missing)?;
         chosen.extend(of_line.iter().filter_map(|(function, block)| named(*function, Some(*block))));
     }
-    Ok(chosen)
+    let metrics = &request.function_metrics;
+    let pair = |metric: &str, focus: &Focus, part: Option<PartName>| {
+        let metric = match (part, metric) {
+            (Some(PartName::Block(_) | PartName::Edge { .. }), CALLS) => EXECUTIONS,
+            (Some(PartName::Loop(_)), CALLS) => ITERATIONS,
+            (_, metric) => metric,
+        };
+        Arc::new(MetricFocus { metric: metric.to_owned(), focus: focus.clone() })
+    };
+    let of_metric = |metric: &String| -> Vec<Chosen> {
+        chosen.iter().map(|(focus, f, part)| (pair(metric, focus, *part), Some(*f))).collect()
+    };
+    Ok(metrics.iter().flat_map(of_metric).collect())
 }
 
 /// Evaluates every pair of a request. Collects all errors of all pairs.

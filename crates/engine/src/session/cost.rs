@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Shape, Snippet, Tid};
+use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Shape, Snippet, Tid, Variable};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};
@@ -27,7 +27,7 @@ use super::view::View;
 /// Number of consecutive readings at which a measurement must be over its limit. So a short burst of hits removes no pair.
 const WINDOWS: u32 = 2;
 /// Nanoseconds of processor time per second that are one percent of a processor.
-const PERCENT: f64 = 1e7;
+pub(super) const PERCENT: f64 = 1e7;
 
 /// The values of a pair that was taken out.
 #[derive(Debug)]
@@ -38,10 +38,24 @@ pub(super) struct Frozen {
     pub why: TakenOut,
 }
 
+/// Cost of a pair before it is inserted, by the worst case of its code.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Predicted {
+    /// Nanoseconds of processor time per second.
+    pub ns_per_s: f64,
+    /// Calls per second of the function that is called most.
+    pub hits_per_s: f64,
+}
+
+/// Whether code with these variables does more than count.
+pub(super) fn is_costly(variables: &[Variable]) -> bool {
+    variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Buffer(_)))
+}
+
 impl Pair {
     /// Whether the pair's code does more than count.
     fn is_costly(&self) -> bool {
-        self.variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Buffer(_)))
+        is_costly(&self.variables)
     }
 
     /// The clock of the pair's value, if the value is a timer.
@@ -227,30 +241,10 @@ impl Session {
         if known.is_empty() {
             return Ok(());
         }
-        let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
-        let mut total = 0.0;
-        let wall = crate::measure::lower::wall_of(self.clocks.wall().ok());
-        let mut worst: Option<(f64, f64, &Wanted)> = None;
-        for w in wanted {
-            let shapes = w.instrumentation.variables.iter().map(|v| v.shape);
-            if control.pairs.contains_key(&PairKey::of(w)) || shapes.clone().all(|shape| shape == Shape::Counter) {
-                continue;
-            }
-            let (mut own, mut often) = (0.0, 0.0f64);
-            for insertion in &w.instrumentation.insertions {
-                let Some(rate) = known.get(&insertion.function) else { continue };
-                let ns = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point)).or_insert_with(|| {
-                    crate::measure::lower::worst_case(insertion, &w.instrumentation.variables, wall)
-                        .map_or(0.0, |cost| Prices::here().ns(cost))
-                });
-                own += rate * *ns;
-                often = often.max(*rate);
-            }
-            total += own;
-            if worst.is_none_or(|(most, ..)| own > most) {
-                worst = Some((own, often, w));
-            }
-        }
+        let predicted = self.predicted(control, wanted, &known);
+        let total: f64 = predicted.iter().map(|p| p.ns_per_s).sum();
+        let worst = predicted.iter().zip(wanted).max_by(|(a, _), (b, _)| a.ns_per_s.total_cmp(&b.ns_per_s));
+        let worst = worst.map(|(p, w)| (p.ns_per_s, p.hits_per_s, w));
         let (true, Some((own, often, w))) = (total > limit * PERCENT, worst) else { return Ok(()) };
         let what = format!(
             "`{}` at {} would cost {:.0} % of one processor ({often:.0} calls a second, {:.1} ns each), more than the limit of {limit} %",
@@ -264,6 +258,35 @@ impl Session {
             (total / PERCENT * 1.5).ceil()
         );
         Err(Error::new(ErrorKind::NotFound, "too_dear", what, hint).about(self.pid()))
+    }
+
+    /// The costs of pairs that are not inserted yet and do more than count, if their functions are called so often per second.
+    pub(super) fn predicted(
+        &self,
+        control: &Control,
+        wanted: &[Wanted],
+        rates: &FxHashMap<MdlFunction, f64>,
+    ) -> Vec<Predicted> {
+        let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
+        let wall = crate::measure::lower::wall_of(self.clocks.wall().ok());
+        let mut of = |w: &Wanted| {
+            let mut sum = Predicted::default();
+            let variables = &w.instrumentation.variables;
+            if control.pairs.contains_key(&PairKey::of(w)) || variables.iter().all(|v| v.shape == Shape::Counter) {
+                return sum;
+            }
+            for insertion in &w.instrumentation.insertions {
+                let Some(rate) = rates.get(&insertion.function) else { continue };
+                let ns = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point)).or_insert_with(|| {
+                    crate::measure::lower::worst_case(insertion, variables, wall)
+                        .map_or(0.0, |cost| Prices::here().ns(cost))
+                });
+                sum.ns_per_s += rate * *ns;
+                sum.hits_per_s = sum.hits_per_s.max(*rate);
+            }
+            sum
+        };
+        wanted.iter().map(&mut of).collect()
     }
 
     pub(super) fn rates(&self) -> MutexGuard<'_, Rates> {

@@ -22,6 +22,7 @@ use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
 use super::measurement::Measurement;
 use super::pair::{PairKey, Unloaded, pair_infos};
+use super::staged::Inserted;
 use super::{insert, internals, sharing, warnings};
 
 /// A measurement that is asked for.
@@ -75,7 +76,10 @@ impl Session {
         warnings.extend(warnings::of_values(&before, &wanted));
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
-        self.refuse_costly(control, &wanted, limit)?;
+        let staged = missing != Missing::MayCome && request.function_metrics.len() > 1 && Session::is_staged(&wanted);
+        if !staged {
+            self.refuse_costly(control, &wanted, limit)?;
+        }
         warnings.extend(warnings::of_calls(&wanted));
         let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
@@ -85,9 +89,12 @@ impl Session {
         let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
-        let inserted = self.insert_wanted(control, wanted, own.is_empty(), coming);
+        let inserted = match staged {
+            true => self.insert_staged(control, wanted, own.is_empty(), limit),
+            false => self.insert_wanted(control, wanted, own.is_empty(), coming).map(Inserted::from),
+        };
         drop(bounded);
-        let (keys, caught_up) = inserted?;
+        let Inserted { keys, caught_up, dear } = inserted?;
         if let (Some(capacity), Some(trace)) = (request.trace, trace) {
             self.note_trace(control, id, capacity, trace);
         }
@@ -111,6 +118,7 @@ impl Session {
             limit,
         };
         control.add_users(&keys);
+        dear.iter().for_each(|(key, why)| self.freeze(control, key, *why));
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
@@ -178,14 +186,26 @@ impl Session {
         whole: bool,
         coming: u64,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
+        let mut wanted = wanted;
+        let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
+        Self::fit_histograms(control, &mut wanted, &keys, coming);
+        self.insert_fitted(control, wanted, whole)
+    }
+
+    /// Weaves the wanted pairs, whose histograms have their resolution already; see [`Session::insert_wanted`].
+    #[expect(clippy::type_complexity, reason = "a list and its stop")]
+    pub(super) fn insert_fitted(
+        &self,
+        control: &mut Control,
+        wanted: Vec<Wanted>,
+        whole: bool,
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut unmet = Vec::new();
         let mut more = Vec::new();
         let mut meters = Vec::new();
         let mut joined = Vec::new();
         let mut seen = FxHashSet::default();
-        let mut wanted = wanted;
-        Self::fit_histograms(control, &mut wanted, &keys, coming);
         let limit = insert::counters_max(control);
         let mut made = Metered::default();
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
@@ -250,7 +270,7 @@ impl Session {
     }
 
     /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
-    fn fit_histograms(
+    pub(super) fn fit_histograms(
         control: &mut Control,
         wanted: &mut [Wanted],
         keys: &[(PairKey, Option<MdlFunction>)],

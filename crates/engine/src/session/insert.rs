@@ -14,6 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{CaughtUp, RefusedFunction};
 use crate::error::{Error, ErrorKind};
+use crate::measure::request::Wanted;
 use crate::measure::{calls, resolution};
 use crate::profile::places::{CodeMap, Observer};
 use crate::program::modules::Modules;
@@ -502,6 +503,21 @@ impl Session {
                 *refusal = Refusal::Kept { measurement };
             }
         }
+    }
+
+    /// Fails if no pair of these, which are not inserted yet, can be measured. Changes nothing.
+    pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
+        let keys: Vec<PairKey> = wanted.iter().map(PairKey::of).collect();
+        if keys.iter().any(|key| control.pairs.contains_key(key)) {
+            return Ok(());
+        }
+        let fresh = |(key, w): (PairKey, &Wanted)| Fresh::alone(key, w.instrumentation.clone());
+        let (bound, _) = self.bind(control, keys.into_iter().zip(wanted).map(fresh).collect())?;
+        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
+        let (points, _) = wanted_points(control, &bound, &prune);
+        let hopeless = self.refuse_hopeless(control, &points, &bound);
+        give_back(control, &bound);
+        hopeless
     }
 
     fn refuse_hopeless(&self, control: &Control, wanted: &[WantedPoints<'_>], bound: &[Bound]) -> Result<(), Error> {

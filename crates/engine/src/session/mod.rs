@@ -42,6 +42,7 @@ mod rewritten;
 mod rights;
 mod shared;
 mod sharing;
+mod staged;
 mod tails;
 mod threads;
 mod totals;

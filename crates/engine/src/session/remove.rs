@@ -77,7 +77,12 @@ impl Session {
     }
 
     /// Takes out the code of a measurement's pairs; if it is the last measurement, takes out everything.
-    fn take_measurement_out(&self, control: &mut Control, views: &[View], last: bool) -> Result<Removed, Error> {
+    pub(super) fn take_measurement_out(
+        &self,
+        control: &mut Control,
+        views: &[View],
+        last: bool,
+    ) -> Result<Removed, Error> {
         if last {
             return self.take_down(control);
         }

@@ -88,6 +88,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         pairs: Vec::new(),
         functions: functions.iter().map(pattern).collect(),
         function_metric: "calls",
+        more_metrics: Vec::new(),
         definitions: Vec::new(),
         flavors: Vec::new(),
         keep: false,
