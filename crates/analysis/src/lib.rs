@@ -18,7 +18,7 @@ mod image;
 mod sites;
 mod text;
 
-pub use data::debug_info::DebugInfo;
+pub use data::debug_info::{DebugInfo, DebugSections};
 pub use data::error::TypeError;
 pub use data::lines::SourceRange;
 pub use data::types::Reach;

@@ -11,6 +11,8 @@ use gimli::{
     SectionId, UnitOffset,
 };
 use ingraft_model::Svma;
+use object::elf;
+use object::read::{CompressedData, CompressionFormat};
 
 use crate::data::error::TypeError;
 use crate::file::elf::Elf;
@@ -30,6 +32,59 @@ pub(crate) struct Place {
     at: UnitOffset,
 }
 
+/// The debugging information of a file as bytes: those of the file, or decompressed ones.
+#[derive(Debug)]
+pub struct DebugSections<'a> {
+    elf: &'a Elf,
+    /// Decompressed sections, by name.
+    decompressed: Vec<(&'a str, Vec<u8>)>,
+}
+
+/// Largest number of bytes to which the sections of one file are decompressed.
+const DECOMPRESSED_MAX: u64 = 2 << 30;
+
+impl<'a> DebugSections<'a> {
+    /// Decompresses the debugging information of an image or a separate debug file, as far as it is compressed.
+    pub fn of(elf: &'a Elf) -> Result<Self, TypeError> {
+        let mut decompressed = Vec::new();
+        let mut room = DECOMPRESSED_MAX;
+        for section in elf.sections.iter().filter(|s| s.compressed && s.name.starts_with(".debug_")) {
+            let bytes = elf.bytes().get(section.file.clone()).unwrap_or_default();
+            let bytes = decompress(bytes, room).ok_or(TypeError::Compressed)?;
+            room = room.saturating_sub(bytes.len() as u64);
+            decompressed.push((section.name.as_str(), bytes));
+        }
+        Ok(DebugSections { elf, decompressed })
+    }
+
+    fn bytes(&self, name: &str) -> &[u8] {
+        match self.decompressed.iter().find(|(of, _)| *of == name) {
+            Some((_, bytes)) => bytes,
+            None => self.elf.section(name).and_then(|s| self.elf.bytes().get(s.file.clone())).unwrap_or_default(),
+        }
+    }
+}
+
+/// Decompresses a section that begins with the header of a compressed section (gABI, `Elf64_Chdr`), to at most `room` bytes.
+fn decompress(section: &[u8], room: u64) -> Option<Vec<u8>> {
+    let (header, data) = section.split_at_checked(24)?;
+    let kind = u32::from_le_bytes(header.get(..4)?.try_into().ok()?);
+    let uncompressed_size = u64::from_le_bytes(header.get(8..16)?.try_into().ok()?);
+    let format = match kind {
+        kind if kind == elf::ELFCOMPRESS_ZLIB.0 => CompressionFormat::Zlib,
+        kind if kind == elf::ELFCOMPRESS_ZSTD.0 => CompressionFormat::Zstandard,
+        _ => return None,
+    };
+    // Neither format makes much more than a thousand bytes of one.
+    if uncompressed_size > room.min((data.len() as u64).saturating_mul(EXPANSION_MAX)) {
+        return None;
+    }
+    CompressedData { format, data, uncompressed_size }.decompress().ok().map(|bytes| bytes.into_owned())
+}
+
+/// Largest ratio of the sizes of a section after and before decompression.
+const EXPANSION_MAX: u64 = 2000;
+
 /// The descriptions of types in a file's debugging information.
 #[derive(Debug)]
 pub struct DebugInfo<'a> {
@@ -39,19 +94,14 @@ pub struct DebugInfo<'a> {
 }
 
 impl<'a> DebugInfo<'a> {
-    /// The debugging information of an image or a separate debug file.
-    pub fn of(elf: &'a Elf) -> Result<Self, TypeError> {
-        let Some(info) = elf.section(".debug_info").filter(|s| !s.file.is_empty()) else {
+    /// The debugging information in these sections.
+    pub fn of(sections: &'a DebugSections<'_>) -> Result<Self, TypeError> {
+        let info = sections.bytes(".debug_info");
+        if info.is_empty() {
             return Err(TypeError::NoDebugInfo);
-        };
-        if elf.sections.iter().any(|s| s.compressed && s.name.starts_with(".debug_")) {
-            return Err(TypeError::Compressed);
         }
-        let budget = READS_PER_BYTE * info.file.len();
-        let section = |id: SectionId| {
-            let bytes = elf.section(id.name()).and_then(|s| elf.bytes().get(s.file.clone())).unwrap_or_default();
-            Ok::<_, TypeError>(EndianSlice::new(bytes, LittleEndian))
-        };
+        let budget = READS_PER_BYTE * info.len();
+        let section = |id: SectionId| Ok::<_, TypeError>(EndianSlice::new(sections.bytes(id.name()), LittleEndian));
         let mut dwarf = gimli::Dwarf::load(section)?;
         dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::All);
         let mut headers = dwarf.units();

@@ -6,8 +6,8 @@ pub enum TypeError {
     /// The file has no debugging information, and no separate debug file was found.
     #[error("its module has no debugging information")]
     NoDebugInfo,
-    /// The debugging information is compressed.
-    #[error("the debugging information of its module is compressed")]
+    /// The debugging information is compressed in a way that is not known, is damaged, or takes too much memory.
+    #[error("the debugging information of its module cannot be decompressed")]
     Compressed,
     /// The debugging information does not describe the variable or function.
     #[error("the debugging information does not describe {what}")]

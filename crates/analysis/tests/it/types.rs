@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Image, Reach, TypeError};
+use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Image, Reach, TypeError};
 use ingraft_model::{Scalar, Svma, Width};
 use proptest::prelude::*;
 
@@ -66,13 +66,15 @@ impl Compiled {
     fn argument(&self, function: &str, n: u8, members: &str) -> Result<Reach, TypeError> {
         let of = |f: &&ingraft_analysis::Function| f.spellings().any(|name| name == function);
         let at = self.image.functions().iter().find(of).unwrap_or_else(|| panic!("no {function}")).start();
-        let info = DebugInfo::of(self.image.elf())?;
+        let sections = DebugSections::of(self.image.elf())?;
+        let info = DebugInfo::of(&sections)?;
         info.reach_in_argument(at, n, &members.split('.').collect::<Vec<_>>())
     }
 
     fn variable(&self, name: &str, members: &[&str]) -> Result<Reach, TypeError> {
         let symbols = DataSymbol::named(self.image.elf(), None, name);
-        DebugInfo::of(self.image.elf())?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)
+        let sections = DebugSections::of(self.image.elf())?;
+        DebugInfo::of(&sections)?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)
     }
 }
 
@@ -111,8 +113,11 @@ fn arguments_and_variables_of_c() {
     }
     let Some(c) = Compiled::new(C, "gcc", &["-O2", "-g0"]) else { return };
     assert_eq!(c.variable("counter", &[]), Err(TypeError::NoDebugInfo));
-    if let Some(c) = Compiled::new(C, "gcc", &["-O2", "-g", "-gz=zlib"]) {
-        assert_eq!(c.variable("counter", &[]), Err(TypeError::Compressed));
+    for format in ["-gz=zlib", "-gz=zstd"] {
+        // A compiler without one of the formats is no reason to skip the other.
+        let Some(c) = Compiled::new(C, "gcc", &["-O2", "-g", format]) else { continue };
+        assert_eq!(c.variable("counter", &[]), reach(&[], 0, 2, false), "{format}");
+        assert_eq!(c.variable("one", &["hidden", "first"]), reach(&[16], 0, 1, false), "{format}");
     }
 }
 
@@ -150,7 +155,8 @@ proptest! {
             bytes[*place.get(places)] = *byte;
         }
         let Ok(elf) = Elf::parse(bytes.into()) else { return Ok(()) };
-        let Ok(info) = DebugInfo::of(&elf) else { return Ok(()) };
+        let Ok(sections) = DebugSections::of(&elf) else { return Ok(()) };
+        let Ok(info) = DebugInfo::of(&sections) else { return Ok(()) };
         for name in DataSymbol::names(&elf, None) {
             for symbol in DataSymbol::named(&elf, None, &name) {
                 let _ = info.reach_in_variable(symbol.at, symbol.per_thread, &[]);

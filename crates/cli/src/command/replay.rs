@@ -27,11 +27,16 @@ pub(crate) fn run(args: &ReplayArgs, format: Format, out: &mut Output) -> Result
     let wanted = trace.wanted(&args.functions)?;
     let traced: Result<Vec<TracedFunction>, _> = trace.routines.iter().map(TracedRoutine::traced).collect();
     let traced = traced.map_err(|e| unreadable(&args.file, &e.into()))?;
-    let mut replay = Replay { trace: &trace, wanted, code: Vec::new(), profile: trace.profile(), args };
+    let names = trace.routines.iter().map(|routine| tables::shown(&routine.name, start(routine))).collect();
+    let mut replay = Replay { trace: &trace, wanted, names, code: Vec::new(), profile: trace.profile(), args };
     if args.instructions {
         replay.code = modules::code(&replay.profile, &[], format)?;
     }
-    let unknown = replay.all(&traced, out)?;
+    out.begin_batch();
+    let unknown = replay.all(&traced, out);
+    let written = out.end_batch();
+    let unknown = unknown?;
+    written?;
     if args.summary {
         replay.summary(format, out)?;
     }
@@ -198,6 +203,8 @@ struct Replay<'a> {
     trace: &'a Trace,
     /// For each function, whether its steps are wanted.
     wanted: Vec<bool>,
+    /// Name of each function, as people see it.
+    names: Vec<String>,
     /// Code of each module; empty if blocks are printed.
     code: Vec<ModuleCode>,
     /// Number of calls and executions so far.
@@ -311,14 +318,13 @@ impl Replay<'_> {
             let id = self.id(routine);
             return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at }));
         }
-        let name = tables::shown(&routine.name, start);
-        let indent = "  ".repeat(depth.min(64) as usize);
-        let text = match (at, step) {
-            (Some(at), "block") => format!("  {name}#{at}"),
-            (Some(at), _) => format!("  {name}+{at}"),
-            (None, step) => format!("{step} {name}"),
-        };
-        out.text(&format!("{tid}  {indent}{text}\n"))
+        let name = self.names.get(number).map(String::as_str).unwrap_or_default();
+        let indent = 2 * depth.min(64) as usize;
+        out.text(&match (at, step) {
+            (Some(at), "block") => format!("{tid}  {:indent$}  {name}#{at}\n", ""),
+            (Some(at), _) => format!("{tid}  {:indent$}  {name}+{at}\n", ""),
+            (None, step) => format!("{tid}  {:indent$}{step} {name}\n", ""),
+        })
     }
 
     fn id(&self, routine: &TracedRoutine) -> FunctionId {

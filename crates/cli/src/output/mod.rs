@@ -45,6 +45,8 @@ pub(crate) struct Output {
     shown: Frame,
     /// Text gathered for one write; `None` if text is written at once.
     gathered: Option<String>,
+    /// Text of many lines that are written together; `None` if each is written at once.
+    batch: Option<String>,
 }
 
 /// Error of a file of `-o` that cannot be written.
@@ -69,6 +71,7 @@ impl Output {
                     terminal: false,
                     shown: Frame::default(),
                     gathered: None,
+                    batch: None,
                 }
             }
             None => {
@@ -83,6 +86,7 @@ impl Output {
                     terminal,
                     shown: Frame::of_stdout(),
                     gathered: None,
+                    batch: None,
                 }
             }
         })
@@ -93,7 +97,7 @@ impl Output {
     pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
         let sink = Box::new(anstream::StripStream::new(sink));
         let (name, shown) = ("a test".to_owned(), Frame::default());
-        Output { format, sink, file: None, name, terminal: false, shown, gathered: None }
+        Output { format, sink, file: None, name, terminal: false, shown, gathered: None, batch: None }
     }
 
     /// An output that collects text in memory as if it were a terminal.
@@ -137,6 +141,9 @@ impl Output {
         if self.json() {
             return Ok(());
         }
+        if self.batch.is_some() {
+            return self.write(text); // Nothing is redrawn within a batch.
+        }
         let clear = self.shown.take(columns());
         self.write(&(clear + text))
     }
@@ -179,7 +186,30 @@ impl Output {
             gathered.push_str(text);
             return Ok(());
         }
+        if let Some(batch) = &mut self.batch {
+            batch.push_str(text);
+            return if batch.len() < BATCH_BYTES { Ok(()) } else { self.write_batch() };
+        }
         let written = self.sink.write_all(text.as_bytes()).and_then(|()| self.sink.flush());
+        written.map_err(|e| Stop::from_output(&e, &self.name))
+    }
+
+    /// Begins to write many lines together, for output of millions of lines. [`Output::end_batch`] writes the last ones.
+    pub(crate) fn begin_batch(&mut self) {
+        self.batch = Some(String::with_capacity(BATCH_BYTES + 1024));
+    }
+
+    /// Writes the lines that are left of a batch, and writes at once from then on.
+    pub(crate) fn end_batch(&mut self) -> Result<(), Stop> {
+        let written = self.write_batch();
+        self.batch = None;
+        written
+    }
+
+    fn write_batch(&mut self) -> Result<(), Stop> {
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        let written = self.sink.write_all(batch.as_bytes()).and_then(|()| self.sink.flush());
+        batch.clear();
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
 
@@ -192,6 +222,9 @@ impl Output {
         matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0) && fds[0].revents().contains(PollFlags::ERR)
     }
 }
+
+/// Number of bytes from which on a batch of lines is written.
+const BATCH_BYTES: usize = 64 << 10;
 
 /// Width and height of the terminal, at least 20 by 6; 80 by 24 if the terminal does not state them.
 fn screen_size() -> (usize, usize) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DebugInfo, Disassembled, Function, SourceRange, TypeError, disassemble};
+use ingraft_analysis::{DebugInfo, DebugSections, Disassembled, Function, SourceRange, TypeError, disassemble};
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, EdgeTarget, FunctionRef as Reference, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
@@ -207,7 +207,7 @@ fn named(file: &ModuleFile, function: &Function) -> FunctionRef {
 /// The source lines of code in a module, by its own debugging information or by that of its separate file.
 fn lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRange]) -> Vec<SourceRange> {
     let elf = module.image.elf();
-    let ask = |elf| DebugInfo::of(elf).map(|info| info.lines_in(wanted));
+    let ask = |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.lines_in(wanted));
     let found = match (ask(elf), file.debug(target.pid(), elf)) {
         (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
         (own, _) => own,

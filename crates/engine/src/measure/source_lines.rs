@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use ingraft_analysis::{DebugInfo, TypeError};
+use ingraft_analysis::{DebugInfo, DebugSections, TypeError};
 use ingraft_mdl::Program;
 use ingraft_model::{FunctionRef, PartName};
 
@@ -45,7 +45,7 @@ pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(Fu
             Some(package) => format!("{} has no debugging information: install {package}", program.name),
             None => format!("{} has no debugging information: compile it with -g", program.name),
         },
-        (None, Some(module), _) => format!("the debugging information of {module} is compressed, and is not read"),
+        (None, Some(module), _) => format!("the debugging information of {module} cannot be decompressed"),
         (None, None, true) => {
             "lines of declarations, of comments and of code that was optimised away have no block".to_owned()
         }
@@ -63,7 +63,8 @@ fn ranges(modules: &Modules, file: &ModuleFile, module: &Module, wanted: &Source
         return known.clone();
     }
     let elf = module.image.elf();
-    let ask = |elf| DebugInfo::of(elf).map(|info| info.ranges_of_line(&wanted.file, wanted.line).into());
+    let ask =
+        |elf| DebugInfo::of(&DebugSections::of(elf)?).map(|info| info.ranges_of_line(&wanted.file, wanted.line).into());
     let found = match (ask(elf), file.debug(modules.pid(), elf)) {
         (Err(TypeError::NoDebugInfo), Some(separate)) => ask(separate),
         (own, _) => own,

@@ -1,6 +1,6 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
+use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, Reach, TypeError};
 use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, CallSite, FunctionRef, ModuleRef, Refusal, Scalar, Svma, Width};
 
@@ -137,9 +137,9 @@ fn described(
     ask: impl Fn(&DebugInfo<'_>) -> Result<Reach, TypeError>,
 ) -> Result<Reach, TypeError> {
     let pid = modules.pid();
-    let own = DebugInfo::of(elf).and_then(|info| ask(&info));
-    match (own, file.debug(pid, elf)) {
-        (Err(TypeError::NoDebugInfo), Some(separate)) => DebugInfo::of(separate).and_then(|info| ask(&info)),
+    let of = |elf| ask(&DebugInfo::of(&DebugSections::of(elf)?)?);
+    match (of(elf), file.debug(pid, elf)) {
+        (Err(TypeError::NoDebugInfo), Some(separate)) => of(separate),
         (own, _) => own,
     }
 }
