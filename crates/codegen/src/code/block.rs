@@ -95,6 +95,13 @@ impl Block {
         self.backs.clear();
     }
 
+    /// Takes back what was added from an address on.
+    pub fn take_back(&mut self, from: u64) {
+        let offset = from.saturating_sub(self.at);
+        self.bytes.truncate(usize::try_from(offset).unwrap_or(usize::MAX));
+        self.backs.retain(|(at, _)| u64::from(*at) < offset);
+    }
+
     /// Address of the next byte.
     pub fn here(&self) -> u64 {
         self.at + self.bytes.len() as u64
@@ -230,6 +237,8 @@ pub(crate) enum EmitError {
     ArenaFull,
     /// The code needs a shared routine, which may not be written into a part of an arena.
     Unshared,
+    /// Code with this many snippets has no place at which each link lies within one page.
+    Crowded(usize),
     Codegen(crate::code::environment::CodegenError),
 }
 

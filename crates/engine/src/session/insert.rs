@@ -1,5 +1,6 @@
 //! Insertion of the code of new pairs: counters, code, journal, stop. On an error the target and the session are as before.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use ingraft_codegen::Readable;
@@ -561,7 +562,7 @@ impl Session {
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
         }
-        let ((function, pair), refusal) = reasons.iter().min_by_key(|(p, _)| **p)?;
+        let ((function, pair), refusal) = most_frequent(reasons)?;
         if !self.target.is_alive() {
             return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
         }
@@ -894,6 +895,17 @@ pub(super) fn too_many(limit: u32) -> Error {
     let what = format!("more than {limit} counters would be needed in one process");
     let hint = "measure fewer functions at a time, or end the other measurements of the process first: the first one sets the room";
     Error::new(ErrorKind::Failed, "too_many_counters", what, hint)
+}
+
+/// The reason of the most refusals, at the first place that it concerns.
+fn most_frequent(reasons: &Refused) -> Option<(&(MdlFunction, usize), &Refusal)> {
+    let mut of_text: FxHashMap<String, (usize, Reverse<&(MdlFunction, usize)>)> = FxHashMap::default();
+    for (place, refusal) in reasons {
+        let entry = of_text.entry(refusal.to_string()).or_insert((0, Reverse(place)));
+        *entry = (entry.0 + 1, entry.1.max(Reverse(place)));
+    }
+    let (_, Reverse(place)) = of_text.into_values().max()?;
+    Some((place, reasons.get(place)?))
 }
 
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.
