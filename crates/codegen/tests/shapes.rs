@@ -435,6 +435,24 @@ fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
     assert!(rest.woven.iter().all(Result::is_ok));
 }
 
+/// No address suits the links of so many snippets at once, because each must lie within a page.
+#[test]
+fn a_point_may_have_thousands_of_snippets() {
+    let flagged = Stmt::If(Expr::Variable(v(1)), vec![Stmt::Add(v(0), Expr::Const(1))]);
+    let snippets = vec![Snippet { stmts: vec![flagged] }; 4000];
+    let site = site(&PLAIN);
+    let minis: Vec<_> =
+        (0..).zip(&snippets).map(|(id, snippet)| MiniRequest { id, snippet, counters: &[0, 1] }).collect();
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let (env, mut arena) = (environment(GLIBC), Arena::new(Avma(0x500000)..Avma(0x900000)));
+    let mut text = TextSpace::new();
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
+    verify_weave(&env, &arena, &text, &requests, &weave).expect("proven");
+    let woven = weave.woven[0].as_ref().expect("woven");
+    let links = woven.minis.iter().filter_map(|mini| mini.code.as_ref()).map(|code| code.link.0);
+    assert_eq!(links.filter(|link| link % 4096 <= 4096 - 5).count(), snippets.len());
+}
+
 #[test]
 fn what_was_removed_can_be_woven_again_in_the_same_place() {
     let mut w = weave(GLIBC, site(&PLAIN), &[], &[count()]);
