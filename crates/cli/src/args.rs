@@ -37,7 +37,9 @@ pub(crate) use trace::{ReplayArgs, TraceArgs};
   ingraft detach --all                                 take everything out, everywhere
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage or MDL, 3 no such target or function,
-4 not permitted or held by another, 5 the target ended before the measurement could start."
+4 not permitted or held by another, 5 the target ended before the measurement could start.
+If ingraft starts a program (-- COMMAND) and does not fail, its exit status is that of the program:
+128 + N after signal N, and 0 if the program still runs. With --own-status it is that of ingraft."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -66,6 +68,10 @@ pub(crate) struct Common {
     /// Write results to this file instead of the standard output
     #[arg(short = 'o', long = "output", global = true, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+
+    /// Write results to this open descriptor instead of the standard output, such as 3 with 3>FILE in a shell
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) record_fd: Option<i32>,
 
     /// Use a running ingraftd instead of an engine inside this command; repeat it to span several hosts
     #[arg(
@@ -193,6 +199,9 @@ pub(crate) enum Command {
     /// The server that `demo` measures
     #[command(hide = true)]
     DemoServer,
+    /// Forward the output of a program and the records about it
+    #[command(hide = true)]
+    ForwardOutput,
 }
 
 /// A running process.
@@ -224,6 +233,10 @@ pub(crate) struct Target {
     /// Start this command and measure it from its first instruction on
     #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
     pub(crate) command: Vec<OsString>,
+
+    /// Exit with the status of ingraft, not with that of COMMAND
+    #[arg(long)]
+    pub(crate) own_status: bool,
 }
 
 /// Processes and programs that are measured besides the targets.
@@ -441,6 +454,9 @@ pub(crate) enum ProfileKind {
 /// `ingraft profile`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("follow", |arg| arg.help(
+        "Profile also programs that a process starts, from when that is noticed (exec); for coverage also children (fork)"
+    )),
     override_usage = "ingraft profile <KIND> [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft profile <KIND> [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
@@ -492,6 +508,18 @@ pub(crate) struct ProfileArgs {
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: Target,
+}
+
+impl ProfileArgs {
+    /// Refuses to follow children where their counts would be lost.
+    fn check(&self) -> Result<(), Failure> {
+        if self.kind == ProfileKind::Coverage || !self.measure.follow.contains(&Follow::Fork) {
+            return Ok(());
+        }
+        let kind = self.kind.to_possible_value().map(|kind| kind.get_name().to_owned()).unwrap_or_default();
+        let what = format!("`profile {kind}` cannot follow forks: only a coverage has fork children");
+        Err(Failure::usage(what, "use `profile coverage --follow fork`, or profile a child with -p PID"))
+    }
 }
 
 /// A column of `ingraft latency`.
@@ -740,6 +768,13 @@ impl Cli {
             Command::Watch(args) => args.measure.no_remove,
             _ => false,
         };
+        let saves = matches!(self.command, Command::Profile(_) | Command::Trace(_));
+        if self.common.output.is_some() && self.common.record_fd.is_some() && !saves {
+            return Err(Failure::usage(
+                "-o and --record-fd both name the place of the results",
+                "leave out one of them",
+            ));
+        }
         if no_remove && self.common.daemons.is_empty() {
             let hint = "add --daemon URI: only a daemon outlives this command";
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
@@ -752,6 +787,9 @@ impl Cli {
         }
         if let Command::Trace(args) = &self.command {
             args.check(&self.common)?;
+        }
+        if let Command::Profile(args) = &self.command {
+            args.check()?;
         }
         let flavors = match &self.command {
             Command::Watch(args) => args.include.flavors.names.len(),
@@ -784,7 +822,8 @@ impl Cli {
             | Command::Demo(_)
             | Command::Completions { .. }
             | Command::Man { .. }
-            | Command::DemoServer => return Ok(()),
+            | Command::DemoServer
+            | Command::ForwardOutput => return Ok(()),
         };
         if target.pids.is_empty() && target.name.is_none() && !command {
             let hint = "name one with -p PID (-p repeats), -n NAME, -n NAME --all or --cgroup PATH; `ingraft ps` lists what can be measured";
