@@ -251,8 +251,8 @@ pub(crate) enum Follow {
 /// Flags of a measurement: its time, the interval of readings, and the limit of its cost.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Measure {
-    /// Stop after this time, e.g. 10s, 500ms, 2min; without it until Ctrl-C or the end of the target
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    /// Stop after this time, e.g. 10s, 500ms, 2min, or 10 for seconds; without it until Ctrl-C or the end of the target
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
 
     /// Measure until the target ends (with --for: until either)
@@ -260,7 +260,7 @@ pub(crate) struct Measure {
     pub(crate) until_exit: bool,
 
     /// Time between two readings of the values [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    #[arg(long, value_name = "DURATION", value_parser = interval, allow_hyphen_values = true)]
     pub(crate) interval: Option<Duration>,
 
     /// Take out timers and histograms that cost more than this of a processor's time, in percent; counters are only reported [default: 5]
@@ -268,7 +268,7 @@ pub(crate) struct Measure {
     pub(crate) max_overhead: Option<f64>,
 
     /// Hold the threads of the target for no longer than this in each step of the insertion, without the time in which no processor is free for them; otherwise the step is tried again for 15 s [default: 50ms]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 
     /// Let definitions call functions of the program, at places that its author did not plan, and set its variables
@@ -280,7 +280,7 @@ pub(crate) struct Measure {
     pub(crate) beside_uprobes: bool,
 
     /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
     /// Leave the measurement in when this command ends (with --daemon only)
@@ -379,7 +379,7 @@ pub(crate) struct InspectArgs {
     pub(crate) svg: bool,
 
     /// Count for this time how often control arrives at each block, and show the counts
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
 
     /// Function to show
@@ -609,7 +609,7 @@ pub(crate) struct WatchArgs {
     pub(crate) history: bool,
 
     /// Tell the time apart in phases of this length; implies --history
-    #[arg(long, value_name = "DURATION", value_parser = phase)]
+    #[arg(long, value_name = "DURATION", value_parser = phase, allow_hyphen_values = true)]
     pub(crate) phases: Option<Duration>,
 
     /// Estimate the whole where an event was counted in a part of the time only, because it shares the processor's counters
@@ -629,6 +629,7 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ingraft metrics
+  ingraft metrics '*time*'
   ingraft metrics -p 4711                              those that measure something in this program
   ingraft metrics -I my.mdl --format json
   ingraft metrics --events                             page faults, switches, cycles ...: what is counted here
@@ -645,6 +646,9 @@ pub(crate) struct MetricsArgs {
     /// Print instead the events that hwCounter("EVENT") can name, and why this machine does not count some of them
     #[arg(long, conflicts_with_all = ["cost", "pids", "name"])]
     pub(crate) events: bool,
+
+    /// Only metrics, or events, whose name matches, e.g. 'lock*'
+    pub(crate) glob: Option<String>,
 
     #[command(flatten)]
     pub(crate) target: RunningTarget,
@@ -747,7 +751,7 @@ pub(crate) struct DetachArgs {
 Needs no root and nothing installed. Exit status 0 only if every check holds.")]
 pub(crate) struct DemoArgs {
     /// Time for which the calls are counted
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "3s")]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, default_value = "3s")]
     pub(crate) duration: Duration,
 }
 
@@ -842,13 +846,27 @@ pub(crate) struct Pair {
     pub(crate) focus: Focus,
 }
 
-/// Reads `10s`, `500ms`, `0.5s`, `1min 30s`.
+/// Error of a text that is no duration.
+const NO_DURATION: &str = "not a duration; write a number, with its unit unless it is in seconds, such as 10s or 500ms";
+
+/// Reads `10s`, `500ms`, `0.5s`, `1min 30s`; a number without a unit is in seconds.
 fn duration(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text.trim()) {
+    let text = text.trim();
+    let is_number = text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(|c: char| c.is_ascii_alphabetic());
+    let seconds = text.parse::<f64>().ok().filter(|_| is_number);
+    let read = match seconds {
+        // A number that is too large for a duration is longer than a year.
+        Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        None => humantime::parse_duration(text),
+    };
+    match read {
         Ok(d) if d.is_zero() => Err("must be longer than nothing".to_owned()),
         Ok(d) if d > Duration::from_secs(366 * 86_400) => Err("longer than a year".to_owned()),
         Ok(d) => Ok(d),
-        Err(_) => Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min".to_owned()),
+        Err(_) if text.strip_prefix('-').is_some_and(|rest| duration(rest).is_ok()) => {
+            Err("a duration is not negative".to_owned())
+        }
+        Err(_) => Err(NO_DURATION.to_owned()),
     }
 }
 

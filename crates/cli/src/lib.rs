@@ -60,9 +60,8 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Stop> {
     let saves = matches!(cli.command, Command::Profile(_) | Command::Trace(_));
     let file = cli.common.output.as_deref().filter(|_| !saves);
     let mut out = Output::open(cli.common.format, file, cli.common.record_fd)?;
-    let command = match without_engine(cli.command, cli.common.format, &mut out) {
-        Ok(done) => return done.map(|()| ExitCode::SUCCESS),
-        Err(command) => command,
+    let Some(command) = without_engine(cli.command, cli.common.format, &mut out)? else {
+        return Ok(ExitCode::SUCCESS);
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| {
         Failure::failed(format!("cannot start threads: {e}"), "raise the limit of processes (ulimit -u)")
@@ -75,16 +74,17 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Stop> {
 }
 
 /// Runs a command that needs no engine; returns any other command.
-fn without_engine(command: Command, format: Format, out: &mut Output) -> Result<Result<(), Stop>, Command> {
-    Ok(match command {
-        Command::Check(args) if !args.lower => command::mdl::check(&args, format, out),
-        Command::Fmt(args) => command::mdl::fmt(&args, format, out),
-        Command::Replay(args) => command::replay::run(&args, format, out),
-        Command::Report(args) => command::report::run(&args, format, out),
-        Command::Completions { shell, program } => command::manual::completions(shell, program, out),
-        Command::Man { dir } => command::manual::man(dir.as_deref(), out),
-        command => return Err(command),
-    })
+fn without_engine(command: Command, format: Format, out: &mut Output) -> Result<Option<Command>, Stop> {
+    match command {
+        Command::Check(args) if !args.lower => command::mdl::check(&args, format, out)?,
+        Command::Fmt(args) => command::mdl::fmt(&args, format, out)?,
+        Command::Replay(args) => command::replay::run(&args, format, out)?,
+        Command::Report(args) => command::report::run(&args, format, out)?,
+        Command::Completions { shell, program } => command::manual::completions(shell, program, out)?,
+        Command::Man { dir } => command::manual::man(dir.as_deref(), out)?,
+        command => return Ok(Some(command)),
+    }
+    Ok(None)
 }
 
 async fn with_engines(

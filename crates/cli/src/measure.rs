@@ -278,7 +278,7 @@ impl Session<'_> {
             }))?;
         }
         if !e.refused.is_empty() {
-            output::warn(&words::refused(&e.refused, self.format()), self.format());
+            output::warn(&words::refused(&e.refused, &e.pairs, self.format()), self.format());
         }
         for warning in &e.warnings {
             output::warn(warning, self.format());
@@ -665,7 +665,7 @@ impl Site {
         let told: BTreeSet<_> = self.enabled.refused.iter().chain(&self.told_refused).map(name).collect();
         let new: Vec<RefusedFunction> = refused.into_iter().filter(|r| !told.contains(&name(r))).collect();
         if !new.is_empty() {
-            output::warn(&words::refused(&new, format), format);
+            output::warn(&words::refused(&new, &self.enabled.pairs, format), format);
             self.told_refused.extend(new);
         }
     }
