@@ -37,7 +37,9 @@ pub(crate) use trace::{ReplayArgs, TraceArgs};
   ingraft detach --all                                 take everything out, everywhere
 
 Exit status: 0 done, 1 failed while running, 2 wrong usage or MDL, 3 no such target or function,
-4 not permitted or held by another, 5 the target ended before the measurement could start."
+4 not permitted or held by another, 5 the target ended before the measurement could start.
+If ingraft starts a program (-- COMMAND) and does not fail, its exit status is that of the program:
+128 + N after signal N, and 0 if the program still runs. With --own-status it is that of ingraft."
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -66,6 +68,10 @@ pub(crate) struct Common {
     /// Write results to this file instead of the standard output
     #[arg(short = 'o', long = "output", global = true, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+
+    /// Write results to this open descriptor instead of the standard output, such as 3 with 3>FILE in a shell
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) record_fd: Option<i32>,
 
     /// Use a running ingraftd instead of an engine inside this command; repeat it to span several hosts
     #[arg(
@@ -193,6 +199,9 @@ pub(crate) enum Command {
     /// The server that `demo` measures
     #[command(hide = true)]
     DemoServer,
+    /// Forward the output of a program and the records about it
+    #[command(hide = true)]
+    ForwardOutput,
 }
 
 /// A running process.
@@ -224,6 +233,10 @@ pub(crate) struct Target {
     /// Start this command and measure it from its first instruction on
     #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
     pub(crate) command: Vec<OsString>,
+
+    /// Exit with the status of ingraft, not with that of COMMAND
+    #[arg(long)]
+    pub(crate) own_status: bool,
 }
 
 /// Processes and programs that are measured besides the targets.
@@ -238,8 +251,8 @@ pub(crate) enum Follow {
 /// Flags of a measurement: its time, the interval of readings, and the limit of its cost.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Measure {
-    /// Stop after this time, e.g. 10s, 500ms, 2min; without it until Ctrl-C or the end of the target
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    /// Stop after this time, e.g. 10s, 500ms, 2min, or 10 for seconds; without it until Ctrl-C or the end of the target
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
 
     /// Measure until the target ends (with --for: until either)
@@ -247,7 +260,7 @@ pub(crate) struct Measure {
     pub(crate) until_exit: bool,
 
     /// Time between two readings of the values [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    #[arg(long, value_name = "DURATION", value_parser = interval, allow_hyphen_values = true)]
     pub(crate) interval: Option<Duration>,
 
     /// Take out timers and histograms that cost more than this of a processor's time, in percent; counters are only reported [default: 5]
@@ -255,7 +268,7 @@ pub(crate) struct Measure {
     pub(crate) max_overhead: Option<f64>,
 
     /// Hold the threads of the target for no longer than this in each step of the insertion, without the time in which no processor is free for them; otherwise the step is tried again for 15 s [default: 50ms]
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) max_hold: Option<Duration>,
 
     /// Let definitions call functions of the program, at places that its author did not plan, and set its variables
@@ -267,7 +280,7 @@ pub(crate) struct Measure {
     pub(crate) beside_uprobes: bool,
 
     /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
     /// Leave the measurement in when this command ends (with --daemon only)
@@ -366,7 +379,7 @@ pub(crate) struct InspectArgs {
     pub(crate) svg: bool,
 
     /// Count for this time how often control arrives at each block, and show the counts
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) duration: Option<Duration>,
 
     /// Function to show
@@ -441,6 +454,9 @@ pub(crate) enum ProfileKind {
 /// `ingraft profile`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("follow", |arg| arg.help(
+        "Profile also programs that a process starts, from when that is noticed (exec); for coverage also children (fork)"
+    )),
     override_usage = "ingraft profile <KIND> [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft profile <KIND> [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
@@ -492,6 +508,18 @@ pub(crate) struct ProfileArgs {
     // The field follows the positional arguments, because COMMAND is the last of them.
     #[command(flatten)]
     pub(crate) target: Target,
+}
+
+impl ProfileArgs {
+    /// Refuses to follow children where their counts would be lost.
+    fn check(&self) -> Result<(), Failure> {
+        if self.kind == ProfileKind::Coverage || !self.measure.follow.contains(&Follow::Fork) {
+            return Ok(());
+        }
+        let kind = self.kind.to_possible_value().map(|kind| kind.get_name().to_owned()).unwrap_or_default();
+        let what = format!("`profile {kind}` cannot follow forks: only a coverage has fork children");
+        Err(Failure::usage(what, "use `profile coverage --follow fork`, or profile a child with -p PID"))
+    }
 }
 
 /// A column of `ingraft latency`.
@@ -583,7 +611,7 @@ pub(crate) struct WatchArgs {
     pub(crate) history: bool,
 
     /// Tell the time apart in phases of this length; implies --history
-    #[arg(long, value_name = "DURATION", value_parser = phase)]
+    #[arg(long, value_name = "DURATION", value_parser = phase, allow_hyphen_values = true)]
     pub(crate) phases: Option<Duration>,
 
     /// Estimate the whole where an event was counted in a part of the time only, because it shares the processor's counters
@@ -603,6 +631,7 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ingraft metrics
+  ingraft metrics '*time*'
   ingraft metrics -p 4711                              those that measure something in this program
   ingraft metrics -I my.mdl --format json
   ingraft metrics --events                             page faults, switches, cycles ...: what is counted here
@@ -619,6 +648,9 @@ pub(crate) struct MetricsArgs {
     /// Print instead the events that hwCounter("EVENT") can name, and why this machine does not count some of them
     #[arg(long, conflicts_with_all = ["cost", "pids", "name"])]
     pub(crate) events: bool,
+
+    /// Only metrics, or events, whose name matches, e.g. 'lock*'
+    pub(crate) glob: Option<String>,
 
     #[command(flatten)]
     pub(crate) target: RunningTarget,
@@ -721,7 +753,7 @@ pub(crate) struct DetachArgs {
 Needs no root and nothing installed. Exit status 0 only if every check holds.")]
 pub(crate) struct DemoArgs {
     /// Time for which the calls are counted
-    #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "3s")]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, default_value = "3s")]
     pub(crate) duration: Duration,
 }
 
@@ -742,6 +774,13 @@ impl Cli {
             Command::Watch(args) => args.measure.no_remove,
             _ => false,
         };
+        let saves = matches!(self.command, Command::Profile(_) | Command::Trace(_));
+        if self.common.output.is_some() && self.common.record_fd.is_some() && !saves {
+            return Err(Failure::usage(
+                "-o and --record-fd both name the place of the results",
+                "leave out one of them",
+            ));
+        }
         if no_remove && self.common.daemons.is_empty() {
             let hint = "add --daemon URI: only a daemon outlives this command";
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
@@ -754,6 +793,9 @@ impl Cli {
         }
         if let Command::Trace(args) = &self.command {
             args.check(&self.common)?;
+        }
+        if let Command::Profile(args) = &self.command {
+            args.check()?;
         }
         let flavors = match &self.command {
             Command::Watch(args) => args.include.flavors.names.len(),
@@ -786,7 +828,8 @@ impl Cli {
             | Command::Demo(_)
             | Command::Completions { .. }
             | Command::Man { .. }
-            | Command::DemoServer => return Ok(()),
+            | Command::DemoServer
+            | Command::ForwardOutput => return Ok(()),
         };
         if target.pids.is_empty() && target.name.is_none() && !command {
             let hint = "name one with -p PID (-p repeats), -n NAME, -n NAME --all or --cgroup PATH; `ingraft ps` lists what can be measured";
@@ -805,13 +848,27 @@ pub(crate) struct Pair {
     pub(crate) focus: Focus,
 }
 
-/// Reads `10s`, `500ms`, `0.5s`, `1min 30s`.
+/// Error of a text that is no duration.
+const NO_DURATION: &str = "not a duration; write a number, with its unit unless it is in seconds, such as 10s or 500ms";
+
+/// Reads `10s`, `500ms`, `0.5s`, `1min 30s`; a number without a unit is in seconds.
 fn duration(text: &str) -> Result<Duration, String> {
-    match humantime::parse_duration(text.trim()) {
+    let text = text.trim();
+    let is_number = text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains(|c: char| c.is_ascii_alphabetic());
+    let seconds = text.parse::<f64>().ok().filter(|_| is_number);
+    let read = match seconds {
+        // A number that is too large for a duration is longer than a year.
+        Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        None => humantime::parse_duration(text),
+    };
+    match read {
         Ok(d) if d.is_zero() => Err("must be longer than nothing".to_owned()),
         Ok(d) if d > Duration::from_secs(366 * 86_400) => Err("longer than a year".to_owned()),
         Ok(d) => Ok(d),
-        Err(_) => Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min".to_owned()),
+        Err(_) if text.strip_prefix('-').is_some_and(|rest| duration(rest).is_ok()) => {
+            Err("a duration is not negative".to_owned())
+        }
+        Err(_) => Err(NO_DURATION.to_owned()),
     }
 }
 

@@ -17,6 +17,7 @@ mod output;
 mod picture;
 mod signals;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -39,44 +40,61 @@ pub fn main() -> ExitCode {
     match Cli::try_parse_from(&words) {
         Ok(cli) => {
             let format = cli.common.format;
-            run(cli, started).map_or_else(|stop| output::end(stop, format), |()| ExitCode::SUCCESS)
+            run(cli, started).unwrap_or_else(|stop| output::end(stop, format))
         }
         Err(error) => wrong_usage(&error, &words),
     }
 }
 
-fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
+/// Runs a command. Returns the exit status of the program that the command started, if it has ended, else 0.
+fn run(cli: Cli, started: Instant) -> Result<ExitCode, Stop> {
     // The demo's server is measured itself, so it must have only the threads that it reports.
     if matches!(cli.command, Command::DemoServer) {
-        return demo::server::run();
+        return demo::server::run().map(|()| ExitCode::SUCCESS);
+    }
+    if matches!(cli.command, Command::ForwardOutput) {
+        return output::forward::forward().map(|()| ExitCode::SUCCESS);
     }
     cli.check()?;
     // The file of a profile or a trace gets that, not the text.
     let saves = matches!(cli.command, Command::Profile(_) | Command::Trace(_));
     let file = cli.common.output.as_deref().filter(|_| !saves);
-    let mut out = Output::open(cli.common.format, file)?;
-    // Commands that need no engine do not start one.
-    let command = match cli.command {
-        Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
-        Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
-        Command::Replay(args) => return command::replay::run(&args, cli.common.format, &mut out),
-        Command::Report(args) => return command::report::run(&args, cli.common.format, &mut out),
-        Command::Completions { shell, program } => return command::manual::completions(shell, program, &mut out),
-        Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
-        command => command,
+    let mut out = Output::open(cli.common.format, file, cli.common.record_fd)?;
+    let Some(command) = without_engine(cli.command, cli.common.format, &mut out)? else {
+        return Ok(ExitCode::SUCCESS);
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| {
         Failure::failed(format!("cannot start threads: {e}"), "raise the limit of processes (ulimit -u)")
     })?;
-    let result = runtime.block_on(with_engines(command, &cli.common, started, &mut out));
+    let status = Cell::new(0);
+    let result = runtime.block_on(with_engines(command, &cli.common, (started, &status), &mut out));
     // If a call of the engine hangs, it ends with the process.
     runtime.shutdown_timeout(GOODBYE);
-    result
+    result.map(|()| ExitCode::from(status.get()))
 }
 
-async fn with_engines(command: Command, common: &Common, started: Instant, out: &mut Output) -> Result<(), Stop> {
+/// Runs a command that needs no engine; returns any other command.
+fn without_engine(command: Command, format: Format, out: &mut Output) -> Result<Option<Command>, Stop> {
+    match command {
+        Command::Check(args) if !args.lower => command::mdl::check(&args, format, out)?,
+        Command::Fmt(args) => command::mdl::fmt(&args, format, out)?,
+        Command::Replay(args) => command::replay::run(&args, format, out)?,
+        Command::Report(args) => command::report::run(&args, format, out)?,
+        Command::Completions { shell, program } => command::manual::completions(shell, program, out)?,
+        Command::Man { dir } => command::manual::man(dir.as_deref(), out)?,
+        command => return Ok(Some(command)),
+    }
+    Ok(None)
+}
+
+async fn with_engines(
+    command: Command,
+    common: &Common,
+    (started, status): (Instant, &Cell<u8>),
+    out: &mut Output,
+) -> Result<(), Stop> {
     let engines = Engines::connect(common, matches!(command, Command::Detach(_))).await?;
-    let context = Context { engines: &engines, common, started };
+    let context = Context { engines: &engines, common, started, status };
     let result = match command {
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
@@ -98,7 +116,8 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         | Command::Report(_)
         | Command::Completions { .. }
         | Command::Man { .. }
-        | Command::DemoServer => Ok(()),
+        | Command::DemoServer
+        | Command::ForwardOutput => Ok(()),
     };
     engines.close().await;
     result

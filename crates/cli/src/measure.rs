@@ -12,6 +12,7 @@ mod together;
 pub(crate) use lately::Lately;
 pub(crate) use together::{Combined, Together, last as together};
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ pub(crate) struct Plan {
     trace: Option<Destination>,
     /// Reading of a profile while it runs; `None` if it is read at the end only.
     query: Option<Query>,
+    /// Whether the command passes on the exit status of the program that it starts.
+    passes_status: bool,
 }
 
 /// Reading of a profile at each interval.
@@ -88,6 +91,7 @@ impl Plan {
             scaled: false,
             trace: None,
             query: None,
+            passes_status: !target.own_status,
         }
     }
 
@@ -143,6 +147,10 @@ pub(crate) struct Site {
     pub(crate) ended: bool,
     /// Whether the target continued as another program (exec).
     exec: bool,
+    /// Exit status of the target, 128 + N after signal N; `None` if the target runs, or if the kernel does not tell.
+    status: Option<u8>,
+    /// Whether the command started the target.
+    is_started: bool,
     /// Failure after which no reading follows.
     lost: Option<Failure>,
     /// Unix time, in nanoseconds, since which a process that was not asked for by name is measured; earlier calls are not counted.
@@ -189,11 +197,17 @@ pub(crate) struct Context<'a> {
     pub(crate) common: &'a Common,
     /// Start time of the command.
     pub(crate) started: std::time::Instant,
+    /// Exit status of a command that does not fail. A measurement sets it to that of the program that it started.
+    pub(crate) status: &'a Cell<u8>,
 }
 
 /// Runs a measurement and presents it.
 pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
+    // A daemon gives the programs that it starts no output.
+    if context.engines.is_embedded() && plan.requests.iter().any(|request| request.target.is_started()) {
+        out.apart_from_program()?;
+    }
     let mut session = Session {
         plan,
         context,
@@ -264,7 +278,7 @@ impl Session<'_> {
             }))?;
         }
         if !e.refused.is_empty() {
-            output::warn(&words::refused(&e.refused, self.format()), self.format());
+            output::warn(&words::refused(&e.refused, &e.pairs, self.format()), self.format());
         }
         for warning in &e.warnings {
             output::warn(warning, self.format());
@@ -446,6 +460,18 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// The exit status of the program that the command started; 0 if the program still runs. If several hosts started it, the first status
+    /// that is not 0 counts.
+    fn program_status(&self) -> u8 {
+        let latest = |started: &Site| {
+            let is_same = |site: &&Site| site.enabled.pid == started.enabled.pid && site.host() == started.host();
+            // After an exec that is followed, the process is measured again.
+            self.sites.iter().rfind(is_same).and_then(|site| site.status)
+        };
+        let statuses = self.sites.iter().filter(|site| site.is_started).filter_map(latest);
+        statuses.into_iter().find(|status| *status != 0).unwrap_or(0)
+    }
+
     /// Removes everything and presents the last values. `so_far` is the result of the measurement. A closed output does not prevent the
     /// removal.
     async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
@@ -515,6 +541,9 @@ impl Session<'_> {
         for stream in &self.streams {
             stream.abort();
         }
+        if self.plan.passes_status {
+            self.context.status.set(self.program_status());
+        }
         if !counted || matches!(result, Err(Stop::ReaderGone)) {
             return result;
         }
@@ -567,6 +596,8 @@ impl Site {
             first_ns: None,
             ended: false,
             exec: false,
+            status: None,
+            is_started: false,
             lost: None,
             late_ns: None,
             awaited: Vec::new(),
@@ -655,7 +686,7 @@ impl Site {
         let told: BTreeSet<_> = self.enabled.refused.iter().chain(&self.told_refused).map(name).collect();
         let new: Vec<RefusedFunction> = refused.into_iter().filter(|r| !told.contains(&name(r))).collect();
         if !new.is_empty() {
-            output::warn(&words::refused(&new, format), format);
+            output::warn(&words::refused(&new, &self.enabled.pairs, format), format);
             self.told_refused.extend(new);
         }
     }
@@ -678,6 +709,8 @@ impl Site {
         }
         let Ended { status, signal, exec } = ended;
         self.exec = exec;
+        let number = status.or(signal.map(|signal| 128 + signal));
+        self.status = number.and_then(|number| u8::try_from(number).ok());
         let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
         out.text(&words::ended(&ended))?;
         let crashed = words::crashed(&ended);

@@ -178,7 +178,7 @@ pub(crate) struct Untyped {
 }
 
 /// A metric of `metrics`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Metric {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,

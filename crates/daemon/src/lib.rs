@@ -31,4 +31,4 @@ pub mod tls;
 pub mod waiting;
 
 pub use embedded::{Embedded, embedded};
-pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD};
+pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD, inherited};

@@ -15,7 +15,7 @@ use ingraft_model::{
     ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
-pub use ingraft_process::{ClockChoice, HoldTime, UnknownClock};
+pub use ingraft_process::{ClockChoice, HoldTime, UnknownClock, inherited};
 pub use ingraft_profile::{Earlier, EarlierProfile};
 use ingraft_report::{Chunk, SavedProfile, TraceEnd};
 

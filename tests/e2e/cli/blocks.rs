@@ -99,7 +99,7 @@ pub fn text_of(file: &Path) -> Range<u64> {
 fn assert_equals_callgrind(module: &str, file: &Path, arguments: &[&str]) {
     let truth = executions(arguments);
     let pattern = format!("{module}:*#*");
-    let command = [&["count", "--until-exit", &pattern, "--"], arguments].concat();
+    let command = [&["count", "--until-exit", "--own-status", &pattern, "--"], arguments].concat();
     let (counts, refused) = counted(&tool().run(command).assert_code(0));
     // One of them says the name of the file, the other one that of a link to it.
     let base = |name: &str| name.split(".so").next().unwrap_or(name).to_owned();
@@ -297,7 +297,7 @@ fn the_blocks_of_a_source_line() {
     // `fib(18)` makes 8361 calls, of which every second one makes two more; `even` and `odd` take turns from 2000 on.
     for (text, least) in [("long fib(long n)", 4000), ("int odd(int n)", 1000), ("while (*text) hash", 2000)] {
         let line = format!("determ.c:{}", line_with("determ.c", text));
-        let outcome = tool.run(["count", "--until-exit", &line, "--", path, "2000"]).assert_code(0);
+        let outcome = tool.run(["count", "--until-exit", "--own-status", &line, "--", path, "2000"]).assert_code(0);
         let (counts, _) = counted(&outcome);
         assert!(counts.values().any(|count| *count >= least), "{line}: {counts:?}");
         for ((module, at), count) in counts {

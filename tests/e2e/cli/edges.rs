@@ -42,7 +42,9 @@ fn iterations_of_a_loop() {
 fn iterations_are_arrivals_at_headers() {
     let path = program("determ").expect("gcc");
     let path = path.to_str().expect("a path");
-    let run = |pattern: &str| tool().run(["count", "--until-exit", pattern, "--", path, "2000"]).assert_code(0);
+    let run = |pattern: &str| {
+        tool().run(["count", "--until-exit", "--own-status", pattern, "--", path, "2000"]).assert_code(0)
+    };
     let (loops, blocks) = (run("determ:*#loop@*"), run("determ:*#*"));
     let (loops, blocks) = (self::loops(&loops), counts(&blocks, "block"));
     assert!(loops.values().any(|count| *count > 1000), "{loops:?}");
@@ -176,7 +178,9 @@ fn refused(outcome: &Outcome) -> BTreeSet<(String, String)> {
 fn edges_to_a_block_add_up_to_its_arrivals() {
     let path = program("determ").expect("gcc");
     let path = path.to_str().expect("a path");
-    let run = |pattern: &str| tool().run(["count", "--until-exit", pattern, "--", path, "2000"]).assert_code(0);
+    let run = |pattern: &str| {
+        tool().run(["count", "--until-exit", "--own-status", pattern, "--", path, "2000"]).assert_code(0)
+    };
     let (blocks, edges) = (run("determ:*#*"), run("determ:*#*->*"));
     let (no_blocks, no_edges) = (refused(&blocks), refused(&edges));
     let text = |record: &Value, key: &str| record[key].as_str().expect("a text").to_owned();

@@ -107,7 +107,7 @@ fn busy_threads_are_held_within_the_usual_bound() {
 fn a_program_that_is_started_has_no_bound() {
     let program = ingraft_testing::program("determ").expect("gcc");
     let path = program.to_str().expect("a path");
-    let arguments = ["count", "--until-exit", "determ:fib", "--max-hold", "1us", "--", path, "500"];
+    let arguments = ["count", "--until-exit", "--own-status", "determ:fib", "--max-hold", "1us", "--", path, "500"];
     let outcome = tool().run(arguments).assert_code(0);
     assert!(outcome.calls("fib") > 0, "{outcome:#?}");
 }

@@ -50,7 +50,7 @@ fn counts_equal_callgrinds() {
     let truth = callgrind(&std::fs::read_to_string(&file).expect("callgrind's file")).0;
     let tool = tool();
     let path = path.to_str().expect("a path");
-    let outcome = tool.run(["count", "--until-exit", "determ:*", "--", path, "2000"]).assert_code(0);
+    let outcome = tool.run(["count", "--until-exit", "--own-status", "determ:*", "--", path, "2000"]).assert_code(0);
     for function in ["compare", "hash_step", "hash_text", "fib", "even", "odd", "early", "main"] {
         assert_eq!(outcome.calls(function), truth[function], "{function}");
     }
@@ -69,31 +69,54 @@ fn library_functions_from_the_first_instruction_on() {
     }
     let path = program("determ").expect("gcc");
     let path = path.to_str().expect("a path");
-    let outcome =
-        tool().run(["count", "--until-exit", "libc:qsort", "determ:hash_text", "--", path, "500"]).assert_code(0);
+    let count = ["count", "--until-exit", "--own-status", "libc:qsort", "determ:hash_text", "--", path, "500"];
+    let outcome = tool().run(count).assert_code(0);
     assert_eq!(outcome.calls("hash_text"), 500);
     assert_eq!(outcome.calls("qsort"), 1);
 }
 
+/// The exit status is that of the program if `ingraft` does not fail, whichever command starts it. The record tells it in any case.
 #[test]
-fn its_own_end_is_reported_not_returned() {
+fn the_exit_status_is_that_of_the_program() {
     let tool = tool();
-    let outcome = tool.run([
-        "count",
-        "--until-exit",
-        "main",
-        "--",
-        program("determ").expect("gcc").to_str().expect("a path"),
-        "10",
-    ]);
-    assert_eq!(outcome.assert_code(0).one("ended")["status"], 7);
+    let path = program("determ").expect("gcc");
+    let path = path.to_str().expect("a path");
+    let trace = tool.state_directory().with_file_name("trace");
+    let trace = trace.to_str().expect("a path");
+    let commands: [&[&str]; 5] = [
+        &["count", "main"],
+        &["latency", "main"],
+        &["watch", "calls@/Code/determ/main"],
+        &["profile", "blocks", "main"],
+        &["trace", "main", "-o", trace],
+    ];
+    for command in commands {
+        let outcome = tool.run([command, &["--until-exit", "--", path, "10"]].concat()).assert_code(7);
+        assert_eq!(outcome.one("ended")["status"], 7, "{command:?}");
+    }
+    let outcome = tool.run(["count", "main", "--own-status", "--until-exit", "--", path, "10"]).assert_code(0);
+    assert_eq!(outcome.one("ended")["status"], 7);
+    let outcome = tool.run(["count", "no_such_function_anywhere", "--", path, "10"]).assert_code(3);
+    assert!(outcome.all("ended").is_empty(), "{outcome:#?}");
+    let script = "kill -TERM $$";
+    let outcome = tool.run(["count", "libc:*", "--", "/bin/sh", "-c", script]).assert_code(128 + 15);
+    assert_eq!(outcome.one("ended")["signal"], 15);
+    // The program that the started one executes is measured too, and has the status.
+    let follow = ["count", "libc:*", "--follow", "exec", "--", "/bin/sh", "-c", "exec /bin/sh -c 'sleep 2; exit 9'"];
+    let _ = tool.run(follow).assert_code(9);
+    let _ = tool.run(["count", "libc:*", "--for", "100ms", "--", "/bin/sh", "-c", "sleep 1; exit 9"]).assert_code(0);
+}
+
+#[test]
+fn a_crash_is_reported_and_returned() {
     let mut corner = Command::new("sh");
     corner.arg("-c").arg("echo crash | exec \"$@\"").arg("sh").arg(env!("CARGO_BIN_EXE_ingraft"));
     corner
         .args(["count", "--format", "json", "--until-exit", "corner:work", "--"])
         .arg(program("corner").expect("gcc"));
-    corner.env("INGRAFT_STATE_DIR", tool.state_directory());
-    let outcome = ingraft_testing::Session::start(&mut corner).finish().assert_code(0);
+    let state = ingraft_testing::open_directory();
+    corner.env("INGRAFT_STATE_DIR", state.path());
+    let outcome = ingraft_testing::Session::start(&mut corner).finish().assert_code(128 + 11);
     assert_eq!(outcome.one("ended")["signal"], 11, "{outcome:#?}");
 }
 

@@ -59,6 +59,7 @@ mod rounds;
 mod selfpatch;
 mod servers;
 mod shapes;
+mod sharing;
 mod speech;
 mod stacks;
 mod started;

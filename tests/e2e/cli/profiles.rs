@@ -67,7 +67,7 @@ fn address(record: &Value, key: &str) -> Option<u64> {
 
 /// Runs a command under a profile, and returns its records.
 fn profile(kind: &str, pattern: &str, arguments: &[&str]) -> Outcome {
-    let command = [&["profile", kind, "--check", "--until-exit", pattern, "--"], arguments].concat();
+    let command = [&["profile", kind, "--check", "--until-exit", "--own-status", pattern, "--"], arguments].concat();
     let outcome = tool().run(command).assert_code(0);
     assert_exact(&outcome);
     // Refused functions are named as such, and not as measured too late.
@@ -386,7 +386,10 @@ fn a_profile_of_a_part_or_one_that_would_stay_is_refused() {
     let target = Mutatee::start("blocks", &[]);
     let run = |arguments: &[&str]| tool().run([&["profile", "edges", "-p", &target.pid_text()], arguments].concat());
     let _ = run(&["leaf#0x11"]).assert_error(2, &["a part of a function", "name the function"]);
-    let _ = run(&["leaf", "--follow", "fork"]).assert_error(2, &["only a coverage has fork children"]);
+    for follow in ["fork", "fork,exec"] {
+        let words = ["only a coverage has fork children", "profile coverage --follow fork"];
+        let _ = run(&["leaf", "--follow", follow]).assert_error(2, &words);
+    }
     let _ = run(&["no_such_function"]).assert_error(3, &["no function matches"]);
     assert!(target.end().success());
 }
@@ -414,7 +417,7 @@ fn a_saved_profile_is_reported() {
     let file = directory.path().join("profile");
     let (path, determ) = (file.to_str().expect("a path"), program("determ").expect("gcc"));
     let determ = determ.to_str().expect("a path");
-    let command = ["profile", "blocks", "--until-exit", "determ:*", "-o", path, "--", determ, "2000"];
+    let command = ["profile", "blocks", "--until-exit", "--own-status", "determ:*", "-o", path, "--", determ, "2000"];
     let outcome = tool().run(command).assert_code(0);
     let counts = |outcome: &Outcome| -> BTreeMap<u64, Option<u64>> {
         let all = outcome.all("block");
@@ -448,7 +451,7 @@ fn a_report_says_when_it_makes_no_sense() {
     let made = Command::new("strip").args(["-g", "-o"]).arg(&stripped).arg(&determ).status().expect("strip");
     assert!(made.success());
     let (determ, stripped) = (determ.to_str().expect("a path"), stripped.to_str().expect("a path"));
-    let profile = ["profile", "blocks", "--until-exit", ":*", "-o"];
+    let profile = ["profile", "blocks", "--until-exit", "--own-status", ":*", "-o"];
     let run = |path: &str, command: &[&str]| {
         let _ = tool().run(profile.iter().chain(&[path, "--"]).chain(command)).assert_code(0);
     };
@@ -474,7 +477,7 @@ fn counters_are_placed_by_an_earlier_profile() {
     let (file, again) = (path("profile"), path("again"));
     let determ = program("determ").expect("gcc").to_str().expect("a path").to_owned();
     let run = |weights: &[&str], save: &str| {
-        let kind = ["profile", "blocks", "--check", "--until-exit", "determ:*", "-o", save];
+        let kind = ["profile", "blocks", "--check", "--until-exit", "--own-status", "determ:*", "-o", save];
         tool().run([&kind, weights, &["--", &determ, "2000"]].concat()).assert_code(0)
     };
     let counts = |outcome: &Outcome| -> BTreeMap<u64, (u64, u64)> {
@@ -489,8 +492,8 @@ fn counters_are_placed_by_an_earlier_profile() {
     let (bare, source) = (path("bare"), source_directory().join("tests/mutatees/determ.c"));
     output(Command::new("gcc").args(["-O1", "-pthread", "-Wl,--build-id=none", "-o", &bare]).arg(source));
     let of_bare = path("of_bare");
-    let _ =
-        tool().run(["profile", "blocks", "--until-exit", "bare:*", "-o", &of_bare, "--", &bare, "5"]).assert_code(0);
+    let profile = ["profile", "blocks", "--until-exit", "--own-status", "bare:*", "-o", &of_bare, "--", &bare, "5"];
+    let _ = tool().run(profile).assert_code(0);
     let command = ["profile", "blocks", "--weights", &of_bare, "bare:*", "--", &bare, "5"];
     let _ = tool().run(command).assert_error(2, &["no file with a build-id", "--weights"]);
 

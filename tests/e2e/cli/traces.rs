@@ -46,12 +46,12 @@ fn a_summary_equals_a_profile_of_the_same_run() {
     let directory = open_directory();
     let file = directory.path().join("determ.trace").to_str().expect("a path").to_owned();
     let determ = program("determ").expect("gcc").to_str().expect("a path").to_owned();
-    let trace = [&["trace", "-o", &file, "--until-exit"], DETERM, &["--", &determ, "1"]].concat();
+    let trace = [&["trace", "-o", &file, "--until-exit", "--own-status"], DETERM, &["--", &determ, "1"]].concat();
     let traced = tool().run(trace).assert_code(0);
     assert_eq!(traced.one("traced")["gaps"], 0, "{}", traced.stderr);
     let summary = tool().run(["replay", &file, "--summary"]).assert_code(0);
     assert_whole(&summary);
-    let profile = [&["profile", "blocks", "--until-exit"], DETERM, &["--", &determ, "1"]].concat();
+    let profile = [&["profile", "blocks", "--until-exit", "--own-status"], DETERM, &["--", &determ, "1"]].concat();
     let profile = tool().run(profile).assert_code(0);
     let (found, expected) = (blocks(&summary), blocks(&profile));
     assert!(expected.values().sum::<u64>() > 10_000, "{expected:?}");

@@ -17,15 +17,44 @@ fn durations() {
         ("1min 30s", Ok(Duration::from_secs(90))),
         ("0s", Err("must be longer than nothing")),
         ("2years", Err("longer than a year")),
-        ("10", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
-        ("soon", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
-        ("-1s", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
+        ("10", Ok(Duration::from_secs(10))),
+        ("0.25", Ok(Duration::from_millis(250))),
+        ("0", Err("must be longer than nothing")),
+        ("99999999999999999999999", Err("longer than a year")),
+        ("soon", Err(NO_DURATION)),
+        ("1e3", Err(NO_DURATION)),
+        ("--format", Err(NO_DURATION)),
+        ("-1s", Err("a duration is not negative")),
+        ("-1", Err("a duration is not negative")),
     ] {
         assert_eq!(duration(text), expected.map_err(str::to_owned), "{text}");
     }
     assert_eq!(interval("1us"), Err("shorter than 1ms".to_owned()));
     assert_eq!(interval("2h"), Err("longer than an hour".to_owned()));
     assert_eq!(interval("100ms"), Ok(Duration::from_millis(100)));
+}
+
+/// Every flag with a duration reads it in the same way, also one that begins like a flag.
+#[test]
+fn flags_with_a_duration() {
+    let flags = [
+        ("count f -p 1", "--for"),
+        ("count f -p 1", "--interval"),
+        ("count f -p 1", "--max-hold"),
+        ("count f -p 1", "--wait"),
+        ("watch calls -p 1", "--phases"),
+        ("inspect f -p 1", "--for"),
+        ("demo", "--for"),
+    ];
+    for (command, flag) in flags {
+        let parse = |value: &str| {
+            let words = format!("ingraft {command} {flag} {value}");
+            Cli::try_parse_from(words.split(' ')).map_err(|error| error.to_string())
+        };
+        assert!(parse("10").is_ok(), "{command} {flag}");
+        let error = parse("-1s").expect_err("a negative duration");
+        assert!(error.contains(flag) && error.contains("a duration is not negative"), "{error}");
+    }
 }
 
 #[test]

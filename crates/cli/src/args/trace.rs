@@ -10,6 +10,8 @@ use crate::exit::Failure;
 /// `ingraft trace`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("follow", |arg| arg.hide(true)),
+    mut_arg("no_remove", |arg| arg.hide(true)),
     override_usage = "ingraft trace -o <FILE> [OPTIONS] <-p <PID>|-n <NAME>> <FUNCTION>...\n       \
                       ingraft trace -o <FILE> [OPTIONS] <FUNCTION>... -- <COMMAND>...",
     after_help = "Examples:

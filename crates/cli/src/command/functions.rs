@@ -62,7 +62,9 @@ fn render(functions: &[Function], several: bool, width: Option<usize>) -> String
         .left("ENTRY")
         .left("EXIT")
         .left("CALL")
-        .shrinking("WHY NOT");
+        .shrinking("WHY NOT")
+        .kept("FUNCTION", usize::MAX)
+        .optional(&["SIZE", "CALL", "OFFSET", "EXIT", "WHY NOT", "MODULE", "PID"]);
     let mut countable = 0_u64;
     for f in functions {
         countable += u64::from(f.how.get("entry").is_some_and(|&how| how != "refused"));
@@ -146,5 +148,27 @@ mod tests {
             2 functions; the calls of 1 can be counted (50 %)
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&render(&all, false, None)).to_string());
+    }
+
+    #[test]
+    fn a_narrow_screen_shows_whole_names() {
+        let name = "clusterSlotStatsAddNetworkBytesOutForPubSub";
+        let function = Function {
+            host: None,
+            pid: 7,
+            module: "redis-server".to_owned(),
+            function: name.to_owned(),
+            offset: "0x5c1b0".to_owned(),
+            size: 2412,
+            points: BTreeMap::from([("entry", 1), ("exit", 7), ("call", 61)]),
+            how: BTreeMap::from([("entry", "refused"), ("exit", "partly"), ("call", "in-place")]),
+            why_not: Some(BTreeMap::from([("entry", "control can arrive at +0x1".to_owned())])),
+            reasons: None,
+            tail_exits: 2,
+            exposed: false,
+        };
+        let text = anstream::adapter::strip_str(&render(&[function], false, Some(80))).to_string();
+        assert!(text.contains(name) && text.contains("refused"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 }

@@ -14,17 +14,17 @@ use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
 
-/// Shows the worst-case cost of each metric.
+/// Shows the worst-case cost of each metric, or of those whose names match a pattern.
 pub(super) async fn costs(
-    definitions: Vec<Source>,
-    flavors: Vec<Flavor>,
+    (definitions, flavors, glob): (Vec<Source>, Vec<Flavor>, Option<&str>),
     target: &RunningTarget,
     engines: &Engines,
     common: &Common,
     out: &mut Output,
 ) -> Result<(), Stop> {
     let ask = Lower { target: one(target)?, definitions, flavors, ..Lower::default() };
-    let lowered = lowered(&ask, engines, common).await?;
+    let mut lowered = lowered(&ask, engines, common).await?;
+    super::metrics::keep_matching(&mut lowered, glob, "metric", |m| vec![m.metric.as_str()])?;
     let text = table(&lowered, out.width());
     out.text(&text)?;
     lowered.into_iter().try_for_each(|metric| out.object(&Object::Lowered(metric)))

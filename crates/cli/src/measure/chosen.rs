@@ -85,7 +85,12 @@ impl Session<'_> {
                     }
                 };
                 match enabled {
-                    Ok(enabled) => self.add(client, enabled, events, out)?,
+                    Ok(enabled) => {
+                        self.add(client, enabled, events, out)?;
+                        if let Some(site) = self.sites.last_mut() {
+                            site.is_started = request.target.is_started();
+                        }
+                    }
                     Err(failure) if several && self.goes_without(&failure) => {
                         left_out.push(Failure { pid: failure.pid.or(request.pid()), ..failure });
                     }

@@ -32,7 +32,9 @@ type Open = fn(Format, Box<dyn std::io::Write + Send>) -> Output;
 async fn run_loud(words: &str, script: Script, paper: Paper, open: Open) -> (String, Result<(), Stop>) {
     let cli = <Cli as clap::Parser>::try_parse_from(words.split(' ')).unwrap();
     let engines = Engines::of_test(serve(script).await);
-    let context = Context { engines: &engines, common: &cli.common, started: std::time::Instant::now() };
+    let status = Cell::new(0);
+    let context =
+        Context { engines: &engines, common: &cli.common, started: std::time::Instant::now(), status: &status };
     let mut out = open(cli.common.format, Box::new(paper.clone()));
     let result = match cli.command {
         Command::Count(args) => command::count::run(args, context, &mut out).await,

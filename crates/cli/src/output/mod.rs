@@ -1,6 +1,7 @@
 //! Output of results: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
 
 mod destination;
+pub(crate) mod forward;
 pub(crate) mod histogram;
 pub(crate) mod history;
 pub(crate) mod keys;
@@ -10,7 +11,9 @@ mod screen;
 pub(crate) mod table;
 pub(crate) mod words;
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use anstyle::{AnsiColor, Style};
@@ -19,6 +22,7 @@ use crate::args::Format;
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
 pub(crate) use destination::Destination;
+use forward::Forwarder;
 use screen::Frame;
 
 /// Style of headings.
@@ -38,6 +42,10 @@ pub(crate) struct Output {
     sink: Box<dyn Write + Send>,
     /// The file of `-o` without any change to what is written.
     file: Option<Destination>,
+    /// The file of `--record-fd`, in the same way.
+    descriptor: Option<File>,
+    /// Whether the output is the standard output.
+    is_stdout: bool,
     name: String,
     /// Whether people watch the output, so that it may be redrawn.
     terminal: bool,
@@ -47,6 +55,8 @@ pub(crate) struct Output {
     gathered: Option<String>,
     /// Text of many lines that are written together; `None` if each is written at once.
     batch: Option<String>,
+    /// Whether each write begins a line, because a program may have left the terminal in the middle of one.
+    begins_lines: bool,
 }
 
 /// Error of a file of `-o` that cannot be written.
@@ -55,49 +65,51 @@ pub(crate) fn unwritten(path: &Path, e: &io::Error) -> Failure {
 }
 
 impl Output {
-    /// Opens this file as the output, or the standard output. The stream strips colours unless it is a terminal that shows them; it respects NO_COLOR.
-    pub(crate) fn open(format: Format, file: Option<&Path>) -> Result<Self, Stop> {
-        Ok(match file {
-            Some(path) => {
-                let name = path.display().to_string();
-                let file = Destination::prepare(path)?;
-                let plain: Box<dyn Write + Send> = Box::new(file.clone());
-                let sink = Box::new(anstream::StripStream::new(plain));
-                Output {
-                    format,
-                    sink,
-                    file: Some(file),
-                    name,
-                    terminal: false,
-                    shown: Frame::default(),
-                    gathered: None,
-                    batch: None,
-                }
-            }
-            None => {
-                let stdout = io::stdout();
-                let terminal = format == Format::Table && stdout.is_terminal();
-                let sink = Box::new(anstream::AutoStream::auto(stdout));
-                Output {
-                    format,
-                    sink,
-                    file: None,
-                    name: "the standard output".to_owned(),
-                    terminal,
-                    shown: Frame::of_stdout(),
-                    gathered: None,
-                    batch: None,
-                }
-            }
-        })
+    /// Opens this file as the output, or the descriptor of this number, or the standard output. The stream strips colours unless it is a terminal that shows them; it respects NO_COLOR.
+    pub(crate) fn open(format: Format, file: Option<&Path>, descriptor: Option<i32>) -> Result<Self, Stop> {
+        if let Some(path) = file {
+            let file = Destination::prepare(path)?;
+            let output = Output::to(format, Box::new(file.clone()), path.display().to_string());
+            return Ok(Output { file: Some(file), ..output });
+        }
+        if let Some(number) = descriptor {
+            let unopened = |e: io::Error| {
+                let what = format!("cannot write to descriptor {number}: {e}");
+                Failure::usage(what, format!("open it for ingraft, such as by {number}>records in a shell"))
+            };
+            let file = ingraft_daemon::inherited(number).map_err(unopened)?;
+            let plain = file.try_clone().map_err(unopened)?;
+            let output = Output::to(format, Box::new(plain), format!("descriptor {number}"));
+            return Ok(Output { descriptor: Some(file), ..output });
+        }
+        let stdout = io::stdout();
+        let terminal = format == Format::Table && stdout.is_terminal();
+        let sink = Box::new(anstream::AutoStream::auto(stdout));
+        let output = Output::to(format, Box::new(io::sink()), "the standard output".to_owned());
+        Ok(Output { sink, terminal, shown: Frame::of_stdout(), is_stdout: true, ..output })
+    }
+
+    /// An output without colours.
+    fn to(format: Format, sink: Box<dyn Write + Send>, name: String) -> Self {
+        Output {
+            format,
+            sink: Box::new(anstream::StripStream::new(sink)),
+            file: None,
+            descriptor: None,
+            is_stdout: false,
+            name,
+            terminal: false,
+            shown: Frame::default(),
+            gathered: None,
+            batch: None,
+            begins_lines: false,
+        }
     }
 
     /// An output that collects text in memory.
     #[cfg(test)]
     pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
-        let sink = Box::new(anstream::StripStream::new(sink));
-        let (name, shown) = ("a test".to_owned(), Frame::default());
-        Output { format, sink, file: None, name, terminal: false, shown, gathered: None, batch: None }
+        Output::to(format, sink, "a test".to_owned())
     }
 
     /// An output that collects text in memory as if it were a terminal.
@@ -119,6 +131,20 @@ impl Output {
     /// Notes that another program writes to the same screen, so that the output must not be redrawn any more.
     pub(crate) fn shared(&mut self) {
         self.terminal = false;
+    }
+
+    /// Keeps records off the lines of a program that this command starts, and that inherits its standard output.
+    pub(crate) fn apart_from_program(&mut self) -> Result<(), Stop> {
+        if !self.json() || !self.is_stdout {
+            return Ok(());
+        }
+        if io::stdout().is_terminal() {
+            self.begins_lines = true;
+        } else {
+            let plain: Box<dyn Write + Send> = Box::new(Forwarder::start()?);
+            self.sink = Box::new(anstream::StripStream::new(plain));
+        }
+        Ok(())
     }
 
     /// Largest width of a line in columns; `None` if the output is no screen.
@@ -156,9 +182,10 @@ impl Output {
 
     /// Writes bytes in both formats as they are, also those that a terminal would take for colours.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> Result<(), Stop> {
-        let written = match &mut self.file {
-            Some(file) => file.write_all(bytes),
-            None => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
+        let written = match (&mut self.file, &mut self.descriptor) {
+            (Some(file), _) => file.write_all(bytes),
+            (None, Some(file)) => file.write_all(bytes),
+            (None, None) => io::stdout().lock().write_all(bytes).and_then(|()| io::stdout().flush()),
         };
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
@@ -190,6 +217,8 @@ impl Output {
             batch.push_str(text);
             return if batch.len() < BATCH_BYTES { Ok(()) } else { self.write_batch() };
         }
+        let line = if self.begins_lines { format!("\n{text}") } else { String::new() };
+        let text = if self.begins_lines { &line } else { text };
         let written = self.sink.write_all(text.as_bytes()).and_then(|()| self.sink.flush());
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
@@ -217,7 +246,8 @@ impl Output {
     pub(crate) fn reader_gone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, poll};
         let stdout = io::stdout();
-        let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+        let stream = self.descriptor.as_ref().map_or(stdout.as_fd(), |file| file.as_fd());
+        let mut fds = [PollFd::from_borrowed_fd(stream, PollFlags::empty())];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0) && fds[0].revents().contains(PollFlags::ERR)
     }

@@ -10,6 +10,8 @@ use super::HEADING;
 const GAP: usize = 2;
 /// Smallest width to which a column shrinks.
 const LEAST: usize = 8;
+/// Part of a screen's width that a kept column leaves to other columns.
+const OTHERS: usize = 20;
 /// Largest width to which a column of words is padded if no screen limits the width. A longer text moves only the rest of its own line.
 const PADDED: usize = 60;
 
@@ -56,6 +58,8 @@ pub(crate) struct Table {
     columns: Vec<Column>,
     /// Titles of the optional columns; the first one is omitted first.
     optional: Vec<&'static str>,
+    /// Title of the column that is cut last, and the width up to which optional columns are omitted for it.
+    kept: Option<(&'static str, usize)>,
     rows: Vec<Vec<Cell>>,
 }
 
@@ -85,6 +89,11 @@ impl Table {
         Table { optional: titles.to_vec(), ..self }
     }
 
+    /// Names the column that is cut last: optional columns are omitted before it is cut below this width.
+    pub(crate) fn kept(self, title: &'static str, width: usize) -> Self {
+        Table { kept: Some((title, width)), ..self }
+    }
+
     fn column(mut self, title: &str, flush: Flush, shrinks: bool) -> Self {
         self.columns.push(Column { title: title.to_owned(), flush, shrinks });
         self
@@ -109,8 +118,8 @@ impl Table {
         lines.map(|row| self.line(row, &shown, &widths, width.is_some())).collect()
     }
 
-    /// Width of each shown column. Removes optional columns from `shown` if shrinking is not enough; the widest of the shrinking columns
-    /// shrinks first.
+    /// Width of each shown column. Removes optional columns from `shown` if shrinking is not enough. The widest of the shrinking columns
+    /// shrinks first, but the kept column only if no other one can.
     fn widths(&self, shown: &mut Vec<usize>, width: Option<usize>) -> Vec<usize> {
         let natural = |c: usize| {
             let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.text.width());
@@ -122,7 +131,10 @@ impl Table {
             return shown.iter().map(|&c| if shrinks(c) { natural[c].min(PADDED) } else { natural[c] }).collect();
         };
         let gaps = |columns: usize| GAP * columns.saturating_sub(1);
-        let least = |c: usize| if shrinks(c) { natural[c].min(LEAST) } else { natural[c] };
+        // A few other columns stay, however long the names are.
+        let kept = |c: usize| self.kept.filter(|(title, _)| *title == self.columns[c].title);
+        let keeps = |c: usize| kept(c).map_or(LEAST, |(_, width)| width.min(limit.saturating_sub(OTHERS)).max(LEAST));
+        let least = |c: usize| if shrinks(c) { natural[c].min(keeps(c)) } else { natural[c] };
         for title in &self.optional {
             if shown.iter().map(|&c| least(c)).sum::<usize>() + gaps(shown.len()) <= limit {
                 break;
@@ -131,8 +143,11 @@ impl Table {
         }
         let mut widths: Vec<usize> = shown.iter().map(|&c| natural[c]).collect();
         while widths.iter().sum::<usize>() + gaps(shown.len()) > limit {
-            let candidates = shown.iter().enumerate().filter(|&(i, &c)| shrinks(c) && widths[i] > LEAST);
-            let Some((widest, _)) = candidates.max_by_key(|&(i, _)| widths[i]) else { break };
+            let widest = |floor: &dyn Fn(usize) -> usize| {
+                let candidates = shown.iter().enumerate().filter(|&(i, &c)| shrinks(c) && widths[i] > floor(c));
+                candidates.max_by_key(|&(i, _)| widths[i]).map(|(i, _)| i)
+            };
+            let Some(widest) = widest(&keeps).or_else(|| widest(&|_| LEAST)) else { break };
             widths[widest] -= 1;
         }
         widths
@@ -164,7 +179,7 @@ impl Table {
 }
 
 /// Cuts a text to a width, with `…` for the middle part, because both ends of a long name tell it apart.
-fn cut(text: &str, width: usize) -> String {
+pub(super) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
     }
@@ -254,6 +269,29 @@ mod tests {
         assert_eq!(titles(80), ["FUNCTION", "MODULE", "P90", "MAX"]);
         assert_eq!(titles(32), ["FUNCTION", "MODULE", "MAX"]);
         assert_eq!(titles(20), ["FUNCTION", "MAX"]);
+    }
+
+    #[test]
+    fn a_kept_column_is_cut_last() {
+        let mut t = Table::new().shrinking("FUNCTION").right("SIZE").left("MODULE").shrinking("WHY NOT");
+        t = t.optional(&["SIZE", "MODULE"]).kept("FUNCTION", usize::MAX);
+        t.row(vec![
+            "a_function_with_a_name".into(),
+            "2,412".into(),
+            "redis-server".into(),
+            "too short to patch".into(),
+        ]);
+        let lines = |width| {
+            let text = anstream::adapter::strip_str(&t.render(Some(width))).to_string();
+            assert!(text.lines().all(|line| line.width() <= width), "{text}");
+            text.lines().last().unwrap_or_default().to_owned()
+        };
+        for (width, others) in [(60, ["2,412", "redis-server"]), (48, ["", "redis-server"]), (44, ["", "too short"])] {
+            let line = lines(width);
+            assert!(line.starts_with("a_function_with_a_name "), "{line}");
+            assert!(others.iter().all(|other| line.contains(other)), "{line}");
+        }
+        assert!(!lines(30).contains("a_function_with_a_name"), "{}", lines(30));
     }
 
     #[test]

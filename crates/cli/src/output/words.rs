@@ -1,10 +1,12 @@
 //! Sentences for people about a measurement.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
 use ingraft_model::Activations;
 
 use super::number::{grouped_u64, millis, percent, plural};
+use super::table::cut;
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, PairInfo, RefusedFunction, part_of};
@@ -13,6 +15,10 @@ use crate::objects::{Cost, Ended, Host, Looked, Object, Removed, TakenOut};
 
 /// Number of functions that a warning for people names before it counts the rest; scripts get all names.
 pub(crate) const NAMED: usize = 8;
+/// Number of refused functions that a message for people names.
+const REFUSED_NAMED: usize = 3;
+/// Largest width of a name in such a message.
+const NAME_WIDTH: usize = 60;
 
 /// Announcement that a measurement is inserted.
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
@@ -48,22 +54,50 @@ fn at(pid: i32, host: &Host) -> String {
     }
 }
 
-/// Warning of functions that are not measured.
-pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
-    let named = if format == Format::Json { refused.len() } else { NAMED };
-    let names = refused.iter().take(named).map(|r| match &r.pair {
-        Some((_, focus)) if let Some(part) = part_of(focus) => {
-            format!("{}{part} ({})", r.function.function, r.why_not)
-        }
-        Some((metric, _)) => format!("{} by {metric} ({})", r.function.function, r.why_not),
-        None => format!("{} ({})", r.function.function, r.why_not),
+/// Warning of functions that are not measured, of those that `pairs` name. People read some names, scripts all names with the reasons.
+pub(crate) fn refused(refused: &[RefusedFunction], pairs: &[PairInfo], format: Format) -> String {
+    let count = refused.len() as u64;
+    let name = |r: &RefusedFunction| match &r.pair {
+        Some((_, focus)) if let Some(part) = part_of(focus) => format!("{}{part}", r.function.function),
+        Some((metric, _)) => format!("{} by {metric}", r.function.function),
+        None => r.function.function.clone(),
+    };
+    let is_part = |r: &RefusedFunction| r.pair.as_ref().is_some_and(|(_, focus)| part_of(focus).is_some());
+    let parts = refused.iter().any(is_part);
+    let [one, many] = if parts { ["place", "places"] } else { ["function", "functions"] };
+    let of = asked(refused, pairs).map_or_else(
+        || plural(count, one, many),
+        |all| format!("{} of {}", grouped_u64(count), plural(all, one, many)),
+    );
+    let (are, them) = if count == 1 { ("is", "it") } else { ("are", "them") };
+    let listed = if parts { String::new() } else { format!(" (`ingraft functions` lists {them})") };
+    let named = if format == Format::Json { refused.len() } else { REFUSED_NAMED };
+    let names = refused.iter().take(named).map(|r| match format {
+        Format::Json => format!("{} ({})", name(r), r.why_not),
+        Format::Table if count == 1 => format!("{} ({})", cut(&name(r), NAME_WIDTH), r.why_not),
+        Format::Table => cut(&name(r), NAME_WIDTH),
     });
-    let mut text = format!("not measured: {}", names.collect::<Vec<_>>().join(", "));
-    if refused.len() > named {
-        let rest = (refused.len() - named) as u64;
-        text += &format!(", and {}; `ingraft functions` lists all", plural(rest, "more function", "more functions"));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let rest = match refused.len().saturating_sub(named) {
+        0 => String::new(),
+        rest => format!(", and {}", plural(rest as u64, "other", "others")),
+    };
+    format!("{of} {are} not measured{listed}: {names}{rest}")
+}
+
+/// Number of functions or parts of functions that were asked for; `None` if a pair is not about one function.
+fn asked(refused: &[RefusedFunction], pairs: &[PairInfo]) -> Option<u64> {
+    let mut all = BTreeSet::new();
+    for pair in pairs {
+        let function = pair.function.as_ref()?;
+        all.insert((function.module.as_str(), function.offset, part_of(&pair.focus).map(|part| part.to_string())));
     }
-    text
+    let measured = all.len();
+    for r in refused {
+        let part = r.pair.as_ref().and_then(|(_, focus)| part_of(focus)).map(|part| part.to_string());
+        all.insert((r.function.module.as_str(), r.function.offset, part));
+    }
+    (measured > 0).then_some(all.len() as u64)
 }
 
 /// Warnings of processes, out of several, that are not measured: one line for each reason. Each of `failures` has its process.
@@ -372,7 +406,11 @@ pub(crate) fn not_restored(r: &Removed) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::Aggregate;
+
     use super::*;
+    use crate::conn::FunctionRef;
+    use crate::objects::PairFacts;
 
     #[test]
     fn missing_calls_are_told_by_reason() {
@@ -410,6 +448,45 @@ mod tests {
             counted_only(&[of("f", 10, 7.0)], true),
             "timing f costs 7.0 % of one processor, and all may cost 5 % (--max-overhead): \
              it is from now on counted only"
+        );
+    }
+
+    #[test]
+    fn refusals_begin_with_their_number() {
+        let function = |name: &str, offset| FunctionRef { module: "m".to_owned(), function: name.to_owned(), offset };
+        let refuse = |name: &str, offset| RefusedFunction {
+            function: function(name, offset),
+            pair: None,
+            reason: "too_short".to_owned(),
+            why_not: "too short".to_owned(),
+        };
+        let all: Vec<RefusedFunction> =
+            ["a", "b", "c", "d"].into_iter().zip(1..).map(|(n, at)| refuse(n, at)).collect();
+        let pair = |function| PairInfo {
+            metric: "calls".to_owned(),
+            focus: String::new(),
+            unit: "calls".to_owned(),
+            aggregate: Aggregate::Sum,
+            level: false,
+            time: false,
+            histogram: false,
+            function,
+            edge_kind: None,
+            refused: 0,
+            facts: PairFacts::default(),
+        };
+        let pairs: Vec<PairInfo> = (4..=4003).map(|offset| pair(Some(function("f", offset)))).collect();
+        assert_eq!(
+            refused(&all, &pairs, Format::Table),
+            "4 of 4,003 functions are not measured (`ingraft functions` lists them): a, b, c, and 1 other"
+        );
+        assert_eq!(
+            refused(&all[..1], &[], Format::Table),
+            "1 function is not measured (`ingraft functions` lists it): a (too short)"
+        );
+        assert_eq!(
+            refused(&all[..2], &[pair(None)], Format::Json),
+            "2 functions are not measured (`ingraft functions` lists them): a (too short), b (too short)"
         );
     }
 

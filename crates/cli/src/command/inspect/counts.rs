@@ -50,7 +50,7 @@ impl About<'_> {
         };
         drop(progress);
         if !enabled.refused.is_empty() {
-            output::warn(&words::refused(&enabled.refused, format), format);
+            output::warn(&words::refused(&enabled.refused, &enabled.pairs, format), format);
         }
         enabled.warnings.iter().for_each(|what| output::warn(what, format));
         // From here on, the measurement is removed whatever happens.
