@@ -175,6 +175,8 @@ pub(crate) struct Site {
     pub(crate) profile: Option<Profile>,
     /// The task that writes the file of a trace; `None` if the measurement is no trace, or if the file is whole.
     trace: Option<Puller>,
+    /// Failure to write the file of a trace.
+    unwritten: Option<Failure>,
     /// Latest event totals of a profile; `None` if they were not asked for.
     pub(crate) totals: Option<Totals>,
 }
@@ -522,7 +524,10 @@ impl Session<'_> {
                 }
                 Err(stop) => Err(stop),
             };
+            let left = left.and_then(|()| site.unwritten.take().map_or(Ok(()), |failure| Err(failure.into())));
             match left {
+                // The failure that ended the measurement, such as a full disk, is reported once.
+                Err(Stop::Failure(failure)) if matches!(&result, Err(Stop::Failure(first)) if *first == failure) => {}
                 // Each failure is reported: the failure of one target must not hide that of another.
                 Err(Stop::Failure(failure)) if result.is_err() => output::report(&failure, format),
                 Err(stop) if result.is_ok() => result = Err(stop),
@@ -544,18 +549,18 @@ impl Session<'_> {
         if self.plan.passes_status {
             self.context.status.set(self.program_status());
         }
-        if !counted || matches!(result, Err(Stop::ReaderGone)) {
+        if matches!(result, Err(Stop::ReaderGone)) {
             return result;
         }
-        let presented = view.last(&self.sites, out).and_then(|()| {
-            farewells.iter().try_for_each(|(ended, farewell)| {
-                // The end of the target has been reported, so people need not read that nothing is left in it.
-                let text = if *ended { String::new() } else { words::farewell(farewell) };
-                out.text(&text)?;
-                out.object(farewell)
-            })
+        // Last values that cannot be presented do not keep the removal from being told.
+        let presented = if counted { view.last(&self.sites, out) } else { Ok(()) };
+        let told = farewells.iter().try_for_each(|(ended, farewell)| {
+            // The end of the target has been reported, so people need not read that nothing is left in it.
+            let text = if *ended { String::new() } else { words::farewell(farewell) };
+            out.text(&text)?;
+            out.object(farewell)
         });
-        result.and(presented)
+        result.and(presented).and(told)
     }
 }
 
@@ -610,6 +615,7 @@ impl Site {
             chapters: Vec::new(),
             profile: None,
             trace: None,
+            unwritten: None,
             totals: None,
         }
     }
@@ -774,10 +780,9 @@ impl Site {
             puller.end();
         }
         let Farewell { mut removed, grown, last, profile, trace, ended } = self.client.remove(id, pairs).await?;
-        let written = match self.trace.take() {
-            Some(puller) => puller.finish(&trace).await,
-            None => Ok(()),
-        };
+        if let Some(puller) = self.trace.take() {
+            self.unwritten = puller.finish(&trace).await.err();
+        }
         if let Some(grown) = grown {
             self.grow(grown, format);
         }
@@ -800,7 +805,6 @@ impl Site {
         if let Some(left) = words::memory_left(&removed) {
             output::warn(&left, format);
         }
-        written?;
         Ok(Object::Removed(removed))
     }
 }

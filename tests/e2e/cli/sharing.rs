@@ -68,21 +68,21 @@ fn the_program_writes_on() {
     for how in ["interrupt", "kill"] {
         let go = directory.path().join(how);
         let script = format!(
-            "printf begun; while [ ! -e {0} ] && [ -d {1} ]; do sleep 0.01; done; echo; echo on",
+            "while [ ! -e {0}.begin ] && [ -d {1} ]; do sleep 0.01; done; printf begun; while [ ! -e {0} ] && [ -d {1} ]; do sleep 0.01; done; echo; echo on",
             go.display(),
             directory.path().display()
         );
         let mut child = measured(&script, &[]).stdout(Stdio::piped()).spawn().expect("run ingraft");
         let mut output = child.stdout.take().expect("piped");
         let (mut text, mut part) = (Vec::new(), [0; 4096]);
-        while !text.windows(5).any(|word| word == b"begun") || !text.windows(10).any(|word| word == b"\"attached\"") {
-            let read = output.read(&mut part).expect("the output");
-            assert!(read > 0, "{}", String::from_utf8_lossy(&text));
-            text.extend_from_slice(&part[..read]);
-            if how == "interrupt" && text.ends_with(b"begun") {
-                // Records wait for the end of the line, or of the command.
-                break;
+        // Once the program is in its line, records wait for the end of the line, or of the command.
+        for word in [&b"\"attached\""[..], b"begun"] {
+            while !text.windows(word.len()).any(|part| part == word) {
+                let read = output.read(&mut part).expect("the output");
+                assert!(read > 0, "{}", String::from_utf8_lossy(&text));
+                text.extend_from_slice(&part[..read]);
             }
+            std::fs::write(format!("{}.begin", go.display()), "").expect("let the line begin");
         }
         if how == "kill" {
             child.kill().expect("kill");

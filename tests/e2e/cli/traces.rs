@@ -173,3 +173,43 @@ fn what_a_trace_cannot_do_is_refused() {
     let _ =
         tool.run(["trace", "-p", &pid, "work_0", "--follow", "fork", "-o", &file]).assert_error(2, &["one program"]);
 }
+
+/// A file system of a few KiB, unmounted when it is dropped.
+struct Tiny(tempfile::TempDir);
+
+impl Tiny {
+    /// Mounts it; `None` if this machine does not permit that.
+    fn mount() -> Option<Tiny> {
+        let directory = open_directory();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(directory.path());
+        let mounted = mount.stderr(std::process::Stdio::null()).status();
+        mounted.is_ok_and(|status| status.success()).then_some(Tiny(directory))
+    }
+}
+
+impl Drop for Tiny {
+    fn drop(&mut self) {
+        // If that fails, the directory cannot be removed, and the test says so.
+        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+/// A file that cannot be written ends the trace while the target runs. The error is reported once, and the text is restored.
+#[test]
+fn a_full_disk_is_told_at_once_and_once() {
+    let tiny = Tiny::mount();
+    let full = tiny.as_ref().map(|tiny| tiny.0.path().join("some.trace").to_str().expect("a path").to_owned());
+    for file in ["/dev/full".to_owned()].into_iter().chain(full) {
+        let mut target = Mutatee::start("threads", &["1"]);
+        let before = Text::of(target.pid());
+        target.ask("spin");
+        let trace = ["trace", "-p", &target.pid_text(), "noise", "-o", &file, "--until-exit"];
+        let outcome = tool().run(trace).assert_code(1);
+        let errors: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("\"error\"")).collect();
+        assert!(errors.len() == 1 && errors[0].contains(&format!("cannot write {file}")), "{outcome:#?}");
+        assert_eq!(outcome.one("removed")["text_restored"], true, "{outcome:#?}");
+        assert!(outcome.all("ended").is_empty(), "the target runs on: {outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+    }
+}
