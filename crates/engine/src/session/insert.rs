@@ -1,6 +1,5 @@
 //! Insertion of the code of new pairs: counters, code, journal, stop. On an error the target and the session are as before.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
 use ingraft_codegen::Readable;
@@ -13,9 +12,8 @@ use ingraft_model::{
 use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, RefusedFunction};
+use crate::api::CaughtUp;
 use crate::error::{Error, ErrorKind};
-use crate::measure::request::Wanted;
 use crate::measure::{calls, resolution};
 use crate::profile::places::{CodeMap, Observer};
 use crate::program::modules::Modules;
@@ -25,19 +23,18 @@ use crate::program::wall;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
 use crate::recovery::waiting::{self, Purpose};
-use crate::weaving::bodies::Copies;
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
-use crate::weaving::sites::{Text, sites};
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
-use super::pair::{Pair, PairKey, Unloaded, UnwindTarget, function_ref};
+use super::pair::{Pair, PairKey, Unloaded, UnwindTarget};
+use super::refusals::{is_unmeasured, refused_of};
 use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
@@ -52,7 +49,7 @@ const CLOCK_FILTERED: &str =
     "a filter of system calls (seccomp) or syscall user dispatch is active, and the clock may need one";
 
 /// Reason why a pair, given by its index in the request, is not woven in a function.
-type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
+pub(super) type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 
 /// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which pairs share.
 #[derive(Debug, Default)]
@@ -212,7 +209,11 @@ impl Session {
 
     /// Allocates counters for the variables of new pairs. Also returns the groups that the pairs form. On an error no counter stays
     /// allocated.
-    fn bind(&self, control: &mut Control, fresh: Vec<Fresh>) -> Result<(Vec<Bound>, Vec<Option<Forming>>), Error> {
+    pub(super) fn bind(
+        &self,
+        control: &mut Control,
+        fresh: Vec<Fresh>,
+    ) -> Result<(Vec<Bound>, Vec<Option<Forming>>), Error> {
         let limit = counters_max(control);
         let mut bound: Vec<Bound> = Vec::with_capacity(fresh.len());
         let mut forming: Vec<Option<Forming>> = Vec::with_capacity(fresh.len());
@@ -496,7 +497,7 @@ impl Session {
 
     /// Changes the refusal of functions whose bytes differ from the file because of a dead engine's measurement, so that it names that
     /// measurement.
-    fn name_kept(&self, control: &Control, refused: &mut Refused) {
+    pub(super) fn name_kept(&self, control: &Control, refused: &mut Refused) {
         for ((function, _), refusal) in refused.iter_mut() {
             if let Refusal::BytesDiffer { .. } = refusal
                 && let Some(measurement) = self.kept_in(control, *function)
@@ -504,88 +505,6 @@ impl Session {
                 *refusal = Refusal::Kept { measurement };
             }
         }
-    }
-
-    /// Fails if no pair of these, which are not inserted yet, can be measured. Changes nothing.
-    pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
-        let keys: Vec<PairKey> = wanted.iter().map(PairKey::of).collect();
-        if keys.iter().any(|key| control.pairs.contains_key(key)) {
-            return Ok(());
-        }
-        let fresh = |(key, w): (PairKey, &Wanted)| Fresh::alone(key, w.instrumentation.clone());
-        let (bound, _) = self.bind(control, keys.into_iter().zip(wanted).map(fresh).collect())?;
-        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
-        let (points, _) = wanted_points(control, &bound, &prune);
-        let hopeless = self.refuse_hopeless(control, &points, &bound);
-        give_back(control, &bound);
-        hopeless
-    }
-
-    fn refuse_hopeless(&self, control: &Control, wanted: &[WantedPoints<'_>], bound: &[Bound]) -> Result<(), Error> {
-        let mut reasons = Refused::default();
-        // the definitions of each pair that have no place so far
-        let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
-        let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
-        let woven = control.attached.iter().flat_map(|a| a.woven.changes());
-        let (text, modules) = (Text::new(&self.target, woven), &control.modules);
-        // all points of a function are adjacent
-        for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
-            let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
-            for w in of_function {
-                let mut found = sites(&text, modules, w.function, w.spot);
-                w.assign(&mut found);
-                let woven = control.attached.as_ref().map(|attached| &attached.woven);
-                let (w, own) = (std::slice::from_ref(w), std::slice::from_mut(&mut found));
-                let copies = Copies::choose(woven, (&text, modules), w, own);
-                let [w] = w else { continue };
-                let records = || control.modules.goroutine_pointer().is_some();
-                let records = control.attached.as_ref().map_or_else(records, |a| a.env.goroutine.is_some());
-                reasons.extend(w.refused(&found, &copies, records));
-                self.name_kept(control, &mut reasons);
-            }
-            let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
-            for (function, pair) in places {
-                let (Some((_, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
-                i.insertions.iter().filter(|i| i.function == function).for_each(|i| _ = left.remove(&i.group));
-                if left.is_empty() {
-                    return Ok(());
-                }
-            }
-        }
-        self.all_refused(modules, bound, &reasons).map_or(Ok(()), Err)
-    }
-
-    /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
-    /// pair can be measured.
-    fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
-        let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
-        if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
-            return None;
-        }
-        let ((function, pair), refusal) = most_frequent(reasons)?;
-        if !self.target.is_alive() {
-            return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
-        }
-        let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
-        let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));
-        let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
-        let what = match (functions.len(), part, reasons.len()) {
-            (1, None, _) => format!("`{name}` cannot be instrumented: {refusal}"),
-            (1, Some(part), 1) => format!("`{name}{part}` cannot be instrumented: {refusal}"),
-            (1, Some(part), n) => {
-                format!("none of {n} parts of `{name}` can be instrumented; `{name}{part}`: {refusal}")
-            }
-            (n, None, _) => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
-            (n, Some(part), _) => format!("none of {n} functions can be instrumented; `{name}{part}`: {refusal}"),
-        };
-        let hint = match refusal {
-            Refusal::Kept { .. } => format!(
-                "`ingraft read {pid}` prints the values that it has, and goes on; to count anew, take it out first: `ingraft detach -p {pid}`",
-                pid = self.pid()
-            ),
-            _ => "`ingraft functions` lists the functions with what can be done".to_owned(),
-        };
-        Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
     }
 
     /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair.
@@ -757,7 +676,7 @@ impl Pair {
 
 /// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `prune` is the snippet that prunes stale
 /// activations where a call begins.
-fn wanted_points<'w>(
+pub(super) fn wanted_points<'w>(
     control: &mut Control,
     bound: &'w [Bound],
     prune: &'w Arc<Snippet>,
@@ -897,17 +816,6 @@ pub(super) fn too_many(limit: u32) -> Error {
     Error::new(ErrorKind::Failed, "too_many_counters", what, hint)
 }
 
-/// The reason of the most refusals, at the first place that it concerns.
-fn most_frequent(reasons: &Refused) -> Option<(&(MdlFunction, usize), &Refusal)> {
-    let mut of_text: FxHashMap<String, (usize, Reverse<&(MdlFunction, usize)>)> = FxHashMap::default();
-    for (place, refusal) in reasons {
-        let entry = of_text.entry(refusal.to_string()).or_insert((0, Reverse(place)));
-        *entry = (entry.0 + 1, entry.1.max(Reverse(place)));
-    }
-    let (_, Reverse(place)) = of_text.into_values().max()?;
-    Some((place, reasons.get(place)?))
-}
-
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.
 fn journal_need(point: &WovenAnew) -> u64 {
     point.records().fold(JOURNAL_POINT, |need, record| need + JOURNAL_MOVE * record.moves.len() as u64)
@@ -931,19 +839,6 @@ fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
     let pages: FxHashSet<u64> = wanted.iter().filter_map(page).collect();
     let code = (wanted.len() as u64 * CODE_LEAST).div_ceil(PAGE);
     MemoryNeed::of_pages(pages.len() as u64 + code)
-}
-
-/// Whether one of a pair's definitions, the metric's or a constraint's, is woven nowhere, so that its value means nothing.
-fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
-    if refused.is_empty() {
-        return false;
-    }
-    let mut groups: FxHashMap<u32, bool> = FxHashMap::default();
-    for insertion in &instrumentation.insertions {
-        let has_place = groups.entry(insertion.group).or_default();
-        *has_place |= !refused.contains_key(&(insertion.function, pair));
-    }
-    groups.values().any(|has_place| !has_place)
 }
 
 /// Whether a pair follows calls from beginning to end. If so, stale activations are pruned wherever one of its calls begins.
@@ -972,7 +867,7 @@ pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limi
     Some(taken)
 }
 
-fn give_back(control: &mut Control, bound: &[Bound]) {
+pub(super) fn give_back(control: &mut Control, bound: &[Bound]) {
     for (_, instrumentation, counters) in bound {
         for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
             control.counters.give_back(*first, variable.shape.slots());
@@ -982,24 +877,4 @@ fn give_back(control: &mut Control, bound: &[Bound]) {
             }
         }
     }
-}
-
-/// The functions of an instrumentation that could not be woven.
-fn refused_of(
-    control: &Control,
-    instrumentation: &Instrumentation,
-    refused: &Refused,
-    pair: usize,
-) -> Vec<(MdlFunction, RefusedFunction)> {
-    if refused.is_empty() {
-        return Vec::new();
-    }
-    let functions: FxHashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
-    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
-    unwoven.sort_unstable();
-    let told = |f: MdlFunction| {
-        let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
-        Some((f, RefusedFunction { function, reason }))
-    };
-    unwoven.into_iter().filter_map(told).collect()
 }

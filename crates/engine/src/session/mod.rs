@@ -36,6 +36,7 @@ mod numbering;
 mod pair;
 mod profile;
 mod read;
+mod refusals;
 mod remove;
 pub(crate) mod replaced;
 mod rewritten;

@@ -1,0 +1,157 @@
+//! Refusals of an insertion: requests of which nothing can be measured, and the reasons that they are told.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, Refusal, Snippet, Stmt};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::RefusedFunction;
+use crate::error::{Error, ErrorKind};
+use crate::measure::request::Wanted;
+use crate::program::modules::Modules;
+use crate::weaving::bodies::Copies;
+use crate::weaving::sites::{Text, sites};
+use crate::weaving::wanted::Wanted as WantedPoints;
+
+use super::control::Control;
+use super::driver::Session;
+use super::insert::{Bound, Refused, give_back, wanted_points};
+use super::pair::{PairKey, function_ref};
+use super::sharing::Fresh;
+
+impl Session {
+    /// Fails if no pair of these, which are not inserted yet, can be measured. Changes nothing.
+    pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
+        let keys: Vec<PairKey> = wanted.iter().map(PairKey::of).collect();
+        if keys.iter().any(|key| control.pairs.contains_key(key)) {
+            return Ok(());
+        }
+        let fresh = |(key, w): (PairKey, &Wanted)| Fresh::alone(key, w.instrumentation.clone());
+        let (bound, _) = self.bind(control, keys.into_iter().zip(wanted).map(fresh).collect())?;
+        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
+        let (points, _) = wanted_points(control, &bound, &prune);
+        let hopeless = self.refuse_hopeless(control, &points, &bound);
+        give_back(control, &bound);
+        hopeless
+    }
+
+    pub(super) fn refuse_hopeless(
+        &self,
+        control: &Control,
+        wanted: &[WantedPoints<'_>],
+        bound: &[Bound],
+    ) -> Result<(), Error> {
+        let mut reasons = Refused::default();
+        // the definitions of each pair that have no place so far
+        let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
+        let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
+        let woven = control.attached.iter().flat_map(|a| a.woven.changes());
+        let (text, modules) = (Text::new(&self.target, woven), &control.modules);
+        // all points of a function are adjacent
+        for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
+            let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
+            for w in of_function {
+                let mut found = sites(&text, modules, w.function, w.spot);
+                w.assign(&mut found);
+                let woven = control.attached.as_ref().map(|attached| &attached.woven);
+                let (w, own) = (std::slice::from_ref(w), std::slice::from_mut(&mut found));
+                let copies = Copies::choose(woven, (&text, modules), w, own);
+                let [w] = w else { continue };
+                let records = || control.modules.goroutine_pointer().is_some();
+                let records = control.attached.as_ref().map_or_else(records, |a| a.env.goroutine.is_some());
+                reasons.extend(w.refused(&found, &copies, records));
+                self.name_kept(control, &mut reasons);
+            }
+            let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
+            for (function, pair) in places {
+                let (Some((_, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
+                i.insertions.iter().filter(|i| i.function == function).for_each(|i| _ = left.remove(&i.group));
+                if left.is_empty() {
+                    return Ok(());
+                }
+            }
+        }
+        self.all_refused(modules, bound, &reasons).map_or(Ok(()), Err)
+    }
+
+    /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
+    /// pair can be measured.
+    pub(super) fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
+        let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
+        if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
+            return None;
+        }
+        let ((function, pair), refusal) = most_frequent(reasons)?;
+        if !self.target.is_alive() {
+            return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
+        }
+        let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
+        let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));
+        let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
+        let what = match (functions.len(), part, reasons.len()) {
+            (1, None, _) => format!("`{name}` cannot be instrumented: {refusal}"),
+            (1, Some(part), 1) => format!("`{name}{part}` cannot be instrumented: {refusal}"),
+            (1, Some(part), n) => {
+                format!("none of {n} parts of `{name}` can be instrumented; `{name}{part}`: {refusal}")
+            }
+            (n, None, _) => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
+            (n, Some(part), _) => format!("none of {n} functions can be instrumented; `{name}{part}`: {refusal}"),
+        };
+        let hint = match refusal {
+            Refusal::Kept { .. } => format!(
+                "`ingraft read {pid}` prints the values that it has, and goes on; to count anew, take it out first: `ingraft detach -p {pid}`",
+                pid = self.pid()
+            ),
+            _ => "`ingraft functions` lists the functions with what can be done".to_owned(),
+        };
+        Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
+    }
+}
+
+/// A function, and the number of a pair that is refused there.
+type Place = (MdlFunction, usize);
+
+/// The reason of the most refusals, at the first place that it concerns.
+fn most_frequent(reasons: &Refused) -> Option<(&Place, &Refusal)> {
+    let mut of_text: FxHashMap<String, (usize, Reverse<&Place>)> = FxHashMap::default();
+    for (place, refusal) in reasons {
+        let entry = of_text.entry(refusal.to_string()).or_insert((0, Reverse(place)));
+        *entry = (entry.0 + 1, entry.1.max(Reverse(place)));
+    }
+    let (_, Reverse(place)) = of_text.into_values().max()?;
+    Some((place, reasons.get(place)?))
+}
+
+/// Whether one of a pair's definitions, the metric's or a constraint's, is woven nowhere, so that its value means nothing.
+pub(super) fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
+    if refused.is_empty() {
+        return false;
+    }
+    let mut groups: FxHashMap<u32, bool> = FxHashMap::default();
+    for insertion in &instrumentation.insertions {
+        let has_place = groups.entry(insertion.group).or_default();
+        *has_place |= !refused.contains_key(&(insertion.function, pair));
+    }
+    groups.values().any(|has_place| !has_place)
+}
+
+/// The functions of an instrumentation that could not be woven.
+pub(super) fn refused_of(
+    control: &Control,
+    instrumentation: &Instrumentation,
+    refused: &Refused,
+    pair: usize,
+) -> Vec<(MdlFunction, RefusedFunction)> {
+    if refused.is_empty() {
+        return Vec::new();
+    }
+    let functions: FxHashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
+    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
+    unwoven.sort_unstable();
+    let told = |f: MdlFunction| {
+        let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
+        Some((f, RefusedFunction { function, reason }))
+    };
+    unwoven.into_iter().filter_map(told).collect()
+}
