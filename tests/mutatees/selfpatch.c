@@ -5,6 +5,7 @@
  * rest        they end; prints how many of their answers were wrong
  * key on|off  switches the static key
  * set K       changes the constant
+ * drop N      discards the pages of its text N times, so that they come from the file again
  *
  * While it writes, its own threads wait outside of the functions. */
 #include "mutatee.h"
@@ -125,6 +126,16 @@ static void set_constant(int value) {
     resume();
 }
 
+extern char __executable_start, etext;
+
+static void drop(long times) {
+    uintptr_t from = (uintptr_t)&__executable_start, until = ((uintptr_t)&etext + 4095) & ~4095ul;
+    while (times--) {
+        if (madvise((void *)from, until - from, MADV_DONTNEED)) abort();
+        sched_yield();
+    }
+}
+
 int main(void) {
     find_constant();
     say_ready();
@@ -146,6 +157,8 @@ int main(void) {
             switch_key(line[5] == 'n');
         } else if (sscanf(line, "set %ld", &n) == 1) {
             set_constant((int)n);
+        } else if (sscanf(line, "drop %ld", &n) == 1) {
+            drop(n);
         } else {
             say("unknown command %s", line);
         }

@@ -96,3 +96,34 @@ fn values_of_a_copy_that_is_given_up_stay_as_they_were() {
     assert!(asks_right(&mut target, "go 1000"));
     assert_eq!(ingraft_testing::target::arenas(target.pid()), 0);
 }
+
+/// The pages that have springboards come from the file again, while threads are in copies of the functions.
+#[test]
+fn a_program_may_discard_the_pages_of_its_text() {
+    let mut target = Mutatee::start("selfpatch", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let trace = tempfile::NamedTempFile::new().expect("a file");
+    let file = trace.path().to_str().expect("a path");
+    let kinds: [&[&str]; 5] = [
+        &["count"],
+        &["latency", "--max-overhead", "10000"],
+        &["profile", "edges"],
+        &["profile", "coverage", "--branches"],
+        &["trace", "-o", file],
+    ];
+    target.ask("spin 2");
+    for kind in kinds {
+        let functions = ["-p", &pid, "plain", "constant"];
+        let mut session = tool().start(kind.iter().copied().chain(functions));
+        session.wait_for("attached");
+        assert!(asks_right(&mut target, "drop 200"));
+        assert!(asks_right(&mut target, "go 1000"), "{kind:?}");
+        let outcome = session.interrupt();
+        assert_eq!(outcome.one("removed")["text_restored"], true, "{kind:?}: {outcome:#?}");
+        before.assert_in(target.pid());
+    }
+    assert!(asks_right(&mut target, "rest"));
+    assert!(asks_right(&mut target, "go 1000"));
+    before.assert_in(target.pid());
+}
