@@ -584,8 +584,8 @@ pub(crate) struct Latency {
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-    /// Unix time in nanoseconds from which on calls are timed.
-    pub(crate) timed_since_ns: u64,
+    /// Unix time in nanoseconds from which on calls are timed; null if an earlier command began to time them.
+    pub(crate) timed_since_ns: Option<u64>,
     /// Unix time in nanoseconds from which on calls are counted only, because timing them costs too much; null if they are timed.
     pub(crate) taken_out_ns: Option<u64>,
     #[serde(flatten)]

@@ -51,8 +51,8 @@ struct Sum(u64);
 enum Span {
     /// As long as the measurement lasts.
     Whole,
-    /// From the same moment on as the others, for so many nanoseconds.
-    Ended(u64),
+    /// From the same moment on as the others, for so many nanoseconds; `None` if that moment is not known.
+    Ended(Option<u64>),
     /// Calls are only counted.
     Never,
 }
@@ -63,8 +63,8 @@ impl Span {
         match row.value().and_then(|value| value.taken_out) {
             _ if row.is_refused() => Span::Never,
             None => Span::Whole,
-            Some(why) if why.time_ns <= since && row.counting.is_some() => Span::Never,
-            Some(why) => Span::Ended(why.time_ns.saturating_sub(since)),
+            Some(why) if since.is_some_and(|since| why.time_ns <= since) && row.counting.is_some() => Span::Never,
+            Some(why) => Span::Ended(since.map(|since| why.time_ns.saturating_sub(since))),
         }
     }
 }
@@ -105,7 +105,8 @@ impl Presentation for Latencies {
                 (called.map(|d| grouped_u64(d.count)).unwrap_or_default(), share)
             }
             Span::Ended(ns) => {
-                (format!("{} in {}", grouped_u64(called.map_or(0, |d| d.count)), time(ns as f64)), String::new())
+                let span = ns.map_or_else(|| "a part".to_owned(), |ns| time(ns as f64));
+                (format!("{} in {span}", grouped_u64(called.map_or(0, |d| d.count))), String::new())
             }
             Span::Never => ("counted only".to_owned(), String::new()),
         };

@@ -293,9 +293,10 @@ impl<'a> Row<'a> {
         self.site.reading.values.get(self.counting.unwrap_or(self.pair))
     }
 
-    /// Unix time in nanoseconds of the end of the insertion, from which on the pair of the row measures.
-    pub(super) fn timed_since_ns(&self) -> u64 {
-        self.site.enabled.since_ns
+    /// Unix time in nanoseconds of the end of the insertion, from which on the pair of the row measures; `None` if an earlier command
+    /// inserted it.
+    pub(super) fn timed_since_ns(&self) -> Option<u64> {
+        Some(self.site.enabled.since_ns).filter(|ns| *ns != 0)
     }
 
     /// Whether the function's calls are counted, and nothing else of it can be measured.
