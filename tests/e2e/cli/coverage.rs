@@ -248,7 +248,8 @@ fn covered(source: &Path, arguments: &[&str], directory: &Path) -> BTreeMap<u32,
     let (program, saved) = (directory.join("plain"), directory.join("saved"));
     output(Command::new("gcc").args(["-O0", "-g", "-pthread", "-o"]).arg(&program).arg(source));
     let (program, saved) = (program.to_str().expect("a path"), saved.to_str().expect("a path"));
-    let mut command = vec!["profile", "coverage", "--until-exit", "-o", saved, "plain:*", "--", program];
+    let mut command =
+        vec!["profile", "coverage", "--until-exit", "--own-status", "-o", saved, "plain:*", "--", program];
     command.extend(arguments);
     let _ = tool().run(command).assert_code(0);
     let report = tool().run(["report", saved, "--as", "lcov"]).assert_code(0);

@@ -112,7 +112,7 @@ fn threads_that_end_in_a_timed_function() {
 #[test]
 fn the_end_is_noticed_when_it_comes() {
     let begin = Instant::now();
-    let measure = ["watch", "wall_time@/Code/times/last", "--interval", "20s"];
+    let measure = ["watch", "wall_time@/Code/times/last", "--interval", "20s", "--own-status"];
     let (outcome, _) = run("times", &[], &measure, &["last 300000".to_owned()], &[]).expect("gcc");
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     let last = *values(&outcome.assert_code(0), "last").last().expect("a sample");
