@@ -168,7 +168,7 @@ fn half_of_the_address_space_stays_the_targets() {
         output(Command::new("prlimit").args(["--pid", &target.pid_text(), &soft]));
     };
     let used = size(target.pid());
-    limit(used + 200 * MIB);
+    limit(used + 150 * MIB);
     let outcome = tool().run(["count", "-p", &target.pid_text(), "threads:work_0"]).assert_error(1, &["address space"]);
     assert_figures(&outcome);
     assert_eq!(size(target.pid()), used, "nothing was mapped");

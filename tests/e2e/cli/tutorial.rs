@@ -59,6 +59,12 @@ fn shape(line: &str) -> Vec<String> {
     let mut shape: Vec<String> = words.map(|w| if number(w) { "0".to_owned() } else { w.to_owned() }).collect();
     // A number whose thousands are separated is one number.
     shape.dedup_by(|a, b| a == "0" && b == "0");
+    // The page may have seen one of what are several now, or the other way round.
+    for at in 1..shape.len() {
+        if shape[at - 1] == "0" && ["call", "load", "thread", "point", "module", "function"].contains(&&*shape[at]) {
+            shape[at].push('s');
+        }
+    }
     shape
 }
 

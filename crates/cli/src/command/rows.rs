@@ -267,11 +267,15 @@ fn rows_of<'a>(site: &'a Site, counted: Option<&'static str>) -> Vec<Row<'a>> {
     let counts = |pair: &PairInfo| counted.is_some_and(|metric| pair.metric == metric);
     let counting: HashMap<&str, usize> =
         pairs().filter(|(_, pair)| counts(pair)).map(|(at, pair)| (pair.focus.as_str(), at)).collect();
-    let refused = |pair: &PairInfo| pair.function.is_some() && pair.refused > 0;
-    let is_measured = |at: &usize| site.enabled.pairs.get(*at).is_some_and(|pair| !refused(pair));
+    // A function may have been measured before the library that it came back with was refused.
+    let is_measured = |at: &usize| {
+        let value = site.reading.values.get(*at).map_or(0, |value| value.value);
+        let refused = |pair: &PairInfo| pair.function.is_some() && part_of(&pair.focus).is_none() && pair.refused > 0;
+        value != 0 || site.enabled.pairs.get(*at).is_some_and(|pair| !refused(pair))
+    };
     let row = |(pair, info): (usize, &PairInfo)| {
         let counting = counting.get(info.focus.as_str()).copied();
-        let measured = !refused(info) || counting.as_ref().is_some_and(is_measured);
+        let measured = is_measured(&pair) || counting.as_ref().is_some_and(is_measured);
         measured.then_some(Row { site, pair, counting })
     };
     pairs().filter(|(_, pair)| !counts(pair)).filter_map(row).collect()

@@ -221,8 +221,8 @@ impl Session {
         control.retired.push(pair);
     }
 
-    /// Refuses a request that is known to exceed its limit, because calls of its functions are counted already.
-    pub(super) fn refuse_costly(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
+    /// Calls per second of the functions in which something counts already.
+    pub(super) fn known_rates(&self, control: &Control) -> FxHashMap<MdlFunction, f64> {
         let mut known: FxHashMap<MdlFunction, f64> = FxHashMap::default();
         let shared = self.shared();
         if let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) {
@@ -237,7 +237,12 @@ impl Session {
                 *most = most.max(rate.hits_per_s);
             }
         }
-        drop(shared);
+        known
+    }
+
+    /// Refuses a request that is known to exceed its limit, because calls of its functions are counted already.
+    pub(super) fn refuse_costly(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
+        let known = self.known_rates(control);
         if known.is_empty() {
             return Ok(());
         }

@@ -58,6 +58,11 @@ impl Session {
         let (mut costly, counting): (Vec<Wanted>, Vec<Wanted>) =
             wanted.into_iter().partition(|w| is_costly(&w.instrumentation.variables));
         self.refuse_hopeless_pairs(control, &costly)?;
+        // If it is known already that nothing would be timed, the target is not touched.
+        let known = self.predicted(control, &costly, &self.known_rates(control));
+        if too_dear(&known, limit).len() == costly.len() {
+            self.refuse_costly(control, &costly, limit)?;
+        }
         let (counted, mut caught_up) = self.insert_fitted(control, counting, whole)?;
         let rates = self.rates_of_calls(control, &counted);
         let predicted = self.predicted(control, &costly, &rates);
