@@ -453,6 +453,21 @@ fn a_point_may_have_thousands_of_snippets() {
     assert_eq!(links.filter(|link| link % 4096 <= 4096 - 5).count(), snippets.len());
 }
 
+/// A breakpoint behind the code of a point does not belong to the point.
+#[test]
+fn a_claim_does_not_end_in_a_gap() {
+    let w = weave(GLIBC, site(&PLAIN), &[], &[count()]);
+    let minis = [MiniRequest { id: 0, snippet: &count(), counters: &[0] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let end = w.point().removal.code.end.0;
+    let mut gapped = w.weave.clone();
+    let piece = gapped.plan.code.iter_mut().find(|piece| piece.at.0 + piece.bytes.len() as u64 == end);
+    piece.expect("the code of the point").bytes.push(0xcc);
+    verify_weave(&w.env, &w.arena, &w.text, &requests, &gapped).expect("the gap belongs to nothing");
+    gapped.woven[0].as_mut().expect("woven").removal.code.end.0 += 1;
+    assert!(verify_weave(&w.env, &w.arena, &w.text, &requests, &gapped).is_err());
+}
+
 #[test]
 fn what_was_removed_can_be_woven_again_in_the_same_place() {
     let mut w = weave(GLIBC, site(&PLAIN), &[], &[count()]);

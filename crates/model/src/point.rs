@@ -269,12 +269,6 @@ pub enum Refusal {
         /// Name of the function that owns the bytes.
         other: String,
     },
-    /// More snippets are to run at the point than its code can be written for.
-    #[error("{snippets} snippets are to run there, more than one point has room for; measure fewer foci at once")]
-    TooManySnippets {
-        /// Number of snippets.
-        snippets: usize,
-    },
     /// No address within reach of the module is free.
     #[error("no free address within 2 GiB of the module")]
     NoRoomNearby,

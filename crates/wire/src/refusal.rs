@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 34] = [
+pub const REASONS: [&str; 33] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -37,7 +37,6 @@ pub const REASONS: [&str; 34] = [
     "vdso",
     "overlap",
     "no_room_nearby",
-    "too_many_snippets",
     "no_memory",
     "not_yet",
 ];
@@ -83,7 +82,6 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::Vdso => "vdso",
         Refusal::Overlap { .. } => "overlap",
         Refusal::NoRoomNearby => "no_room_nearby",
-        Refusal::TooManySnippets { .. } => "too_many_snippets",
         Refusal::NoMemory { .. } => "no_memory",
         Refusal::NotYet { .. } => "not_yet",
     }

@@ -237,8 +237,6 @@ pub(crate) enum EmitError {
     ArenaFull,
     /// The code needs a shared routine, which may not be written into a part of an arena.
     Unshared,
-    /// Code with this many snippets has no place at which each link lies within one page.
-    Crowded(usize),
     Codegen(crate::code::environment::CodegenError),
 }
 

@@ -94,7 +94,6 @@ pub fn weave_body(
                 arena.lacked_room |= e == EmitError::ArenaFull;
                 Ok(Refusal::NoRoomNearby)
             }
-            EmitError::Crowded(snippets) => Ok(Refusal::TooManySnippets { snippets }),
             EmitError::Codegen(e) => Err(e),
         }),
         Some(refusal) => Err(Ok(refusal)),

@@ -75,7 +75,7 @@ impl Layout {
     /// Fields that may be written while the code is live: address of the first byte, and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
         // In a crowd, gaps keep the other links within a page.
-        let bound = if self.minis.len() > CROWD { 1 } else { self.minis.len() };
+        let bound = if is_crowd(self.minis.len()) { 1 } else { self.minis.len() };
         let links = self.minis.iter().take(bound).map(|m| (m.link, LINK));
         // The field is a springboard, or the last four bytes of a jump.
         let inner = self.inner.iter().map(|(_, copy, behind)| (*copy, SPRINGBOARD.max(behind - copy)));
@@ -96,15 +96,13 @@ struct Design<'a> {
     minis: &'a [Compiled<'a>],
 }
 
-impl Design<'_> {
-    /// Whether there are so many snippets that no address may suit all of their links, so that gaps keep each within a page.
-    fn is_crowded(&self) -> bool {
-        self.minis.len() > CROWD
-    }
-}
-
 /// Number of snippets of a point up to which a place without gaps is searched.
 const CROWD: usize = 64;
+
+/// Whether a point has so many snippets that no address may suit all of their links, so that gaps keep each link within a page.
+fn is_crowd(snippets: usize) -> bool {
+    snippets > CROWD
+}
 
 /// Registers and flags that the base trampoline saves on the stack.
 #[derive(Clone, Copy)]
@@ -209,7 +207,7 @@ impl<'a> Builder<'a> {
             rounds.next().ok_or(EmitError::ArenaFull)?;
             self.block.restart(at);
             let layout = self.emit(&design)?;
-            let begins = (self.align && !design.is_crowded()).then(|| {
+            let begins = (self.align && !is_crowd(design.minis.len())).then(|| {
                 let mut branches = Branches::default();
                 branches.add(&self.block, layout.base, layout.tail_end);
                 branches.best_start(at, layout.base)
@@ -221,7 +219,7 @@ impl<'a> Builder<'a> {
             let right: &dyn Fn(&u64) -> bool = match somewhere(&best) {
                 true => &best,
                 false if somewhere(&fits) => &fits,
-                false => return Err(EmitError::Crowded(request.minis.len())),
+                false => return Err(EmitError::OutOfReach),
             };
             let adjust = |start: u64| (start..start.saturating_add(PAGE)).find(right).unwrap_or(start);
             room = self.block.bytes.len().max(room);
@@ -307,7 +305,7 @@ impl<'a> Builder<'a> {
         for code in chained() {
             let start = block.here();
             let mut parts = mini::emit(&d.frame, self.arena, code, block)?;
-            if let Some(before) = minis.last().filter(|_| d.is_crowded() && straddles(parts.link, LINK)) {
+            if let Some(before) = minis.last().filter(|_| is_crowd(d.minis.len()) && straddles(parts.link, LINK)) {
                 // The link before leads over a gap.
                 block.take_back(start);
                 block.put(&[0xcc; LINK as usize][..(PAGE - parts.link % PAGE) as usize], Back::StepOut);

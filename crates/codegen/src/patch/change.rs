@@ -125,9 +125,7 @@ fn chain(
 
 fn no_room(e: EmitError) -> CodegenError {
     match e {
-        EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared | EmitError::Crowded(_) => {
-            CodegenError::ArenaFull
-        }
+        EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared => CodegenError::ArenaFull,
         EmitError::Codegen(e) => e,
     }
 }

@@ -198,10 +198,6 @@ impl<'a> Weaver<'a> {
                 self.release(head, redirects);
                 Ok(Err(Refusal::NoRoomNearby))
             }
-            Err(EmitError::Crowded(snippets)) => {
-                self.release(head, redirects);
-                Ok(Err(Refusal::TooManySnippets { snippets }))
-            }
             Err(EmitError::Codegen(e)) => Err(e),
         }
     }

@@ -302,22 +302,34 @@ impl<'a> Interpreter<'a> {
         own.filter(move |(at, _)| (from..until).contains(at)).chain(alike.map(|(at, harmless)| (at, Some(harmless))))
     }
 
-    /// Checks that the visited instructions fill the range exactly, except for breakpoints between them.
+    /// Checks that the visited instructions fill the range exactly, except for gaps between two of them (see [`Self::gap`]).
     pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
         let mut at = range.start.0;
         while at < range.end.0 {
-            let run = self.alike.as_ref().and_then(|known| known.run_at(&self.parts, at));
-            let (end, count) = match (run, self.visits.get(&at)) {
-                (Some(run), None) => run,
-                (None, Some((end, _))) => (*end, 1),
-                // No path leads to a breakpoint that was not visited.
-                (None, None) if self.facts.memory().bytes(at).is_some_and(|b| b.starts_with(&[0xcc])) => (at + 1, 0),
-                _ => return fail(at, Flaw::Untiled),
-            };
+            let behind_gap = || self.visit_at(self.gap(at).filter(|_| at != range.start.0)?);
+            let Some((end, count)) = self.visit_at(at).or_else(behind_gap) else { return fail(at, Flaw::Untiled) };
             self.tiled += count;
             at = end;
         }
         if at == range.end.0.max(range.start.0) { Ok(()) } else { fail(at, Flaw::Untiled) }
+    }
+
+    /// End of the visited instructions from `at` on, and their number; `None` if `at` was not visited.
+    fn visit_at(&self, at: u64) -> Option<(u64, usize)> {
+        let run = self.alike.as_ref().and_then(|known| known.run_at(&self.parts, at));
+        match (run, self.visits.get(&at)) {
+            (Some(run), None) => Some(run),
+            (None, Some((end, _))) => Some((*end, 1)),
+            _ => None,
+        }
+    }
+
+    /// End of a gap that begins at an address: breakpoints to which no path leads, fewer than the bytes of a link. `None` if there is none.
+    fn gap(&self, at: u64) -> Option<u64> {
+        let is_free = |at: &u64| {
+            self.visit_at(*at).is_none() && self.facts.memory().bytes(*at).is_some_and(|b| b.starts_with(&[0xcc]))
+        };
+        (at..at + LINK).find(|at| !is_free(at))
     }
 
     /// Ends a proof: checks that no instruction was visited outside the ranges that were tiled, and that no branch closes a loop.
