@@ -197,7 +197,7 @@ pub const DEFAULT_STRIDE: u64 = 1 << 20;
 pub const STRIDE_MAX: u64 = 1 << 28;
 /// Largest address space of all shards in bytes.
 pub const SHARDS_SPACE: u64 = 64 << 30;
-/// Address space for the journal's copy in bytes, some 8 million points. Pages that are not written take no memory.
+/// Address space for the journal's copy in bytes. Pages that are not written take no memory.
 pub const DEFAULT_JOURNAL: u64 = 1 << 30;
 
 /// Longest time in nanoseconds that a thread waits at the loader's hook for the engine to weave the mapped libraries. For a library that

@@ -726,7 +726,8 @@ impl SharedArea {
         Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
     }
 
-    /// Replaces the journal's copy. Fails if it has more bytes than [`DataArea::journal_bytes`]. The length is 0 until the copy is complete, so that no reader uses a half-written copy.
+    /// Replaces the journal's copy. Fails if it has more bytes than [`DataArea::journal_bytes`]. The length is 0 until the copy is complete,
+    /// so that no reader uses a half-written copy.
     pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() as u64 > self.layout.journal_bytes {
             return Err(Error::JournalFull { needed: bytes.len() as u64, room: self.layout.journal_bytes });

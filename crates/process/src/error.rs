@@ -329,7 +329,9 @@ impl Error {
                 "nothing was changed; a program that installs a signal handler, or loads its C library, has such code"
                     .into()
             }
-            Error::NoRoom { .. } | Error::JournalFull { .. } => "nothing was changed; measure fewer functions at a time, which takes less room".into(),
+            Error::NoRoom { .. } | Error::JournalFull { .. } => {
+                "nothing was changed; measure fewer functions at a time, which takes less room".into()
+            }
             Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
             Error::Shortage(shortage) => shortage.hint(),
             Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {

@@ -126,6 +126,33 @@ fn all_of_libc_is_refused_with_1_mb_of_room_and_counted_with_enough() {
     assert!(target.alive());
 }
 
+/// Counters of all functions fit, timers do not; nothing of the request stays.
+#[test]
+fn times_that_do_not_fit_leave_no_counter_behind() {
+    let group = match Group::new("times") {
+        Ok(group) => group,
+        Err(why) => skip!("{why}"),
+    };
+    let mut target = Mutatee::start("threads", &["64"]);
+    let before = Text::of(target.pid());
+    group.add(target.pid());
+    target.ask("go 100").assert_right();
+    let pid = target.pid_text();
+    let run = |left: u64, command: &'static str| {
+        group.leave(left);
+        let outcome = tool().run([command, "-p", &pid, "libc.so.6:*", "--max-overhead", "10000", "--for", "50ms"]);
+        group.lift();
+        target::assert_clean(target.pid(), &before);
+        outcome
+    };
+    // With many threads, times need much more room than counters.
+    assert_eq!(run(32 * MIB, "count").assert_code(0).one("removed")["text_restored"], true);
+    let outcome = run(32 * MIB, "latency").assert_error(1, &["must stay free"]);
+    assert!(outcome.all("attached").is_empty(), "{outcome:#?}");
+    target.ask("go 100").assert_right();
+    assert!(target.alive());
+}
+
 #[test]
 fn a_library_that_does_not_fit_is_left_alone() {
     let group = match Group::new("library") {
@@ -168,6 +195,7 @@ fn half_of_the_address_space_stays_the_targets() {
         output(Command::new("prlimit").args(["--pid", &target.pid_text(), &soft]));
     };
     let used = size(target.pid());
+    // An eighth of the rest is for the journal, half stays the target's, and 64 threads need a MiB each.
     limit(used + 150 * MIB);
     let outcome = tool().run(["count", "-p", &target.pid_text(), "threads:work_0"]).assert_error(1, &["address space"]);
     assert_figures(&outcome);

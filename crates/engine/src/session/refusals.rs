@@ -20,9 +20,21 @@ use super::insert::{Bound, Refused, give_back, wanted_points};
 use super::pair::{PairKey, function_ref};
 use super::sharing::Fresh;
 
+/// Number of pairs that are looked at together for one that can be measured.
+const A_FEW: usize = 64;
+
 impl Session {
     /// Fails if no pair of these, which are not inserted yet, can be measured. Changes nothing.
     pub(super) fn refuse_hopeless_pairs(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
+        // One pair with a place is enough, and it is usually among the first.
+        match wanted.chunks(A_FEW).any(|few| self.refuse_all_of(control, few).is_ok()) {
+            true => Ok(()),
+            false => self.refuse_all_of(control, wanted),
+        }
+    }
+
+    /// Fails if none of these pairs can be measured.
+    fn refuse_all_of(&self, control: &mut Control, wanted: &[Wanted]) -> Result<(), Error> {
         let keys: Vec<PairKey> = wanted.iter().map(PairKey::of).collect();
         if keys.iter().any(|key| control.pairs.contains_key(key)) {
             return Ok(());

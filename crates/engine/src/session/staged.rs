@@ -78,7 +78,7 @@ impl Session {
                 TakenOut { hits_per_s, cost_ns_per_s, limit_ns_per_s, ..TakenOut::free(now_ns()) },
             ));
         }
-        match self.insert_fitted(control, costly, false) {
+        match self.insert_fitted(control, costly, whole) {
             Ok((_, more)) => caught_up.add(more),
             Err(error) => {
                 self.take_back(control, &counted);
