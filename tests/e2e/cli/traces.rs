@@ -148,9 +148,9 @@ fn the_file_of_a_killed_writer_is_readable() {
     let tool = tool();
     let session = tool.measure("trace", target.pid(), &["-o", &file, "work_0"]);
     let reply = target.ask("solo 5000");
-    let length = || std::fs::metadata(&path).map_or(0, |file| file.len());
-    // An entry takes two bytes.
-    wait_until("the tokens are in the file", || length() > 2 * reply.tally("work_0"));
+    wait_until("the tokens are in the file", || {
+        entries(&tool.run(["replay", &file]), "work_0") == reply.tally("work_0")
+    });
     session.kill();
     let replay = tool.run(["replay", &file]).assert_code(0);
     assert!(replay.stderr.contains("has no end"), "{}", replay.stderr);
