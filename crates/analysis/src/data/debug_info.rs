@@ -75,14 +75,14 @@ fn decompress(section: &[u8], room: u64) -> Option<Vec<u8>> {
         kind if kind == elf::ELFCOMPRESS_ZSTD.0 => CompressionFormat::Zstandard,
         _ => return None,
     };
-    // Neither format makes much more than a thousand bytes of one.
+    // The file may lie about the size, which is memory to reserve.
     if uncompressed_size > room.min((data.len() as u64).saturating_mul(EXPANSION_MAX)) {
         return None;
     }
     CompressedData { format, data, uncompressed_size }.decompress().ok().map(|bytes| bytes.into_owned())
 }
 
-/// Largest ratio of the sizes of a section after and before decompression.
+/// Largest ratio of the sizes of a section after and before decompression that is believed.
 const EXPANSION_MAX: u64 = 2000;
 
 /// The descriptions of types in a file's debugging information.

@@ -124,9 +124,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn each_kind_of_point_is_shown() {
-        let function = |name: &str, entry: &'static str, why: Option<&str>| Function {
+    fn function(name: &str, entry: &'static str, why: Option<&str>) -> Function {
+        Function {
             host: None,
             pid: 7,
             module: "redis-server".to_owned(),
@@ -139,7 +138,11 @@ mod tests {
             reasons: why.map(|_| BTreeMap::from([("entry", "too_short".to_owned())])),
             tail_exits: u32::from(why.is_none()) * 2,
             exposed: false,
-        };
+        }
+    }
+
+    #[test]
+    fn each_kind_of_point_is_shown() {
         let all = [function("processCommand", "in-place", None), function("tiny", "refused", Some("too short"))];
         expect![[r#"
             FUNCTION        MODULE         OFFSET   SIZE  ENTRY     EXIT              WHY NOT
@@ -153,20 +156,7 @@ mod tests {
     #[test]
     fn a_narrow_screen_shows_whole_names() {
         let name = "clusterSlotStatsAddNetworkBytesOutForPubSub";
-        let function = Function {
-            host: None,
-            pid: 7,
-            module: "redis-server".to_owned(),
-            function: name.to_owned(),
-            offset: "0x5c1b0".to_owned(),
-            size: 2412,
-            points: BTreeMap::from([("entry", 1), ("exit", 7), ("call", 61)]),
-            how: BTreeMap::from([("entry", "refused"), ("exit", "partly"), ("call", "in-place")]),
-            why_not: Some(BTreeMap::from([("entry", "control can arrive at +0x1".to_owned())])),
-            reasons: None,
-            tail_exits: 2,
-            exposed: false,
-        };
+        let function = function(name, "refused", Some("control can arrive at +0x1"));
         let text = anstream::adapter::strip_str(&render(&[function], false, Some(80))).to_string();
         assert!(text.contains(name) && text.contains("refused"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

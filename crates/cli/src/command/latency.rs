@@ -116,7 +116,7 @@ impl Presentation for Latencies {
 
     fn sort(&self, rows: &mut [Row<'_>]) -> bool {
         if let Some(by) = self.sort {
-            rows.sort_by_cached_key(|row| (Span::of(row) != Span::Whole, Key::of(row, by)));
+            rows.sort_by_cached_key(|row| Key::of(row, by));
         }
         self.sort.is_some()
     }

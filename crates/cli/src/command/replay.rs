@@ -315,7 +315,7 @@ impl Replay<'_> {
         let start = start(routine);
         let at = at.map(|at| records::offset(at, start));
         if out.json() {
-            let id = self.id(routine);
+            let id = self.id(number, routine);
             return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at }));
         }
         let name = self.names.get(number).map(String::as_str).unwrap_or_default();
@@ -327,14 +327,13 @@ impl Replay<'_> {
         })
     }
 
-    fn id(&self, routine: &TracedRoutine) -> FunctionId {
-        let start = start(routine);
+    fn id(&self, number: usize, routine: &TracedRoutine) -> FunctionId {
         FunctionId {
             host: None,
             pid: self.trace.program.pid.cast_signed(),
             module: self.trace.module(routine).to_owned(),
-            function: tables::shown(&routine.name, start),
-            offset: format!("{:#x}", start.0),
+            function: self.names.get(number).cloned().unwrap_or_default(),
+            offset: format!("{:#x}", start(routine).0),
         }
     }
 

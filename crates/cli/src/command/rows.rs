@@ -18,7 +18,7 @@ use crate::output::{DIM, Output};
 const FOLD: usize = 40;
 
 /// Largest number of functions without a call that are named in that line.
-const HANDFUL: usize = 3;
+const SILENT_NAMED: usize = 3;
 
 /// The request of a command: flags, targets, functions and metric.
 pub(super) struct Asked {
@@ -149,6 +149,7 @@ impl<P: Presentation> View for RowsView<P> {
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
         let mut rows = rows(sites, self.presentation.counted());
         self.presentation.sort(&mut rows);
+        rows.sort_by_key(|row| self.presentation.last(row));
         if out.json() {
             let whole = self.presentation.whole(&rows);
             rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row, &whole)))?;
@@ -179,9 +180,9 @@ impl<P: Presentation> RowsView<P> {
                     rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
                 });
             }
-            rows.sort_by_key(|row| self.presentation.last(row));
-            rows.truncate(room);
         }
+        rows.sort_by_key(|row| self.presentation.last(row));
+        rows.truncate(room);
         let hidden = (all - rows.len()) as u64;
         let mut text = self.table(&rows, &whole, Stage::Live, sites.len() > 1, width);
         if hidden > 0 {
@@ -203,7 +204,7 @@ impl<P: Presentation> RowsView<P> {
         if self.presentation.folds() && rows.iter().any(|row| row.calls() != 0) {
             let (called, silent): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.calls() != 0);
             rows = called;
-            if silent.len() <= HANDFUL {
+            if silent.len() <= SILENT_NAMED {
                 names = silent.iter().map(|row| row.id().function).collect::<Vec<_>>().join(", ");
             }
         }

@@ -171,19 +171,30 @@ fn forward_all() -> io::Result<()> {
         if has_output {
             let read = program.read(&mut buffer)?;
             runs = read > 0;
-            write(&mut output, &lines.of_program(buffer.get(..read).unwrap_or_default()))?;
+            // If a disk is full, the program must not end for it, as it would by a pipe that nobody reads.
+            unless_unread(write(&mut output, &lines.of_program(buffer.get(..read).unwrap_or_default())))?;
         }
         if has_records {
             let read = records.read(&mut buffer)?;
             records_come = read > 0;
-            write(&mut output, &lines.of_records(buffer.get(..read).unwrap_or_default(), !records_come))?;
-            if !records_come {
+            let written = write(&mut output, &lines.of_records(buffer.get(..read).unwrap_or_default(), !records_come));
+            if written.is_err() {
+                // The command learns from its socket that a record is lost.
+                records.shutdown(Shutdown::Both)?;
+                records_come = false;
+                unless_unread(written)?;
+            } else if !records_come {
                 // The command may have been killed, and then needs no answer.
                 let _killed = records.write_all(&[WRITTEN]);
             }
         }
     }
     Ok(())
+}
+
+/// The error if it means that nobody reads the output; other errors pass.
+fn unless_unread(written: io::Result<()>) -> io::Result<()> {
+    written.or_else(|e| if e.kind() == io::ErrorKind::BrokenPipe { Err(e) } else { Ok(()) })
 }
 
 /// Writes everything, also to an output that does not block.

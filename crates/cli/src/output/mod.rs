@@ -217,15 +217,15 @@ impl Output {
             batch.push_str(text);
             return if batch.len() < BATCH_BYTES { Ok(()) } else { self.write_batch() };
         }
-        let line = if self.begins_lines { format!("\n{text}") } else { String::new() };
-        let text = if self.begins_lines { &line } else { text };
-        let written = self.sink.write_all(text.as_bytes()).and_then(|()| self.sink.flush());
-        written.map_err(|e| Stop::from_output(&e, &self.name))
+        match self.begins_lines {
+            true => self.verbatim(format!("\n{text}").as_bytes()),
+            false => self.verbatim(text.as_bytes()),
+        }
     }
 
     /// Begins to write many lines together, for output of millions of lines. [`Output::end_batch`] writes the last ones.
     pub(crate) fn begin_batch(&mut self) {
-        self.batch = Some(String::with_capacity(BATCH_BYTES + 1024));
+        self.batch = Some(String::new());
     }
 
     /// Writes the lines that are left of a batch, and writes at once from then on.
@@ -236,10 +236,8 @@ impl Output {
     }
 
     fn write_batch(&mut self) -> Result<(), Stop> {
-        let Some(batch) = &mut self.batch else { return Ok(()) };
-        let written = self.sink.write_all(batch.as_bytes()).and_then(|()| self.sink.flush());
-        batch.clear();
-        written.map_err(|e| Stop::from_output(&e, &self.name))
+        let text = self.batch.as_mut().map(std::mem::take).unwrap_or_default();
+        self.verbatim(text.as_bytes())
     }
 
     /// Whether the reader of the standard output is gone; the check writes nothing.

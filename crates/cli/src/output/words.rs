@@ -268,16 +268,15 @@ pub(crate) fn counted_only(functions: &[TakenOut], begun: bool) -> String {
     let percent_of_all = percent(functions.iter().map(|t| t.percent).sum());
     let limit = functions.first().map_or(0.0, |t| t.max_overhead);
     let (costs, only) = if begun { ("costs", "from now on counted only") } else { ("would cost", "counted only") };
-    let (these, are, most) = match functions {
-        [_] => (names.concat(), "it is", String::new()),
-        several => {
-            let these = format!("{} functions", several.len());
-            (these, "they are", format!("; the most frequent are {}", names.join(", ")))
-        }
+    let counted = match functions {
+        [_] => format!("{} is {only}, which saves {percent_of_all}", names.concat()),
+        several => format!(
+            "{} of them are {only}, which saves {percent_of_all}; the most frequent are {}",
+            several.len(),
+            names.join(", ")
+        ),
     };
-    format!(
-        "timing {these} {costs} {percent_of_all} of one processor, and all may cost {limit} % (--max-overhead): {are} {only}{most}"
-    )
+    format!("timing all of the functions {costs} more than {limit} % of one processor (--max-overhead): {counted}")
 }
 
 /// Warning of a measurement that costs more than allowed. Counts are exact at any cost, so their pairs are reported, not taken out.
@@ -441,13 +440,13 @@ mod tests {
         };
         assert_eq!(
             counted_only(&[of("f", 10, 1.0), of("g", 30, 5.0)], false),
-            "timing 2 functions would cost 6.0 % of one processor, and all may cost 5 % (--max-overhead): \
-             they are counted only; the most frequent are g, f"
+            "timing all of the functions would cost more than 5 % of one processor (--max-overhead): \
+             2 of them are counted only, which saves 6.0 %; the most frequent are g, f"
         );
         assert_eq!(
             counted_only(&[of("f", 10, 7.0)], true),
-            "timing f costs 7.0 % of one processor, and all may cost 5 % (--max-overhead): \
-             it is from now on counted only"
+            "timing all of the functions costs more than 5 % of one processor (--max-overhead): \
+             f is from now on counted only, which saves 7.0 %"
         );
     }
 
