@@ -458,6 +458,11 @@ impl Elf {
         self.eh_frame_hdr.as_ref()
     }
 
+    /// Number of bytes of text.
+    pub fn text_bytes(&self) -> u64 {
+        self.text.iter().map(|region| region.end() - region.svma).sum()
+    }
+
     /// The bytes of the file.
     pub fn bytes(&self) -> &Arc<[u8]> {
         &self.bytes

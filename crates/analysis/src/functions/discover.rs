@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ingraft_model::Svma;
 use rayon::prelude::*;
@@ -49,8 +50,15 @@ const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x
 
 type Drafts = BTreeMap<u64, Draft>;
 
-/// Runs the whole pass, in parallel in the caller's pool.
-pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
+/// Runs the whole pass, in parallel in the caller's pool. Adds to `done` the number of bytes of text that were decoded.
+pub(crate) fn discover(
+    image: &Elf,
+    mut symbols: Symbols,
+    unwind: &Unwind,
+    pointers: &Pointers,
+    go: &Go,
+    done: &AtomicU64,
+) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
     let mut uses_gs = symbols.imports_arch_prctl;
     let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
@@ -80,7 +88,7 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     }
     let sweep = Sweep { image, pointers, arrivals, calls, addressed, branched, compared, parts, arch_prctl };
 
-    let mut swept = sweep_all(&sweep, &units);
+    let mut swept = sweep_all(&sweep, &units, done);
     let found = explore_gaps(&sweep, &units, &drafts);
     for (start, end) in &found {
         drafts.entry(*start).or_default().size = end - start;
@@ -88,7 +96,7 @@ pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, point
     name_by_labels(&mut drafts, &labels);
     let more: Vec<Unit> =
         found.into_iter().map(|(start, end)| Unit { start, end, functions: vec![(start, end)] }).collect();
-    swept.extend(sweep_all(&sweep, &more));
+    swept.extend(sweep_all(&sweep, &more, done));
     units.extend(more);
 
     let mut extents: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
@@ -304,8 +312,13 @@ fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
     units
 }
 
-fn sweep_all(sweep: &Sweep<'_>, units: &[Unit]) -> Vec<Swept> {
-    units.par_iter().with_min_len(32).map_init(Scratch::new, |scratch, unit| sweep.unit(unit, scratch)).collect()
+fn sweep_all(sweep: &Sweep<'_>, units: &[Unit], done: &AtomicU64) -> Vec<Swept> {
+    let sweep_one = |scratch: &mut Scratch, unit: &Unit| {
+        let swept = sweep.unit(unit, scratch);
+        done.fetch_add(unit.end - unit.start, Ordering::Relaxed);
+        swept
+    };
+    units.par_iter().with_min_len(32).map_init(Scratch::new, sweep_one).collect()
 }
 
 /// Finds functions that no table lists, as (start, end): starts of unknown size, call targets in the gaps, and the functions that these

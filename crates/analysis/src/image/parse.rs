@@ -1,5 +1,6 @@
 //! An image from the bytes of a file, or from the stored results of the pass.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use ingraft_model::Svma;
@@ -33,12 +34,18 @@ impl Image {
 
     /// Analyses an image whose outline was read before, e.g. to find its debug file ([`Elf::parse_debug`]).
     pub fn from_elf(elf: Elf, debug: Option<&Elf>) -> Self {
+        Self::from_elf_counting(elf, debug, &AtomicU64::new(0))
+    }
+
+    /// Analyses a file as [`Image::from_elf`] does. Meanwhile adds to `done` the number of bytes of text that were decoded, of
+    /// [`Elf::text_bytes`].
+    pub fn from_elf_counting(elf: Elf, debug: Option<&Elf>, done: &AtomicU64) -> Self {
         let pointers = relocs::read(&elf);
         let go = Go::read(&elf, &pointers);
         let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
         // A recovered panic continues at a landing pad, as a caught exception does.
         unwind.landing_pads.extend(go.recoveries(&elf));
-        let found = discover::discover(&elf, symbols, &unwind, &pointers, &go);
+        let found = discover::discover(&elf, symbols, &unwind, &pointers, &go, done);
         Self::assemble(elf, found, pointers, go, unwind.landing_pads)
     }
 
