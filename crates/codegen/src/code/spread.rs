@@ -7,6 +7,9 @@ use std::sync::{Mutex, PoisonError};
 pub trait Spread: Sync {
     /// Runs `part(0)` to `part(parts - 1)`, each once, in any order and on any thread.
     fn run(&self, parts: usize, part: &(dyn Fn(usize) + Sync));
+
+    /// Called between steps of the work. It may unwind, which ends work whose result nobody wants any more.
+    fn check(&self) {}
 }
 
 /// Runs all parts on the caller's thread, one after the other.

@@ -93,12 +93,16 @@ pub fn weave_points_on<'a>(
         mini::check_counters(env, m)
     })?;
     arena.lacked_room = false;
+    spread.check();
     let choices = choose::choose(env, text, requests);
+    spread.check();
     let behind: Vec<_> = choices.iter().zip(requests).map(|(choice, r)| r.behind(choice.first())).collect();
     let requests: Vec<_> = requests.iter().zip(&behind).map(|(r, site)| r.at(site.as_ref())).collect();
     let requests = requests.as_slice();
     let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
+    spread.check();
     let designs = weaver.redirects(choices, requests);
+    spread.check();
     let task = |(design, request)| -> Option<Task<'_, '_>> {
         let (design, request): (&Chosen, &PointRequest<'_>) = (design, request);
         let (head, redirects) = design.as_ref().ok()?.as_ref()?;
@@ -117,6 +121,7 @@ pub fn weave_points_on<'a>(
             Err(refusal) => Err(refusal.clone()),
         });
     }
+    spread.check();
     weaver.within(requests, &designs, &mut woven)?;
     weaver.lead(requests, &designs, &mut woven)?;
     let mut plan = weaver.builder.plan;

@@ -173,6 +173,7 @@ pub fn verify_weave_on(
     let behind = requests.iter().zip(&weave.woven).map(|(request, point)| first::behind(request, point.as_ref().ok()));
     let behind = behind.collect::<Result<Vec<_>, _>>()?;
     let requests: Vec<_> = requests.iter().zip(&behind).map(|(request, site)| request.at(site.as_ref())).collect();
+    spread.check();
     let hosts = Hosts::new(&requests, weave);
     let proofs: Vec<Proof<'_>> = requests
         .iter()
@@ -182,6 +183,7 @@ pub fn verify_weave_on(
     let all = Points::prove_all(spread, &proofs, &facts, &hosts)?;
     let (mut writes, mut expected) = (all.writes, all.expected);
     proven.extend(all.proven);
+    spread.check();
     writes.sort_unstable_by_key(|w| w.at);
     if writes != plan.text {
         return fail(plan.text.first().map_or(0, |w| w.at.0), Flaw::Unmatched);
