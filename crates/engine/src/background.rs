@@ -8,6 +8,8 @@ use ingraft_codegen::Spread;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use crate::undertaking::Check;
+
 /// Number of items that a thread takes at once. It is small because items differ in cost, and processors in their other work.
 const ITEMS_AT_ONCE: usize = 32;
 
@@ -71,6 +73,11 @@ pub fn start() {
 /// Results of `look` for each item, in order. `look` must be quick. It does not run on the threads for analysis, because a thread of low
 /// priority waits long on a busy machine.
 pub fn each<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let check = Check::of_this_thread();
+    let look = |item: &T| {
+        check.pass(1);
+        look(item)
+    };
     match quick() {
         Some(pool) if items.len() > 2 * ITEMS_AT_ONCE => share(pool, |alone| match alone {
             true => items.par_iter().with_min_len(ITEMS_AT_ONCE).map(&look).collect(),
@@ -80,11 +87,43 @@ pub fn each<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec
     }
 }
 
+/// Results of `look` for each item, in order, by the threads for analysis.
+pub fn each_in_background<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let check = Check::of_this_thread();
+    let look = |item: &T| {
+        check.pass(1);
+        look(item)
+    };
+    in_background(|| items.par_iter().map(look).collect())
+}
+
 /// Runs parts of code generation and of proofs on the threads for quick work.
-pub struct Quick;
+pub struct Quick {
+    check: Check,
+    /// Number of points in all parts.
+    points: u64,
+}
+
+impl Quick {
+    /// Runs work of this thread that is about so many points.
+    pub fn of(points: usize) -> Self {
+        Quick { check: Check::of_this_thread(), points: points as u64 }
+    }
+
+    /// Unwinds if the insertion that this thread works for was given up.
+    pub fn check(&self) {
+        self.check.pass(0);
+    }
+}
 
 impl Spread for Quick {
     fn run(&self, parts: usize, part: &(dyn Fn(usize) + Sync)) {
+        let points = self.points / parts.max(1) as u64;
+        let part = |number| {
+            self.check.pass(0);
+            part(number);
+            self.check.pass(points);
+        };
         match quick() {
             Some(pool) if parts > 1 => share(pool, |alone| match alone {
                 true => (0..parts).into_par_iter().with_max_len(1).for_each(part),
@@ -92,6 +131,10 @@ impl Spread for Quick {
             }),
             _ => (0..parts).for_each(part),
         }
+    }
+
+    fn check(&self) {
+        self.check.pass(0);
     }
 }
 

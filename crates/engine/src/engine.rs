@@ -28,6 +28,7 @@ use crate::recovery::leftover;
 use crate::session::replaced::Before;
 use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
 use crate::state_dir::StateDir;
+use crate::undertaking;
 use crate::weaving::outlook::outlook;
 
 /// Time between two looks at the threads of a target.
@@ -374,6 +375,10 @@ impl Engine {
         let (library, rights) = (&library, caller.rights());
         let enable = || {
             let (session, is_new) = self.session(pid, caller)?;
+            // A session that exists may be changed before the insertion itself.
+            if is_new {
+                undertaking::plan();
+            }
             self.enable_in(&session, is_new, (library, rights), request, begin, progress)
         };
         let enabled = match enable() {
@@ -470,6 +475,11 @@ impl Engine {
         drop(acting);
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
         Ok((session, true))
+    }
+
+    /// Number of targets that the engine has opened, those of insertions in progress included.
+    pub fn targets(&self) -> usize {
+        lock(&self.inner.sessions).len()
     }
 
     fn forget(&self, session: &Arc<Session>) {

@@ -16,6 +16,7 @@ mod readings;
 mod recovery;
 mod session;
 mod state_dir;
+mod undertaking;
 mod weaving;
 
 pub use api::*;
@@ -23,3 +24,4 @@ pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};
 pub use session::{AtEnd, now_ns};
+pub use undertaking::{StepProgress, Undertaking};

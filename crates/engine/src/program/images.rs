@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::state_dir::StateDir;
+use crate::undertaking;
 
 /// Version of the cache, which changes whenever the form or meaning of the analysis results changes.
 const CACHE_VERSION: u32 = 1;
@@ -68,7 +69,10 @@ impl ImageStore {
             return Ok(image);
         }
         let debug = debug_elf(target.pid(), file, &elf);
-        let image = in_background(|| Image::from_elf(elf, debug.as_ref()));
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy();
+        undertaking::begin_step(|| format!("analysing {name}"), elf.text_bytes());
+        let done = undertaking::done();
+        let image = in_background(|| Image::from_elf_counting(elf, debug.as_ref(), &done));
         let cache = image.to_cache();
         let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
         out.extend(cache);

@@ -23,6 +23,7 @@ use crate::program::images::{ImageStore, bytes_of, debug_elf};
 use crate::program::libc_search::ThreadArea;
 use crate::program::pattern::{PartPattern, Pattern, SourceLine, glob_match, has_wildcard};
 use crate::program::variables;
+use crate::undertaking;
 
 const PAGE: u64 = 4096;
 /// Offset of `r_state` in `struct r_debug` (link.h).
@@ -432,7 +433,12 @@ impl Modules {
         progress: &dyn Fn(&str),
     ) -> Vec<Error> {
         let mut errors = Vec::new();
-        let mut load = |file: &ModuleFile| errors.extend(file.load(target, store, progress).err());
+        let mut load = |file: &ModuleFile| {
+            // Nobody waits for the result of an insertion that was given up.
+            if !undertaking::is_given_up() {
+                errors.extend(file.load(target, store, progress).err());
+            }
+        };
         let program = self.files.iter().find(|f| f.is_program);
         if patterns.iter().any(Pattern::is_bare_name)
             && let Some(program) = program

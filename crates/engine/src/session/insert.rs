@@ -23,6 +23,7 @@ use crate::program::wall;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
 use crate::recovery::waiting::{self, Purpose};
+use crate::undertaking;
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
@@ -291,6 +292,9 @@ impl Session {
         }
         if first {
             self.refuse_without_room(control, rough_need(&control.modules, &wanted))?;
+        }
+        undertaking::touch()?;
+        if first {
             control.attached = Some(self.attach(control)?);
         }
         let mut brought = self.prune_at_unwind_targets(control, bound, &prune, &mut wanted, &mut minis);
@@ -331,6 +335,7 @@ impl Session {
             Err(e) => {
                 if first {
                     self.take_down(control)?;
+                    undertaking::untouched();
                 }
                 return Err(e);
             }
@@ -549,7 +554,7 @@ impl Session {
             };
             (catch_up, written.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let applied = written.and_then(|()| {
+        let applied = written.and_then(|()| undertaking::go_on()).and_then(|()| {
             let area = Some(attached.env.data);
             // A thread that reads the clock would return to code that is about to go.
             let readings = area.filter(|_| !change.gone.is_empty());

@@ -10,6 +10,7 @@ use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::{Missing, refuse_absent, refuse_absent_lines, resolve_patterns};
 use crate::session::{Context, NewMeasurement, Session};
+use crate::undertaking;
 
 /// Starts a program and measures it. The modules that it maps until it is loaded are woven before any of their code runs. A name that
 /// nothing has by then ends the program, unless it belongs to a module that is not loaded; the engine waits for that module.
@@ -34,9 +35,10 @@ pub fn start(
     };
     progress("starting the program");
     let streams = if request.inherit_streams { Streams::Inherited } else { Streams::Null };
+    let current = undertaking::current();
     let spawned = spawn(&request.command, streams, |target, why| {
         if launch.answer.is_ok()
-            && let Err(e) = launch.step(target, why)
+            && let Err(e) = undertaking::within(current.clone(), || launch.step(target, why))
         {
             end(target);
             launch.answer = Err(e);

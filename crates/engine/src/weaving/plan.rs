@@ -13,14 +13,14 @@ use ingraft_model::{
     Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
 };
 use ingraft_process::Target;
-use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::background::{Quick, each, in_background};
+use crate::background::{Quick, each, each_in_background};
 use crate::error::{Error, ErrorKind};
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
+use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
 use crate::weaving::bodies::{Bodies, Body, Completeness, Copies};
 use crate::weaving::cost;
@@ -453,7 +453,7 @@ impl Woven {
     ) -> Result<Planned, Error> {
         let subject = Subject { target, modules, env };
         let mut mapped = NewArenas { record, signatures: Vec::new(), ranges: Vec::new() };
-        let planned = self.plan_within(subject, wanted, &mut mapped);
+        let planned = interruptible(|| self.plan_within(subject, wanted, &mut mapped));
         self.arenas.extend(mapped.ranges.into_iter().map(Arena::new));
         planned
     }
@@ -473,7 +473,7 @@ impl Woven {
         };
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
             true => each(wanted, look),
-            false => in_background(|| wanted.par_iter().map(look).collect()),
+            false => each_in_background(wanted, look),
         };
         let hosts = hosts(&text, modules, wanted, &mut sites);
         let mut copies = Copies::choose(Some(self), (&text, modules), wanted, &mut sites);
@@ -484,7 +484,11 @@ impl Woven {
         }
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
+        let mut again = "";
         loop {
+            // Each attempt looks at every point twice, generates its code and proves it.
+            begin_step(|| format!("generating code for {} points{again}", wanted.len()), 4 * wanted.len() as u64);
+            again = ", again without the refused ones";
             let mut woven = self.clone();
             // Arenas that an earlier attempt mapped.
             woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
@@ -496,12 +500,8 @@ impl Woven {
             change.not_copied.extend(woven.idle_bodies(&change.refused));
             if !change.not_copied.is_empty() {
                 copies.give_up(change.not_copied);
-                refused.extend(
-                    wanted
-                        .iter()
-                        .zip(&sites)
-                        .flat_map(|(w, sites)| w.refused(sites, &copies, subject.env.goroutine.is_some())),
-                );
+                let anew = |(w, sites): (&Wanted<'_>, _)| w.refused(sites, &copies, subject.env.goroutine.is_some());
+                refused.extend(wanted.iter().zip(&sites).flat_map(anew));
                 continue;
             }
             if copies.add_refused((&text, modules), wanted, &mut sites, &change.refused) {
@@ -517,9 +517,9 @@ impl Woven {
                     > 1
             };
             // Other points of such a function were woven with this attempt.
-            let again = change.refused.keys().any(|key| several(key) || needed.contains(key));
+            let is_partial = change.refused.keys().any(|key| several(key) || needed.contains(key));
             refused.extend(change.refused.drain());
-            if again {
+            if is_partial {
                 continue;
             }
             change.refused = refused;
@@ -606,12 +606,14 @@ impl Woven {
         let known = (&self.points, &self.bodies);
         let prepared = each(points, |p| Prepared::new(modules, known, p));
         let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
+        let quick = Quick::of(points.len());
         let mut bytes = Arena::estimate_bytes(code);
         let (arena_index, weave) = loop {
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
             let before = (self.arenas[index].clone(), text.clone());
+            quick.check();
             let weave =
-                weave_points_on(&Quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
+                weave_points_on(&quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
             if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
                 break (index, weave);
             }
@@ -619,7 +621,8 @@ impl Woven {
             (self.arenas[index], *text) = before;
             bytes = (bytes * 4).min(ARENA_MAX);
         };
-        verify_weave_on(&Quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        verify_weave_on(&quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        quick.check();
         let file = file.id();
         change.new_points.reserve(points.len());
         for (p, woven) in points.iter().zip(weave.woven) {

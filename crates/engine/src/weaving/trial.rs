@@ -116,7 +116,7 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
         })
         .collect();
     // A request as a whole fails only for reasons that do not occur here.
-    let Ok(weave) = weave_points_on(&Quick, &environment(), &mut arena, &mut space, &requests) else {
+    let Ok(weave) = weave_points_on(&Quick::of(0), &environment(), &mut arena, &mut space, &requests) else {
         return Err(Refusal::NoRoomNearby);
     };
     let own = ready.iter().zip(weave.woven).filter(|(site, _)| site.point_kind() == kind);
