@@ -196,7 +196,7 @@ impl Instrumentation for Script {
             pair: None,
         });
         let refused = v1::RefusedChunk { functions: refused.collect() };
-        let progress = v1::Progress { text: "reading".to_owned() };
+        let progress = v1::Progress { text: "reading".to_owned(), ..Default::default() };
         let events = [Event::Progress(progress), Event::Enabled(enabled), Event::Pairs(pairs), Event::Refused(refused)];
         Ok(answer(events.into_iter().map(|e| Ok(v1::EnableResponse { event: Some(e) })).collect()))
     }

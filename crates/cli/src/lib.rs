@@ -31,7 +31,7 @@ use measure::Context;
 use output::Output;
 
 /// Time that threads of the engine get to end after everything else has ended.
-const GOODBYE: Duration = Duration::from_millis(500);
+const GOODBYE: Duration = Duration::from_millis(20);
 
 /// Runs the command line of this process and returns its exit status.
 pub fn main() -> ExitCode {

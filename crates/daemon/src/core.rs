@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use ingraft_engine::{Engine, Error, ErrorKind, Removed};
+use ingraft_engine::{Engine, Error, ErrorKind, Removed, Undertaking};
 use ingraft_wire::{Failure, FailureKind};
 use tokio::sync::{RwLock, Semaphore, watch};
 
@@ -22,6 +22,8 @@ pub const BACKLOG: usize = 16;
 
 /// Time for calls of the engine in progress to finish after [`Core::close`] begins.
 const CALLS_GRACE: Duration = Duration::from_secs(10);
+/// Time between two looks whether only insertions that were given up are in progress.
+const GIVING_UP: Duration = Duration::from_millis(5);
 /// Time for the engine, after the calls in progress, to remove all measurements that are not kept.
 const REMOVAL_GRACE: Duration = Duration::from_secs(20);
 
@@ -69,6 +71,8 @@ struct Shared {
     /// after that.
     changes: Arc<RwLock<()>>,
     calls: Arc<Calls>,
+    /// Insertions in progress, and some that have ended.
+    undertakings: Mutex<Vec<Weak<Undertaking>>>,
 }
 
 /// Calls of the engine in progress, each with the name of the function that makes it and the time of its beginning.
@@ -134,6 +138,7 @@ impl Core {
             closing: watch::Sender::new(false),
             changes: Arc::default(),
             calls: Arc::default(),
+            undertakings: Mutex::default(),
         };
         Core { shared: Arc::new(shared) }
     }
@@ -245,9 +250,41 @@ impl Core {
         self.close_within(CALLS_GRACE, REMOVAL_GRACE).await
     }
 
+    /// Begins an insertion. It is given up when the engine ends.
+    pub fn undertake(&self) -> Arc<Undertaking> {
+        let undertaking = Arc::new(Undertaking::default());
+        let mut all = self.undertakings();
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&undertaking));
+        undertaking
+    }
+
+    fn undertakings(&self) -> MutexGuard<'_, Vec<Weak<Undertaking>>> {
+        self.shared.undertakings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives up all insertions. Returns whether all calls in progress are such insertions and will never touch their targets, and the
+    /// engine has no other target. Then the process may end without them.
+    fn gives_all_up(&self) -> bool {
+        let running = self.undertakings().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+        let untouched = running.iter().filter(|undertaking| undertaking.give_up()).count();
+        let engine = &self.shared.engine;
+        untouched > 0 && self.shared.calls.open().len() <= untouched && engine.targets() <= untouched
+    }
+
     async fn close_within(&self, calls: Duration, removal: Duration) -> Vec<Result<Removed, Error>> {
         self.shared.closing.send_replace(true);
-        let guard = tokio::time::timeout(calls, self.shared.changes.clone().write_owned()).await;
+        let quiet = tokio::time::timeout(calls, self.shared.changes.clone().write_owned());
+        tokio::pin!(quiet);
+        let guard = loop {
+            if self.gives_all_up() {
+                return Vec::new();
+            }
+            tokio::select! {
+                guard = &mut quiet => break guard,
+                () = tokio::time::sleep(GIVING_UP) => {}
+            }
+        };
         if guard.is_err() {
             for (call, since) in self.shared.calls.open().values() {
                 let seconds = since.elapsed().as_secs();

@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn lines(count: usize) -> impl Iterator<Item = v1::Progress> + Send + 'static {
-        (0..count).map(|n| v1::Progress { text: format!("{n:0>1000}") })
+        (0..count).map(|n| v1::Progress { text: format!("{n:0>1000}"), ..Default::default() })
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
     async fn parts_come_in_order_and_their_beginning_is_acknowledged() {
         let (tell, told) = channel(4);
         let (many, mut begun) = Waiting::packed(None, lines(2)).unwrap().with_receipt();
-        let one = || v1::Progress { text: "one".into() };
+        let one = || v1::Progress { text: "one".into(), ..Default::default() };
         for part in [Part::Message(one()), Part::Many(many), Part::Message(one())] {
             assert!(tell.send(Ok(part)).await.is_ok());
         }

@@ -53,7 +53,7 @@ pub fn may_pass(reason: &str) -> bool {
 
 /// Reasons that waiting removes, with the time after which another attempt makes sense. `already_traced` and `held` are not among them.
 /// They end when another program releases the target, at an unknown time, and their status code is that of a denial.
-const RETRIES: [(&str, Duration); 8] = [
+const RETRIES: [(&str, Duration); 9] = [
     ("busy", Duration::from_millis(100)),
     ("hold_too_long", Duration::from_secs(1)),
     ("no_carrier", Duration::from_secs(1)),
@@ -61,6 +61,7 @@ const RETRIES: [(&str, Duration); 8] = [
     ("no_thread_pointer", Duration::from_millis(100)),
     ("not_mapped", Duration::from_millis(100)),
     ("ending", Duration::from_secs(5)),
+    ("given_up", Duration::from_secs(5)),
     ("shutting_down", Duration::from_secs(5)),
 ];
 

@@ -54,7 +54,7 @@ mod tests {
     use crate::v1;
 
     fn progress(len: usize) -> v1::Progress {
-        v1::Progress { text: "x".repeat(len) }
+        v1::Progress { text: "x".repeat(len), ..Default::default() }
     }
 
     proptest! {

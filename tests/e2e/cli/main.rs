@@ -37,6 +37,7 @@ mod histograms;
 mod holds;
 mod hosts;
 mod inspect;
+mod interrupts;
 mod jumps;
 mod kernel;
 mod labels;

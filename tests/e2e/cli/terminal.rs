@@ -11,14 +11,14 @@ use crate::tool;
 const ROWS: u16 = 30;
 
 /// Returns a command as words for a shell.
-fn quoted(command: &Command) -> String {
+pub(crate) fn quoted(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| format!("'{}'", word.to_string_lossy())).collect::<Vec<_>>().join(" ")
 }
 
 /// Runs a line of shell on a terminal of its own, with the environment of `like`. Returns the child that runs it, and the output on the
 /// terminal.
-fn on_terminal(line: &str, like: &Command) -> (Child, ChildStdout) {
+pub(crate) fn on_terminal(line: &str, like: &Command) -> (Child, ChildStdout) {
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-f", "-c", line, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh");
     for (key, value) in like.get_envs() {

@@ -34,6 +34,7 @@ use crate::args::Common;
 use crate::exit::{Failure, Kind};
 use crate::objects;
 use crate::output::progress::Progress;
+use crate::output::words;
 use endpoint::Headers;
 
 type Service = InterceptedService<Channel, Headers>;
@@ -324,7 +325,9 @@ impl Client {
         while let Some(part) = self.next(&mut stream, progress).await? {
             use v1::enable_response::Event;
             match part.event {
-                Some(Event::Progress(p)) => progress.say(&p.text),
+                Some(Event::Progress(p)) => {
+                    progress.say(&words::step(&p.text, p.percent, p.left_ns.map(Duration::from_nanos)));
+                }
                 Some(Event::Deferred(d)) => {
                     let wait = humantime::format_duration(request.wait);
                     progress.once(&format!("deferred: {}; it is tried again for up to {wait}", d.what));

@@ -54,6 +54,14 @@ fn at(pid: i32, host: &Host) -> String {
     }
 }
 
+/// A step of an insertion, with the part that is done in percent and an estimate of the time until it is done.
+pub(crate) fn step(what: &str, percent: Option<u32>, left: Option<Duration>) -> String {
+    let percent = percent.map(|percent| format!(", {percent} %")).unwrap_or_default();
+    // Nobody waits for a part of a second.
+    let left = left.map(|left| left.as_secs_f64().ceil().max(1.0)).map(|seconds| format!(", about {seconds} s left"));
+    format!("{what}{percent}{}", left.unwrap_or_default())
+}
+
 /// Warning of functions that are not measured, of those that `pairs` name. People read some names, scripts all names with the reasons.
 pub(crate) fn refused(refused: &[RefusedFunction], pairs: &[PairInfo], format: Format) -> String {
     let count = refused.len() as u64;
@@ -448,6 +456,14 @@ mod tests {
             "timing all of the functions costs more than 5 % of one processor (--max-overhead): \
              f is from now on counted only, which saves 7.0 %"
         );
+    }
+
+    #[test]
+    fn steps_tell_what_is_known() {
+        assert_eq!(step("analysing node", None, None), "analysing node");
+        assert_eq!(step("analysing node", Some(40), None), "analysing node, 40 %");
+        let left = Some(Duration::from_millis(2_100));
+        assert_eq!(step("analysing node", Some(40), left), "analysing node, 40 %, about 3 s left");
     }
 
     #[test]

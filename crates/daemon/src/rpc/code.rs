@@ -38,7 +38,9 @@ impl v1::code_server::Code for Service {
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
+            let progress = Progress::new(send.clone(), |text| {
+                response(Event::Progress(v1::Progress { text, ..Default::default() }))
+            });
             let payer = payer();
             let found = core.engine_list(move |engine| {
                 let found = engine.functions(&target, &patterns, blocks, caller, &|text| progress.say(text));
@@ -68,7 +70,9 @@ impl v1::code_server::Code for Service {
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| inspected(Inspected::Progress(v1::Progress { text })));
+            let progress = Progress::new(send.clone(), |text| {
+                inspected(Inspected::Progress(v1::Progress { text, ..Default::default() }))
+            });
             let payer = payer();
             let found = core.engine_list(move |engine| {
                 let found = engine.inspect(&request, caller, &|text| progress.say(text)).map_err(convert::failure)?;

@@ -36,6 +36,9 @@ pub struct Afterwards {
 /// Pause between two attempts of a deferred insertion: the first one, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// Time between two messages about the progress of an insertion.
+const TELL: Duration = Duration::from_millis(200);
+
 /// Longest time for which an insertion is attempted again.
 const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
@@ -168,13 +171,16 @@ async fn insert_once(
     call: impl Fn(&Engine, Option<usize>, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
     send: &Messages,
 ) -> Result<(Enabled, u64), Failure> {
-    let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
+    let progress =
+        Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text, ..Default::default() })));
+    let undertaking = core.undertake();
+    let own = Arc::clone(&undertaking);
     let (shared, order) = (core.clone(), order.clone());
     let inserted = core.engine_value(move |engine| {
         let begun = order.begin(engine)?;
         order.refuse_pairs(&shared, order.pairs)?;
         // The engine knows the number of pairs once it has resolved the patterns, before it changes the target.
-        let enabled = call(engine, order.room(&shared), &progress).map_err(|error| {
+        let enabled = own.run(|| call(engine, order.room(&shared), &progress)).map_err(|error| {
             let too_many = error.pairs.and_then(|pairs| order.refuse_pairs(&shared, pairs).err());
             too_many.unwrap_or_else(|| convert::failure(error))
         })?;
@@ -191,7 +197,24 @@ async fn insert_once(
         }
         Ok((enabled, ingraft_engine::now_ns()))
     });
-    inserted.await?
+    tokio::pin!(inserted);
+    let mut is_wanted = true;
+    loop {
+        tokio::select! {
+            inserted = &mut inserted => return inserted?,
+            // A measurement that nobody gets must not change the target.
+            () = send.closed(), if is_wanted => {
+                is_wanted = false;
+                undertaking.give_up();
+            }
+            () = tokio::time::sleep(TELL) => if let Some(step) = undertaking.progress() {
+                let (percent, left_ns) = (Some(u32::from(step.percent)), step.left.map(nanoseconds));
+                let told = v1::Progress { text: step.what, percent, left_ns };
+                // A client that reads too slowly gets the next one.
+                drop(send.try_send(Ok(Part::Message(response(Event::Progress(told))))));
+            }
+        }
+    }
 }
 
 /// Begins to record histories if the order requests them, and sends the result of the insertion to the client.
