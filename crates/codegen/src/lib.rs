@@ -38,6 +38,7 @@ pub use code::arena::Arena;
 pub use code::body::{CountingCopy, Gate, Held, Probe, Spot, Way, WovenBody};
 pub use code::cost::{Cost, SLOTS_PER_CYCLE};
 pub use code::environment::{CodegenError, Environment, Readable};
+pub use code::reach::counters_in_reach;
 pub use code::spread::{OneThread, Spread};
 pub use code::woven::{Inner, MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
 pub use patch::body::{BodyPoint, BodyRequest, BodyWeave, weave_body};

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, BlockEvents, Capacity, Distribution, EVENT_NAMES, EdgeKind, Flavor, Focus, Fold, How, MetricInfo,
-    ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
+    Activations, Avma, BlockEvents, Capacity, Distribution, EVENT_NAMES, EdgeKind, Flavor, Focus, Fold, How,
+    MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, HoldTime, UnknownClock, inherited};
@@ -711,6 +711,9 @@ pub struct Removed {
     pub memory_left: bool,
     /// The threads that delay the unmapping because they sleep in the kernel.
     pub asleep: Vec<Tid>,
+    /// Addresses in the arenas from which suspended contexts may go on, if that alone delays the unmapping; `None` if it does not, or if they
+    /// are not known.
+    pub suspended_at: Option<Vec<Avma>>,
     /// Numbers of calls in progress at the insertion and at the removal, for which the values are corrected; 0 for plain counts.
     pub corrections: (u64, u64),
     /// Pairs of the measurement if they differ from those of the insertion, because libraries were loaded since.

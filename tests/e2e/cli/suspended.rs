@@ -70,6 +70,28 @@ fn contexts_survive_the_removal_of_every_kind_of_code() {
 }
 
 #[test]
+fn memory_that_stays_is_used_again() {
+    let tool = tool();
+    let (mut target, before) = start();
+    let pid = target.pid_text();
+    // Each round takes more than a third of the counters that a shard has.
+    let functions = ["grind", "small", "chew", "libc.so.6:str*", "libc.so.6:mem*"];
+    let mut stays = 0;
+    for round in 0..scaled(8, 40) {
+        let mut session = tool.start([&["latency", "-p", &pid, "--max-overhead", "10000"], &functions[..]].concat());
+        session.wait_for("attached");
+        let calls = target.ask("look").number("switches");
+        assert_goes_on(&mut target, &format!("round {round}"));
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let grind = outcome.latency("grind");
+        assert!(grind.timed <= grind.calls && grind.calls > 0, "round {round}, after {calls}: {grind:?}");
+        stays += u32::from(outcome.one("removed")["memory_left"] == true);
+        before.assert_in(target.pid());
+    }
+    assert!(stays > 2, "the memory stayed {stays} times");
+}
+
+#[test]
 fn nothing_is_inserted_where_contexts_cannot_be_looked_for_in_the_stop() {
     let tool = tool();
     let (mut target, before) = start_with("200");

@@ -451,6 +451,7 @@ mod tests {
             children_left: vec![Pid(8)],
             memory_left: true,
             asleep: vec![Tid(9)],
+            suspended_at: None,
             corrections: (0, 0),
             grown: None,
             warnings: Vec::new(),

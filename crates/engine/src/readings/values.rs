@@ -486,6 +486,21 @@ impl CounterAllocator {
         CounterAllocator { free: Default::default(), next }
     }
 
+    /// Begins in a target that uses the counters in the sorted ranges `taken`. Those below `next` have been used before.
+    pub fn without(next: u32, taken: &[Range<u32>]) -> Self {
+        let next = taken.last().map_or(next, |last| next.max(last.end));
+        let mut counters = CounterAllocator::starting_at(next);
+        let starts = std::iter::once(0).chain(taken.iter().map(|range| range.end));
+        let ends = taken.iter().map(|range| range.start).chain([next]);
+        starts.zip(ends).for_each(|(start, end)| counters.give_back(start, end.saturating_sub(start)));
+        counters
+    }
+
+    /// The free counters among those that were used before.
+    pub fn free(&self) -> impl Iterator<Item = Range<u32>> {
+        self.free.iter().map(|(first, end)| *first..*end)
+    }
+
     /// The first of `count` consecutive free counters, all below `limit`.
     pub fn take(&mut self, count: u32, limit: u32) -> Option<u32> {
         let fits = |(first, end): &(&u32, &u32)| **end - **first >= count;
@@ -650,14 +665,15 @@ mod tests {
 
     #[test]
     fn histograms_of_ended_threads_keep_their_extremes() {
+        use ingraft_model::histogram::HEAD;
         let (shards, mut ended) = (Fake::default(), EndedThreads::default());
         let histogram = Slots { first: 0, shape: Shape::Histogram(Resolution::Fine) };
         let mut shapes = Shapes::default();
         shapes.insert(0, Shape::Histogram(Resolution::Fine));
         for (shard, value) in [(2, 10), (3, 30), (4, 20)] {
             shards.claims.borrow_mut().push((shard, 70));
-            put(&shards, shard, 0, &[value, value, !value]);
-            put(&shards, shard, 3 + value as u32, &[1]);
+            put(&shards, shard, 0, &[value, value, !value, value / 2 + 1]);
+            put(&shards, shard, HEAD + value as u32, &[1]);
         }
         for shard in [2, 3, 4] {
             ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram(Resolution::Fine).slots(), LAST);
@@ -665,7 +681,7 @@ mod tests {
         let columns = Columns::new(&shards, &ended, u32::MAX, &|id| Some(Tid(id as i32)));
         let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
-        assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
+        assert_eq!((tid, d.count, d.sum, d.min, d.max, d.own), (Some(Tid(70)), 3, 60, 10, 30, Some(30)));
     }
 
     #[test]
@@ -748,6 +764,16 @@ mod tests {
             counters.give_back(first, 1);
         }
         assert_eq!((counters.take(3, 10), counters.take(1, 10), counters.take(1, 10)), (Some(2), Some(0), Some(7)));
+    }
+
+    #[test]
+    fn counters_that_code_may_still_change_stay_taken() {
+        let mut counters = CounterAllocator::without(20, &[0..3, 10..12]);
+        assert_eq!(counters.free().collect::<Vec<_>>(), [3..10, 12..20]);
+        assert_eq!((counters.take(8, 30), counters.take(8, 30), counters.take(7, 30)), (Some(12), Some(20), Some(3)));
+        assert_eq!(CounterAllocator::without(20, &[]).take(30, 30), Some(0), "all of them are free");
+        let mut counters = CounterAllocator::without(20, &[0..1, 15..25]);
+        assert_eq!((counters.used(), counters.take(1, 30)), (25, Some(1)));
     }
 
     #[test]

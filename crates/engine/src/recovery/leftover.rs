@@ -92,6 +92,7 @@ pub fn untouched(pid: Pid) -> Removed {
         children_left: Vec::new(),
         memory_left: false,
         asleep: Vec::new(),
+        suspended_at: None,
         corrections: (0, 0),
         grown: None,
         last: None,
@@ -105,7 +106,7 @@ pub fn untouched(pid: Pid) -> Removed {
 fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Removed {
     let mut warnings = Left::warnings(&restored.left, target, &|_| None);
     warnings.extend(restored.kept.as_ref().map(Scheduler::warning));
-    let Restored { text_restored, unmapped, asleep, .. } = restored;
+    let Restored { text_restored, unmapped, asleep, suspended_at, .. } = restored;
     Removed {
         stopped: target.take_longest_hold(),
         text_restored,
@@ -113,6 +114,7 @@ fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Remo
         warnings,
         memory_left: !unmapped,
         asleep,
+        suspended_at,
         ..untouched(target.pid())
     }
 }

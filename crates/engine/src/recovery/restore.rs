@@ -27,6 +27,9 @@ pub struct Restored {
     pub asleep: Vec<Tid>,
     /// Scheduler of the program, if the memory stays because one of its contexts may be suspended there.
     pub kept: Option<Scheduler>,
+    /// Addresses in the arenas from which contexts may go on that the program has suspended, if that is all that keeps the memory; `None` if it
+    /// is not, or if they are not known.
+    pub suspended_at: Option<Vec<Avma>>,
 }
 
 /// Writes that a removal still has to make, and places that it cannot restore.
@@ -82,8 +85,8 @@ pub fn restore(
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    let End { unmapped, threads, asleep, kept } = end;
-    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept })
+    let End { unmapped, threads, asleep, kept, suspended_at } = end;
+    Ok(Restored { text_restored, unmapped, threads, left, asleep, kept, suspended_at })
 }
 
 /// State of the last part of a removal, in which memory is unmapped. The fields are those of [`Restored`].
@@ -93,6 +96,7 @@ struct End {
     threads: Vec<ThreadBase>,
     asleep: Vec<Tid>,
     kept: Option<Scheduler>,
+    suspended_at: Option<Vec<Avma>>,
 }
 
 impl End {
@@ -113,7 +117,7 @@ impl End {
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
-        let mut looks = 0;
+        let (mut looks, mut found) = (0, None);
         for _ in 0..TRIES {
             let is_searched = options.suspended.is_some();
             // A context that is suspended in the arenas still needs its thread's shard.
@@ -139,11 +143,14 @@ impl End {
                 if applied.waiting {
                     looks += 1;
                     if looks == LOOKS_AT_WORDS {
+                        self.suspended_at = found;
                         break;
                     }
                     std::thread::sleep(PAUSE);
                 }
-                options.suspended = Some(waiting::in_settled(target, &options.check_quiet, area));
+                let words = waiting::in_settled(target, &options.check_quiet, area);
+                found = words.point_to(target);
+                options.suspended = Some(words);
             } else if self.asleep.is_empty() {
                 std::thread::sleep(PAUSE);
             } else if !target.wait_awake(&self.asleep, SLEEPERS) {

@@ -180,6 +180,7 @@ impl Session {
         let mut control = session.control();
         control.unfinished = Some(Unfinished::new(removed.asleep, None));
         control.has_stragglers = true;
+        session.reuse_counters(&mut control, removed.suspended_at.as_deref());
         if let Some(attached) = control.attached.as_mut() {
             attached.woven.forget_adopted(&gone);
             attached.woven.keep_inherited(gone);

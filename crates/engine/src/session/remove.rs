@@ -65,6 +65,9 @@ impl Session {
             self.release_spare(control);
         }
         self.drop_users(control, &views);
+        if control.unfinished.is_some() {
+            self.reuse_counters(control, removed.suspended_at.as_deref());
+        }
         let over = last && control.unfinished.is_none();
         let mut removed = removed;
         let profile = profile.unwrap_or_else(|e| {
@@ -312,7 +315,8 @@ impl Session {
         }
         let (stopped, asleep) = (self.target.take_longest_hold(), restored.asleep);
         let rest = leftover::untouched(self.pid());
-        Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, ..rest })
+        let suspended_at = restored.suspended_at;
+        Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, suspended_at, ..rest })
     }
 
     /// Discards the journal and the lock, once nothing of the engine is in the target any more.

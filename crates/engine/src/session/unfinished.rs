@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use ingraft_model::{AvmaRange, Pid, ThreadIdentity, Tid};
+use ingraft_codegen::counters_in_reach;
+use ingraft_model::{Avma, AvmaRange, Pid, ThreadIdentity, Tid};
 use ingraft_process::{Identity, Target};
 
 use crate::api::MeasurementId;
 use crate::error::{Error, ErrorKind};
+use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{PointRecord, Record};
 use crate::weaving::plan::Woven;
 
@@ -67,6 +69,24 @@ impl Session {
         self.forget_points(attached, records)
     }
 
+    /// Lets later measurements use the counters of the memory again, except those that contexts suspended at these addresses may still change.
+    /// If the addresses are not known, all counters stay as they are.
+    pub(super) fn reuse_counters(&self, control: &mut Control, suspended_at: Option<&[Avma]>) {
+        let (Some(attached), Some(from)) = (control.attached.as_ref(), suspended_at) else { return };
+        if !control.measurements.is_empty() || !control.pairs.is_empty() || self.has_heirs(control) {
+            return;
+        }
+        let mut code = attached.woven.arenas();
+        code.sort_unstable_by_key(|arena| arena.start);
+        let read = |at: Avma, into: &mut [u8]| self.target.read_some(at, into).unwrap_or(0);
+        let Some(reached) = counters_in_reach(&attached.area.layout(), &code, &read, from) else { return };
+        let counters = CounterAllocator::without(control.counters.used(), &reached);
+        let mut shared = self.shared_mut();
+        counters.free().for_each(|range| shared.ended.clear(&*attached.area, range));
+        control.counters = counters;
+        control.has_stragglers = false;
+    }
+
     /// Tries to finish a removal that had to wait, if a try is due, and removes spare code of a dead engine. Returns whether nothing of
     /// this session is in the target any more.
     pub fn finish_removal(&self) -> bool {
@@ -78,7 +98,10 @@ impl Session {
             return false;
         }
         match self.take_down(&mut control) {
-            Ok(removed) => tracing::info!(pid = self.pid().0, memory_left = removed.memory_left, "removal tried again"),
+            Ok(removed) => {
+                tracing::info!(pid = self.pid().0, memory_left = removed.memory_left, "removal tried again");
+                self.reuse_counters(&mut control, removed.suspended_at.as_deref());
+            }
             Err(error) => tracing::warn!(%error, "a removal could not be finished yet"),
         }
         control.attached.is_none()
