@@ -6,6 +6,7 @@
  * move begin    the first step of `copy` alone
  * move end      the other steps
  * move twice    maps the file's text a second and a third time, far below and far above the first
+ * move chance   make code that has the same jumps as the text at the same places of pages, and nothing else of it
  * move collapse ask the kernel for huge pages of the text as it is
  */
 #include "mutatee.h"
@@ -81,6 +82,16 @@ long move_text(const char *how) {
                 return errno;
         }
         return close(fd);
+    }
+    if (!strcmp(how, "chance")) {
+        char *code = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (code == MAP_FAILED) return errno;
+        for (size_t i = 0, jump = 0; i < length; i++) {
+            if (!jump && (unsigned char)text_start[i] == 0xe9) jump = 5;
+            code[i] = jump ? text_start[i] : ~text_start[i];
+            if (jump) jump--;
+        }
+        return 0;
     }
     long steps = BEGIN | END;
     if (!strcmp(how, "part")) length = 4096;

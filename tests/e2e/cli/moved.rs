@@ -143,6 +143,14 @@ fn removed_in_the_middle_of_the_move() {
     target.ask("go 500").assert_right();
 }
 
+/// Programs that generate code have many jumps.
+#[test]
+fn jumps_that_are_the_same_by_chance_are_no_copy_of_the_text() {
+    let mut target = Mutatee::start("moves", &["4"]);
+    let before = text(target.pid());
+    counts_and_restores(&mut target, &tool(), &before, &mut |target| moved(target, "chance"));
+}
+
 /// An arena must be within reach of one mapping of the text only; the other mapping may lie anywhere.
 #[test]
 fn text_that_is_mapped_again_far_away() {

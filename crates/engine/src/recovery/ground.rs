@@ -6,7 +6,7 @@ use std::fmt;
 
 use ingraft_model::{Avma, AvmaRange, TextWrite};
 use ingraft_process::{MappedFile, Mapping, Target, loads};
-use rustc_hash::FxHashSet;
+use rustc_hash::FxHashMap;
 
 use crate::error::Error;
 use crate::names::some_of;
@@ -221,26 +221,30 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     /// Number of pages that are read together.
     const AT_ONCE: usize = 64;
     let jump = |w: &TextWrite| match w.old_bytes() {
-        [JUMP, rest @ ..] => Some((w.at.0 % PAGE, <[u8; DISPLACEMENT]>::try_from(rest).ok()?)),
+        [JUMP, rest @ ..] => Some(((w.at.0 % PAGE, <[u8; DISPLACEMENT]>::try_from(rest).ok()?), w.at)),
         _ => None,
     };
-    let jumps: FxHashSet<_> = points.iter().flat_map(|p| &p.removal.text).filter_map(jump).collect();
+    let jumps: FxHashMap<_, _> = points.iter().flat_map(|p| &p.removal.text).filter_map(jump).collect();
     if jumps.is_empty() {
         return None;
     }
+    let mut written: Vec<(u64, u64)> =
+        points.iter().flat_map(|p| &p.removal.text).map(|w| (w.at.0, w.at.0 + u64::from(w.len))).collect();
+    written.sort_unstable();
     let maps = target.maps().ok()?;
     let is_own = |m: &Mapping| arenas.iter().any(|a| a.start < m.range.end && m.range.start < a.end);
     let may_hold = |m: &&Mapping| m.read && m.len() <= LONGEST && !m.shared && !m.is_file() && !is_own(m);
     let mut memory: Vec<&Mapping> = maps.iter().filter(may_hold).collect();
     memory.sort_by_key(|m| m.len());
-    let mut offsets: Vec<u64> = jumps.iter().map(|(offset, _)| *offset).collect();
+    let mut offsets: Vec<u64> = jumps.keys().map(|(offset, _)| *offset).collect();
     offsets.sort_unstable();
     offsets.dedup();
     let in_page = |page: &[u8]| {
         let is_ours = |offset: &u64| {
             let [JUMP, rest @ ..] = page.get(*offset as usize..)? else { return None };
             let rest = *rest.first_chunk::<DISPLACEMENT>()?;
-            jumps.contains(&(*offset, rest)).then_some(*offset)
+            let text = jumps.get(&(*offset, rest))?;
+            is_alike(target, *text, &written, page, *offset as usize).then_some(*offset)
         };
         offsets.iter().find_map(is_ours)
     };
@@ -266,6 +270,28 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
         }
     }
     None
+}
+
+/// Whether most of the bytes around a jump that a page has at `offset` are those around `text`, except where code was woven (`written`, sorted).
+/// A program that generates code may have jumps that equal ours by chance.
+fn is_alike(target: &Target, text: Avma, written: &[(u64, u64)], page: &[u8], offset: usize) -> bool {
+    /// Number of bytes before and behind the jump that are compared, unless the page ends there.
+    const AROUND: usize = 64;
+    /// Number of bytes of which less say nothing.
+    const LEAST: usize = 8;
+    let (before, behind) = (offset.min(AROUND), page.len().saturating_sub(offset).min(AROUND));
+    let (start, mut now) = (text.offset(-(before as i64)), vec![0; before + behind]);
+    if target.read(start, &mut now).is_err() {
+        return true;
+    }
+    let is_written = |at: u64| {
+        let next = written.partition_point(|(start, _)| *start <= at);
+        next.checked_sub(1).and_then(|i| written.get(i)).is_some_and(|(_, end)| at < *end)
+    };
+    let there = page.get(offset - before..).unwrap_or_default();
+    let compared = (start.0..).zip(now.iter().zip(there)).filter(|(at, _)| !is_written(*at));
+    let same: Vec<bool> = compared.map(|(_, (a, b))| a == b).collect();
+    same.len() < LEAST || 4 * same.iter().filter(|same| **same).count() >= 3 * same.len()
 }
 
 /// Mappings of a target, and the bytes at the places that were compared: a snapshot for one comparison of all places.
