@@ -527,7 +527,10 @@ impl ProfileArgs {
 pub(crate) enum LatencySort {
     // Number of calls. (No documentation comments here: they would make a page of the --help.)
     Calls,
-    // Sum of the times; the same order as by share.
+    // Sum of the times without the callees that are measured; the same order as by share.
+    #[value(name = "self")]
+    Own,
+    // Sum of the times.
     Total,
     Mean,
     P50,
@@ -548,15 +551,16 @@ pub(crate) enum LatencySort {
   ingraft latency -n redis-server processCommand 'redis-server:zset*' --for 10s
   ingraft latency -p 4711 'libc:fsync' 'libc:fdatasync' --histogram
   ingraft latency -p 4711 ExecutorRun --cpu
-  ingraft latency -p 4711 'postgres:Exec*' --sort total --for 10s   where the time goes
+  ingraft latency -p 4711 'postgres:Exec*' --sort self --for 10s   where the time goes
   ingraft latency -p 4711 call --for 10s --format json | jq 'select(.type == \"latency\") | .p99_ns'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
 its entry to its exit, with all that it calls and waits for. Percentiles are within 4 % of the true ones.
 CALLS is the number of calls, TIMED how many of them the times are of: calls are counted for a tenth of
 a second first. Functions that would exceed --max-overhead are counted only, and stand below the others.
-TOTAL is the sum of the times. SHARE is of the sum of TOTAL over all functions that are timed to the end.
-The time of a call counts for the function and for the functions of the table that wait for it.
+SELF is the sum of the times without those of callees whose times are measured too. SHARE is of the sum
+of SELF over all functions that are timed to the end. TOTAL is the sum of the times with all callees: the
+time of a call is in the TOTAL of its function and of those that wait for it. Go functions have no SELF.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct LatencyArgs {

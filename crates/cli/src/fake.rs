@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::TokioIo;
+use ingraft_model::histogram::HEAD;
 use ingraft_model::{Activations, Distribution, Resolution, Scale, Shape};
 use ingraft_wire::v1;
 use tokio::sync::mpsc;
@@ -61,7 +62,7 @@ pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distributio
         slots[0] += value;
         slots[1] = slots[1].max(value);
         slots[2] = slots[2].max(!value);
-        slots[3 + Resolution::Fine.bucket_of(value) as usize] += 1;
+        slots[HEAD as usize + Resolution::Fine.bucket_of(value) as usize] += 1;
     }
     Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)
 }

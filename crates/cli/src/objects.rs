@@ -579,7 +579,8 @@ pub(crate) struct Latency {
     pub(crate) times: Times,
     /// Mean time of a call in nanoseconds; null if no call has ended.
     pub(crate) mean_ns: Option<f64>,
-    /// `sum_ns` as a share, 0 to 1, of the sum of `sum_ns` of all functions of the command; null if that sum is 0.
+    /// `self_ns` as a share, 0 to 1, of the sum of `self_ns` of all functions of the command; null if that sum is 0. `sum_ns` takes the place
+    /// of `self_ns` if no function has one.
     pub(crate) share: Option<f64>,
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]

@@ -276,21 +276,43 @@ fn times_are_exact(env: &Environment) {
     let close = |n| {
         snippet(vec![Stmt::Close(
             timed(n),
-            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))],
+            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks), None)],
         )])
     };
     let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
     let histogram = &own[20..];
-    assert_eq!(histogram[3..].iter().sum::<i64>(), 100);
+    assert_eq!((histogram[3], histogram[4..].iter().sum::<i64>()), (0, 100));
     assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
     let (sum, max, min) = (histogram[0] as u64, histogram[1] as u64, !(histogram[2] as u64));
     assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
-    let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[3 + *b as usize] != 0).collect();
+    let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[4 + *b as usize] != 0).collect();
     assert_eq!(
         (used.first(), used.last()),
         (Some(&Resolution::Fine.bucket_of(min)), Some(&Resolution::Fine.bucket_of(max)))
     );
+}
+
+#[test]
+fn own_times_add_up_to_the_time_of_the_outermost_calls() {
+    let env = environment(GLIBC);
+    let nest = nest();
+    // Both functions have the histogram 3; `middle` calls `inner`.
+    let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall), Kept::Spent(Clock::Wall)], ..record(n) };
+    let elapsed = || Expr::Elapsed(Clock::Wall, TimeUnit::Ticks);
+    let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
+    let close = |n, more: Vec<Stmt>| {
+        let observe = Stmt::Observe(v(3), Resolution::Fine, elapsed(), Some(Clock::Wall));
+        snippet(vec![Stmt::Close(timed(n), [more, vec![observe]].concat())])
+    };
+    // The counter 2 has the times of `middle` alone.
+    let outer = close(0, vec![Stmt::Add(v(2), elapsed())]);
+    let out = nest.run_in(&env, [&open(0), &outer], [&open(1), &close(1, vec![])], vec![nest.call(0); 50]);
+    let shard = &out.shards[2];
+    let (outermost, sum, own) = (shard[PLACES[2] as usize], shard[20], shard[23] - 100);
+    assert!(outermost > 0 && sum > outermost && own > 0, "{outermost} {sum} {own}");
+    // The own time of `middle` is its time without that of `inner`, so nothing counts twice.
+    assert_eq!(own, outermost);
 }
 
 /// Indices of the words in [`Outcome::cpu`].
@@ -308,7 +330,7 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     let close = |n| {
         snippet(vec![Stmt::Close(
             timed(n),
-            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))],
+            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks), None)],
         )])
     };
     let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
@@ -317,7 +339,7 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
         let out = nest.run_in(&env, [&open(0), &close(0)], [&open(1), &close(1)], steps);
         let (own, calls) = (&out.shards[2], 2 * out.calls.len() as i64);
         assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
-        assert_eq!(own[23..].iter().sum::<i64>(), calls);
+        assert_eq!(own[24..].iter().sum::<i64>(), calls);
         // All calls together take less processor time than the program.
         assert!(own[20] > 0 && (own[20] as u64) < out.cpu[LAST], "{:?}", &own[20..23]);
         (out.cpu, out.slot)
@@ -348,14 +370,14 @@ fn values_fall_into_their_buckets() {
     let nest = nest();
     let nothing = snippet(vec![]);
     for value in [0, 1, 31, 32, 33, 1000, 12345678, (1 << 44) - 1, 1 << 44, i64::MAX, -5] {
-        let observe = snippet(vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Const(value))]);
+        let observe = snippet(vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Const(value), None)]);
         let out = nest.run(GLIBC, [&nothing, &nothing], [&observe, &nothing], &[0, 0]);
         let histogram = &out.shards[2][20..];
         let value = value.max(0) as u64;
         assert_eq!(histogram[0] as u64, value.wrapping_mul(2));
         assert_eq!((histogram[1] as u64, !histogram[2] as u64), (value, value));
         let bucket = Resolution::Fine.bucket_of(value) as usize;
-        assert!(histogram[3..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
+        assert!(histogram[4..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
     }
 }
 

@@ -363,6 +363,8 @@ pub enum ExprKind {
     Elapsed(Clock),
     /// `$self`.
     SelfTime,
+    /// `$own`.
+    Own,
     /// `$arg[…]`.
     Arg(Box<Expr>),
     /// `name[…]`.

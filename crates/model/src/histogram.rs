@@ -4,6 +4,11 @@
 
 /// Number of bits of a value. Larger values are counted in the last bucket. As ticks of 3 GHz, the limit is an hour and a half.
 pub const VALUE_BITS: u32 = 44;
+/// Number of slots before the buckets.
+pub const HEAD: u32 = 4;
+/// Slot of the sum of own times: those of the calls without the calls inside of them that are recorded too. Each adds one more, so the slot is 0
+/// only if no own time was recorded.
+pub const OWN: u32 = 3;
 
 /// Number of buckets into which a histogram divides each power of two. A coarser histogram takes less memory in every thread of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -124,6 +129,9 @@ pub struct Distribution {
     pub min: u64,
     /// The largest value; 0 if there is none.
     pub max: u64,
+    /// Sum of the own times, if the values are times of calls: their times without those of the calls inside of them that are recorded with own
+    /// times too. `None` if it is not known of all values.
+    pub own: Option<u64>,
     /// The buckets that are not empty, sorted by `first` and then by `end`. No two have the same bounds. Buckets that were recorded with
     /// different scales may overlap.
     pub buckets: Vec<Bucket>,
@@ -138,7 +146,7 @@ impl Distribution {
     /// bucket contain every scaled value that was counted in it. Buckets whose scaled bounds are equal become one.
     pub fn from_slots(resolution: Resolution, slots: &[u64], scale: Scale) -> Self {
         let (buckets, bounds) = (resolution.buckets(), |bucket| resolution.bounds(bucket));
-        let (head, counts) = slots.split_at(slots.len().min(3));
+        let (head, counts) = slots.split_at(slots.len().min(HEAD as usize));
         let head = |slot: usize| head.get(slot).copied().unwrap_or(0);
         let held = || (0..buckets).zip(counts.iter().copied()).filter(|&(_, count)| count != 0);
         let (Some((lowest, _)), Some((highest, _))) = (held().next(), held().next_back()) else {
@@ -153,6 +161,8 @@ impl Distribution {
             let (first, end) = bounds(bucket);
             out.push(Bucket { first: scale.apply(first), end: scale.apply(end - 1).saturating_add(1), count });
         }
+        let own = head(OWN as usize);
+        out.own = (own != 0).then(|| scale.apply(own.saturating_sub(out.count)));
         out
     }
 
@@ -224,6 +234,7 @@ impl Distribution {
             sum: self.sum.saturating_add(other.sum),
             min: self.min.min(other.min),
             max: self.max.max(other.max),
+            own: self.own.zip(other.own).map(|(a, b)| a.saturating_add(b)),
             ..Self::default()
         };
         buckets.into_iter().for_each(|bucket| out.push(bucket));
@@ -246,6 +257,7 @@ impl Distribution {
             }
         }
         if let (Some(first), Some(last)) = (out.buckets.first(), out.buckets.last()) {
+            out.own = self.own.map(|own| own.saturating_sub(earlier.own.unwrap_or(0)));
             let same = |a: &Bucket, b: Option<&Bucket>| b.is_some_and(|b| (a.first, a.end) == (b.first, b.end));
             out.min = if same(first, self.buckets.first()) { self.min } else { first.first };
             out.max = if same(last, self.buckets.last()) { self.max } else { last.end.saturating_sub(1) };
@@ -287,7 +299,8 @@ mod tests {
             slots[0] += value;
             slots[1] = slots[1].max(value);
             slots[2] = slots[2].max(!value);
-            slots[3 + resolution.bucket_of(value) as usize] += 1;
+            slots[3] += value / 2 + 1;
+            slots[4 + resolution.bucket_of(value) as usize] += 1;
         }
         slots
     }

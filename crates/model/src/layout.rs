@@ -231,6 +231,9 @@ pub mod record {
     pub const KEPT: u32 = 0x18;
     /// Maximum number of words in [`KEPT`].
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
+    /// Offset in the first record of a shard, u64: ticks of the wall clock that the thread has spent in calls with own times that have ended. It
+    /// does not grow inside of such a call before the call ends. Processor time is in the next word.
+    pub const SPENT: u32 = KEPT + 8;
 }
 
 /// Activation records of goroutines. A goroutine moves between threads, and its stack moves in memory, so its open calls are not in the
@@ -296,12 +299,12 @@ pub mod birth {
     /// Rule at the first counter of activations; the counters begin with 0. Bit 8 + n is set if the n-th word that their records keep is a
     /// time of the wall clock.
     pub const KEPT_WALL: u32 = 8;
-    /// Bit 16 + n is set if the n-th word is a processor time.
+    /// Bit 16 + n is set if the n-th word is a processor time, or the time spent in ended calls: both are 0 at the birth.
     pub const KEPT_CPU: u32 = 16;
     /// Bit 24 is set if the records restore a time since the beginning of a call. At the birth that time is 0.
     pub const SAVED_TIME: u32 = 24;
     /// Number of words of a record that can be times. These words come first.
-    pub const KEPT_TIMES: u32 = 2;
+    pub const KEPT_TIMES: u32 = 4;
     /// Bit of a claim: the shard belongs to a child that is not born yet, or has not reached the exit of fork yet. The claim also has the
     /// id of the forking thread; once the child has found the shard, it has the child's.
     pub const UNBORN: u32 = 63;

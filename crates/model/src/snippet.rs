@@ -28,7 +28,8 @@ pub enum Shape {
     /// The number of starts without a stop, then the clock at all stops minus the clock at all starts. The second is one word, so that it
     /// can be read while the timer runs. It is then negative, and the present clock has to be added.
     Timer(Clock),
-    /// The sum, the largest value and the complement of the smallest; then one count for each bucket (see [`crate::histogram`]).
+    /// The sum, the largest value, the complement of the smallest, and the sum of own times ([`crate::histogram::OWN`]); then one count for each
+    /// bucket (see [`crate::histogram`]).
     Histogram(Resolution),
     /// Numbers of calls of one [`Record`] by outcome. The first counts calls that ended without passing an exit (by an exception, by
     /// longjmp, or because their thread ended). The others count exits whose entry was not seen, entries that could not be recorded, and
@@ -54,7 +55,7 @@ impl Shape {
             Shape::Counter => 1,
             Shape::Timer(_) => 2,
             Shape::Activations => 4,
-            Shape::Histogram(resolution) => 3 + resolution.buckets(),
+            Shape::Histogram(resolution) => crate::histogram::HEAD + resolution.buckets(),
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
@@ -114,6 +115,10 @@ impl Record {
 pub enum Kept {
     /// The time of a clock, for [`Expr::Elapsed`].
     Time(Clock),
+    /// The time by a clock that this thread has spent in calls that keep this value and have ended ([`crate::layout::record::SPENT`]). The
+    /// end of the call turns it into the call's own time: its time without that of such calls inside of it. The record must keep the time of
+    /// the clock too. Nothing is kept for calls that move between threads.
+    Spent(Clock),
     /// The n-th integer argument, for [`Expr::Saved`].
     Argument(u8),
     /// The unchanged content of a floating-point argument's register, for [`Expr::Saved`].
@@ -437,8 +442,9 @@ pub enum Stmt {
     Start(VariableId, Clock),
     /// Undo one start of a timer. If it does not run, do nothing.
     Stop(VariableId, Clock),
-    /// Record a value in a histogram of this resolution, that of the variable's shape. A negative value is recorded as 0.
-    Observe(VariableId, Resolution, Expr),
+    /// Record a value in a histogram of this resolution, that of the variable's shape. A negative value is recorded as 0. With a clock, also
+    /// add the call's own time by it, [`Kept::Spent`], to the histogram's sum of own times.
+    Observe(VariableId, Resolution, Expr, Option<Clock>),
     /// Add to the value of a key in a table. The operands are the key and the number to add.
     AddAt(VariableId, Expr, Expr),
     /// Add to the value of the granule that contains a number, or to the counter for numbers outside of the range. The operands are the
@@ -529,7 +535,7 @@ impl Snippet {
         fn set(stmts: &mut [Stmt], to: Resolution) {
             for stmt in stmts {
                 match stmt {
-                    Stmt::Observe(_, resolution, _) => *resolution = to,
+                    Stmt::Observe(_, resolution, ..) => *resolution = to,
                     Stmt::If(_, body)
                     | Stmt::Open(_, body)
                     | Stmt::Close(_, body)
@@ -653,7 +659,7 @@ impl Snippet {
                 match stmt {
                     Stmt::Add(_, e)
                     | Stmt::Set(_, e)
-                    | Stmt::Observe(_, _, e)
+                    | Stmt::Observe(_, _, e, _)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, key, e)
@@ -698,9 +704,11 @@ impl Snippet {
 fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
-                e.calls_in(calls)
-            }
+            Stmt::Add(_, e)
+            | Stmt::Set(_, e)
+            | Stmt::Observe(_, _, e, _)
+            | Stmt::Store(_, _, e)
+            | Stmt::Mark(_, e, _) => e.calls_in(calls),
             Stmt::AddAt(_, key, e)
             | Stmt::AddIn(_, _, key, e)
             | Stmt::AddListed(_, _, key, e)
@@ -735,9 +743,11 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
 fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
-                e.place_callees(place)?
-            }
+            Stmt::Add(_, e)
+            | Stmt::Set(_, e)
+            | Stmt::Observe(_, _, e, _)
+            | Stmt::Store(_, _, e)
+            | Stmt::Mark(_, e, _) => e.place_callees(place)?,
             Stmt::AddAt(_, key, e)
             | Stmt::AddIn(_, _, key, e)
             | Stmt::AddListed(_, _, key, e)

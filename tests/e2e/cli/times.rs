@@ -53,6 +53,41 @@ pub fn sleep_and_compute(tool: &Tool) -> Outcome {
     outcome
 }
 
+const NESTED: [&str; 4] = ["nap", "spin", "around", "deep"];
+
+#[test]
+fn own_times_add_up() {
+    let times = scaled(30, 300);
+    for clock in ["wall", "cpu"] {
+        let mut target = Mutatee::start("times", &[]);
+        let before = Text::of(target.pid());
+        let cpu = if clock == "cpu" { &["--cpu"][..] } else { &[] };
+        let pid = target.pid_text();
+        let words = [&["latency", "-p", &pid, "--max-overhead", "10000"], cpu, &NESTED[..]].concat();
+        let mut session = tool().start(words);
+        session.wait_for("attached");
+        target.ask(&format!("nest {times} 3000"));
+        let truth = target.ask("deep 20 200000");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(target.pid(), &before);
+        let of = |function: &str| {
+            let seen = outcome.latency(function);
+            (seen.sum_ns, seen.self_ns.unwrap_or_else(|| panic!("no own time of {function}: {outcome:#?}")))
+        };
+        let [nap, spin, around, deep] = NESTED.map(of);
+        // Functions that call nothing measured have all of their time for themselves; those that only call have none.
+        assert!(nap.0.abs_diff(nap.1) <= 1 && spin.0.abs_diff(spin.1) <= 1, "{nap:?} {spin:?}");
+        if clock == "wall" {
+            assert!(around.1 * 50 <= around.0 && deep.1 * 50 <= deep.0, "{around:?} {deep:?}");
+            // Every level of the recursion is in the total of `deep`, and the time of its outermost call is that of the nap.
+            let outermost = truth.number("ns deep") / truth.tally("deep");
+            assert_near("all", nap.1 + spin.1 + around.1 + deep.1, around.0 + outermost, 1);
+        }
+        let shares = outcome.all("latency").into_iter().filter_map(|l| l["share"].as_f64());
+        assert!((shares.sum::<f64>() - 1.0).abs() < 1e-9, "{outcome:#?}");
+    }
+}
+
 /// Returns the last value of a pair, a time in nanoseconds.
 fn last_value(outcome: &Outcome, metric: &str, function: &str) -> u64 {
     let samples = outcome.all("sample");

@@ -141,6 +141,8 @@ pub struct Latency {
     pub calls: u64,
     pub timed: u64,
     pub sum_ns: u64,
+    /// Time without the callees that are measured too; `None` if it is not known.
+    pub self_ns: Option<u64>,
     pub min_ns: u64,
     pub p50_ns: u64,
     pub p99_ns: u64,
@@ -154,7 +156,11 @@ pub struct Latency {
 impl Latency {
     fn read(object: &Value) -> Latency {
         let number = |key: &str| object[key].as_u64().unwrap_or(0);
+        let own = object["self_ns"].as_u64();
+        // The two sums are converted from ticks by themselves. Both may be wrong where stacks are switched while calls end.
+        assert!(own.is_none_or(|own| own <= number("sum_ns") + 1) || number("unseen") > 0, "{object}");
         Latency {
+            self_ns: own,
             calls: number("calls"),
             timed: number("timed"),
             sum_ns: number("sum_ns"),

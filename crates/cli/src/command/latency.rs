@@ -43,8 +43,25 @@ struct Latencies {
 /// The metric that counts the calls.
 pub(super) const COUNTED: &str = "calls";
 
-/// Sum of the times of the calls of all functions that are timed to the end, in nanoseconds; shares are parts of this sum.
-struct Sum(u64);
+/// The whole that shares are parts of, over all functions that are timed to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sum {
+    /// The sum of the own times, in nanoseconds.
+    Own(u64),
+    /// The sum of the times, in nanoseconds: no function has an own time.
+    Total(u64),
+}
+
+impl Sum {
+    /// The part that a function with these times has, and the whole; `None` if there is no whole, or if the part is not known.
+    fn part(self, times: &Distribution) -> Option<(u64, u64)> {
+        let (part, whole) = match self {
+            Sum::Own(whole) => (times.own.or((times.count == 0).then_some(0))?, whole),
+            Sum::Total(whole) => (times.sum, whole),
+        };
+        (whole > 0).then_some((part, whole))
+    }
+}
 
 /// The span in which the calls of a function are timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,7 +91,12 @@ impl Presentation for Latencies {
 
     fn whole(&self, rows: &[Row<'_>]) -> Sum {
         let whole = rows.iter().filter(|row| Span::of(row) == Span::Whole);
-        Sum(whole.map(total).fold(0, u64::saturating_add))
+        let times: Vec<&Distribution> = whole.filter_map(distribution).filter(|d| d.count > 0).collect();
+        if times.iter().any(|d| d.own.is_some()) {
+            Sum::Own(times.iter().filter_map(|d| d.own).fold(0, u64::saturating_add))
+        } else {
+            Sum::Total(times.iter().map(|d| d.sum).fold(0, u64::saturating_add))
+        }
     }
 
     fn counted(&self) -> Option<&'static str> {
@@ -86,7 +108,7 @@ impl Presentation for Latencies {
     }
 
     fn titles(&self, _: Stage) -> &'static [&'static str] {
-        &["TIMED", "TOTAL", "SHARE", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
+        &["TIMED", "SELF", "SHARE", "TOTAL", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
     }
 
     fn optional(&self) -> &'static [&'static str] {
@@ -99,9 +121,13 @@ impl Presentation for Latencies {
         let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let times = std::iter::once(mean).chain(histogram::QUANTILES.map(quantile));
         let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
+        let own = called.and_then(|d| d.own).map(|ns| time(ns as f64)).unwrap_or_default();
         let (timed, share) = match Span::of(&row) {
             Span::Whole => {
-                let share = called.map(|d| histogram::share(d.sum, whole.0)).unwrap_or_default();
+                let share = called
+                    .and_then(|d| whole.part(d))
+                    .map(|(part, whole)| histogram::share(part, whole))
+                    .unwrap_or_default();
                 (called.map(|d| grouped_u64(d.count)).unwrap_or_default(), share)
             }
             Span::Ended(ns) => {
@@ -111,7 +137,7 @@ impl Presentation for Latencies {
             Span::Never => ("counted only".to_owned(), String::new()),
         };
         let times = times.map(|ns| ns.map(time).unwrap_or_default());
-        [timed, total, share].into_iter().chain(times).map(Cell::from).collect()
+        [timed, own, share, total].into_iter().chain(times).map(Cell::from).collect()
     }
 
     fn sort(&self, rows: &mut [Row<'_>]) -> bool {
@@ -142,7 +168,10 @@ impl Presentation for Latencies {
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             mean_ns: distribution(&row).and_then(Distribution::mean),
-            share: (whole.0 > 0 && Span::of(&row) == Span::Whole).then(|| total(&row) as f64 / whole.0 as f64),
+            share: distribution(&row)
+                .filter(|_| Span::of(&row) == Span::Whole)
+                .and_then(|d| whole.part(d))
+                .map(|(part, whole)| part as f64 / whole as f64),
             threads: threads.into_iter().map(thread).collect(),
             missing: Missing { left_by_tail_jump, ..activations.into() },
             timed_since_ns: row.timed_since_ns(),
@@ -154,7 +183,7 @@ impl Presentation for Latencies {
     fn below(&self, rows: &[Row<'_>], width: Option<usize>) -> String {
         let called: Vec<_> =
             rows.iter().filter_map(|row| Some((row, distribution(row).filter(|d| d.count > 0)?))).collect();
-        let mut text = if called.len() > 1 { shares(self.whole(rows).0) } else { String::new() };
+        let mut text = if called.len() > 1 { shares(self.whole(rows)) } else { String::new() };
         let missing = |row: &Row<'_>| row.value().map(|v| (row.id().function, v.activations));
         text += &words::missing(&rows.iter().filter_map(missing).collect::<Vec<_>>());
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
@@ -170,12 +199,18 @@ impl Presentation for Latencies {
     }
 }
 
-/// Explains the columns TOTAL and SHARE. `sum` is in nanoseconds.
-fn shares(sum: u64) -> String {
-    let sum = time(sum as f64);
-    format!(
-        "{DIM}SHARE is of the sum of TOTAL, {sum}; the time of a call is also in the TOTAL of the functions that wait for it{DIM:#}\n"
-    )
+/// Explains the columns SELF, TOTAL and SHARE.
+fn shares(sum: Sum) -> String {
+    let nested = "a call is also in the TOTAL of each function above that waits for it";
+    match sum {
+        Sum::Own(sum) => {
+            let sum = time(sum as f64);
+            format!("{DIM}SELF is without the functions above; SHARE is of the sum of SELF, {sum}; {nested}{DIM:#}\n")
+        }
+        Sum::Total(sum) => {
+            format!("{DIM}SHARE is of the sum of TOTAL, {}; {nested}{DIM:#}\n", time(sum as f64))
+        }
+    }
 }
 
 /// A thread that has called a function: its id, its process if that is a child, the number of its calls, and their times.
@@ -195,11 +230,6 @@ fn threads<'a>(row: &Row<'a>) -> Vec<Caller<'a>> {
     counted.chain(new.map(|t| (t.tid, t.pid, t.value, Some(t)))).collect()
 }
 
-/// Sum of the times of the calls of a function, in nanoseconds.
-fn total(row: &Row<'_>) -> u64 {
-    distribution(row).map_or(0, |d| d.sum)
-}
-
 /// Sort key of a row: numbers from the largest to the smallest, then names; a row without a number is last.
 struct Key {
     number: Option<f64>,
@@ -214,6 +244,7 @@ impl Key {
         let quantile = |q| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let number = match by {
             LatencySort::Calls => Some(row.calls() as f64),
+            LatencySort::Own => called.and_then(|d| d.own).map(|ns| ns as f64),
             LatencySort::Total => called.map(|d| d.sum as f64),
             LatencySort::Mean => called.and_then(Distribution::mean),
             LatencySort::P50 => quantile(0.5),

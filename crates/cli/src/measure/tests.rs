@@ -173,7 +173,8 @@ async fn blocks_edges_and_loops_for_people() {
 
 /// Distribution of this number of calls, of which one in a hundred is slow.
 fn times(calls: i64) -> Distribution {
-    distribution((0..calls as u64).map(|i| if i % 100 == 99 { 3_000_000 + i } else { 1000 + i }))
+    let times = distribution((0..calls as u64).map(|i| if i % 100 == 99 { 3_000_000 + i } else { 1000 + i }));
+    Distribution { own: Some(times.sum / 2), ..times }
 }
 
 fn latencies() -> Script {
@@ -195,8 +196,8 @@ async fn latency_for_scripts() {
         expect![[r#"
             {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"waited_ms":0.012,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
-            {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"timed":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"mean_ns":31489.5,"share":1.0,"threads":[{"tid":7,"calls":1000,"timed":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"left":3}],"left":3,"left_by_tail_jump":0,"timed_since_ns":null,"taken_out_ns":null}
-            {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"timed":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"mean_ns":null,"share":0.0,"threads":[{"tid":7,"calls":0,"timed":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"left":3}],"left":3,"left_by_tail_jump":0,"timed_since_ns":null,"taken_out_ns":null}
+            {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"timed":1000,"sum_ns":31489500,"self_ns":15744750,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"mean_ns":31489.5,"share":1.0,"threads":[{"tid":7,"calls":1000,"timed":1000,"sum_ns":31489500,"self_ns":15744750,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"left":3}],"left":3,"left_by_tail_jump":0,"timed_since_ns":null,"taken_out_ns":null}
+            {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"timed":0,"sum_ns":null,"self_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"mean_ns":null,"share":0.0,"threads":[{"tid":7,"calls":0,"timed":0,"sum_ns":null,"self_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"left":3}],"left":3,"left_by_tail_jump":0,"timed_since_ns":null,"taken_out_ns":null}
             {"type":"removed","pid":7,"stopped_ms":0.6,"waited_ms":0.002,"text_restored":null,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
@@ -211,8 +212,8 @@ async fn latency_for_people() {
     assert!(result.is_ok());
     let lines: Vec<&str> = text.lines().skip(2).collect();
     expect![[r#"
-        FUNCTION        MODULE  CALLS  TIMED    TOTAL    SHARE     MEAN     P50      P90      P99  P99.9   MAX
-        processCommand  server  1,000  1,000  31.5 ms  100.0 %  31.5 µs  1.5 µs  1.91 µs  2.01 µs   3 ms  3 ms
+        FUNCTION        MODULE  CALLS  TIMED     SELF    SHARE    TOTAL     MEAN     P50      P90      P99  P99.9   MAX
+        processCommand  server  1,000  1,000  15.7 ms  100.0 %  31.5 ms  31.5 µs  1.5 µs  1.91 µs  2.01 µs   3 ms  3 ms
         1 function without a call: call
         6 calls of call, processCommand ended by an exception, by longjmp or with its thread; their times are not in the table
         2 calls of call, processCommand had begun before the measurement; their times are not in the table
@@ -303,8 +304,8 @@ async fn tables_redraw_themselves() {
     assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
     assert_eq!(words(&text, 5), "processCommand server 600 1,200");
     let text = run_on_screen("ingraft latency -p 7 call", latencies()).await;
-    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS TIMED TOTAL SHARE MEAN P50 P99 MAX");
-    assert_eq!(words(&text, 5), "proc…mand server 600 600 18.8 ms 100.0 % 31.3 µs 1.3 µs 1.6 µs 3 ms");
+    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS SELF SHARE TOTAL MEAN P50 P99 MAX");
+    assert_eq!(words(&text, 5), "proc…mand server 600 9.39 ms 100.0 % 18.8 ms 31.3 µs 1.3 µs 1.6 µs 3 ms");
     let text = run_on_screen("ingraft watch -p 7 latency@/Code/server", latencies()).await;
     assert_eq!(words(&text, 4), "METRIC FOCUS VALUE RATE UNIT P50 P90 P99 P99.9 MAX");
     let row = words(&text, 5);

@@ -51,6 +51,8 @@ pub(crate) struct Times {
     /// Number of the calls that the times are of.
     pub(crate) timed: u64,
     pub(crate) sum_ns: Option<u64>,
+    /// Sum of the times without the callees that are measured; null also if it is not known.
+    pub(crate) self_ns: Option<u64>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) p50_ns: Option<u64>,
     pub(crate) p90_ns: Option<u64>,
@@ -69,6 +71,7 @@ impl Times {
             calls,
             timed: ns.map_or(0, |d| d.count),
             sum_ns: sum,
+            self_ns: ns.filter(|d| d.count > 0).and_then(|d| d.own),
             min_ns: min,
             p50_ns: p50,
             p90_ns: p90,

@@ -6,7 +6,7 @@
 //! returns.
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
-use ingraft_model::histogram::{Resolution, VALUE_BITS};
+use ingraft_model::histogram::{HEAD, OWN, Resolution, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, Whose};
 
@@ -23,11 +23,10 @@ const SUM_OF_STOPS: u32 = 1;
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
 const LEFT_BY_TAIL_JUMP: u32 = 3;
-/// Counters of a histogram: sum, largest value, complement of the smallest value, and the first bucket.
+/// Counters of a histogram: sum, largest value, complement of the smallest value. The sum of own times and the buckets follow.
 const SUM: u32 = 0;
 const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
-const BUCKETS: u32 = 3;
 
 /// Mask that covers every bucket number. The mask keeps the address of the bucket inside the shard, whatever the value.
 fn bucket_mask(resolution: Resolution) -> i32 {
@@ -145,6 +144,8 @@ impl Generator<'_> {
         // Times are the first words of a record; the reverse order reads the clocks last.
         for (n, kept) in (0..).zip(r.kept.iter().take(Record::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
+                Kept::Spent(_) if self.frame.stack.moving => continue,
+                Kept::Spent(clock) => self.a.mov(rax, self.spent(*clock)).map(|()| rax)?,
                 Kept::Time(clock) => self.clock(*clock).map(|()| rax)?,
                 Kept::Float(float) => self.float(*float).map(|()| rax)?,
                 Kept::Argument(n) => match self.source(&Expr::Arg(*n))? {
@@ -274,10 +275,47 @@ impl Generator<'_> {
                 self.a.mov(time, rax)?;
             }
         }
+        for (n, kept) in (0..).zip(&r.kept) {
+            if let Kept::Spent(clock) = kept {
+                self.own_time(&r.kept, *clock, kept_at(n))?;
+            }
+        }
         let around = std::mem::replace(&mut self.closed, r.kept.clone());
         self.stmts(body)?;
         self.closed = around;
         Ok(self.a.sub(self.top(), record::SIZE as i32)?)
+    }
+
+    /// Operand for the time that this thread has spent in ended calls with own times.
+    fn spent(&self, clock: Clock) -> AsmMemoryOperand {
+        let word = record::SPENT + if clock == Clock::Cpu { 8 } else { 0 };
+        qword_ptr(u64::from(self.env.data.displacement(self.env.data.records() + word))).gs()
+    }
+
+    /// Turns the kept time spent in ended calls, at `field` of the last record, into the own time of the call that ends, and adds the call to
+    /// the time spent. The sum at the entry is known, so calls inside that have ended without an exit leave nothing wrong.
+    fn own_time(&mut self, kept: &[Kept], clock: Clock, field: u32) -> Result<(), Assembly> {
+        let Some(time) = kept.iter().position(|kept| *kept == Kept::Time(clock)) else {
+            return Err(Assembly(format!("the own time by the {clock}clock needs its time")));
+        };
+        if self.frame.stack.moving {
+            return Ok(());
+        }
+        let mut later = self.a.create_label();
+        let time = qword_ptr(rcx + self.last(kept_at(time as u32))).gs();
+        let own = qword_ptr(rcx + self.last(field)).gs();
+        self.a.mov(rdx, self.spent(clock))?;
+        self.a.mov(rax, own)?;
+        self.a.sub(rdx, rax)?;
+        self.a.add(rax, time)?;
+        self.a.mov(self.spent(clock), rax)?;
+        self.a.mov(rax, time)?;
+        // Each reading of a clock may be late, so the calls inside may seem to take longer than the call.
+        self.a.sub(rax, rdx)?;
+        self.a.jae(later)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut later)?;
+        Ok(self.a.mov(own, rax)?)
     }
 
     /// Counts a call that has no record.
@@ -355,11 +393,21 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    pub(crate) fn observe(&mut self, histogram: VariableId, resolution: Resolution, e: &Expr) -> Result<(), Assembly> {
+    pub(crate) fn observe(
+        &mut self,
+        (histogram, resolution): (VariableId, Resolution),
+        e: &Expr,
+        own: Option<Clock>,
+    ) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
         }
         self.used = [true; 3];
+        if let Some(clock) = own.filter(|_| !self.frame.stack.moving) {
+            self.kept(Kept::Spent(clock))?;
+            self.a.inc(rax)?;
+            self.a.add(self.slot(histogram, OWN), rax)?;
+        }
         self.value(e)?;
         let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
         if !matches!(e, Expr::Elapsed(_, TimeUnit::Ticks)) {
@@ -393,7 +441,7 @@ impl Generator<'_> {
         self.a.shl(ecx, resolution.sub_bits())?;
         self.a.add(eax, ecx)?;
         self.a.and(eax, bucket_mask(resolution))?;
-        let first = u64::from(self.env.data.counter(self.index(histogram) + BUCKETS));
+        let first = u64::from(self.env.data.counter(self.index(histogram) + HEAD));
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
     }
 

@@ -250,6 +250,9 @@ impl Writer<'_> {
 
         self.a.set_label(&mut finish)?;
         self.a.mov(qword_ptr(self.place(first + birth::BORN)).gs(), 1)?;
+        for word in [record::SPENT, record::SPENT + 8] {
+            self.a.mov(qword_ptr(self.place(first + word)).gs(), 0)?;
+        }
         self.a.mov(rax, qword_ptr(self.place(OWNER)).gs())?;
         self.a.mov(claim, rax)?;
         self.a.set_label(&mut done)?;

@@ -68,7 +68,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             check_stmts(body, bound, deeper(depth)?)
         }
         Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
-        Stmt::Observe(v, resolution, e) => {
+        Stmt::Observe(v, resolution, e, _) => {
             bound(*v, Shape::Histogram(*resolution)).and_then(|()| check_expr(e, bound, depth))
         }
         Stmt::AddAt(v, key, e) => {
@@ -436,7 +436,7 @@ impl Generator<'_> {
             Stmt::CloseHanded(record, body) => self.close_handed(record, body)?,
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
-            Stmt::Observe(v, resolution, e) => self.observe(*v, *resolution, &fold(e))?,
+            Stmt::Observe(v, resolution, e, own) => self.observe((*v, *resolution), &fold(e), *own)?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
             Stmt::AddListed(v, listing, key, e) => self.add_listed(*v, *listing, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,

@@ -175,7 +175,9 @@ fn after(env: &Environment) -> Vec<Right> {
     f.push(Right::Jump("jl", "finish"));
     put(f, [format!("mov eax,dword ptr gs:[rcx+{:#x}]", p.records + record::NAME)]);
     put(f, ["mov rax,qword ptr [r10+rax]"]);
-    for (n, wall, cpu) in [(0, "wall 0", "cpu 0"), (1, "wall 1", "cpu 1")] {
+    let labels = [("wall 0", "cpu 0"), ("wall 1", "cpu 1"), ("wall 2", "cpu 2"), ("wall 3", "cpu 3")];
+    const { assert!(birth::KEPT_TIMES == 4) };
+    for (n, (wall, cpu)) in (0..).zip(labels) {
         let kept = format!("qword ptr gs:[rcx+{:#x}]", p.records + record::KEPT + 8 * n);
         put(f, [format!("bt eax,{:#x}", birth::KEPT_WALL + n)]);
         f.push(Right::Jump("jae", wall));
@@ -192,6 +194,7 @@ fn after(env: &Environment) -> Vec<Right> {
     f.push(Right::Jump("jmp", "each"));
     f.push(Right::Label("finish"));
     put(f, [format!("mov qword ptr gs:[{:#x}],0x1", p.records + birth::BORN)]);
+    put(f, [record::SPENT, record::SPENT + 8].map(|at| format!("mov qword ptr gs:[{:#x}],0x0", p.records + at)));
     put(f, [format!("mov rax,{}", p.own(OWNER)), format!("mov {},rax", p.claim("r9"))]);
     f.push(Right::Label("done"));
     put(f, words(END));

@@ -238,6 +238,8 @@ fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     let bit = |(n, kept): (u32, &Kept)| match kept {
         Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
         Kept::Time(Clock::Cpu) => 1 << (birth::KEPT_CPU + n),
+        // Both are 0 at the birth.
+        Kept::Spent(_) => 1 << (birth::KEPT_CPU + n),
         Kept::Argument(_) | Kept::Float(_) => 0,
     };
     let kept = (0..birth::KEPT_TIMES).zip(&record.kept).map(bit).fold(0, |all, one: u64| all | one);

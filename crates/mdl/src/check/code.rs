@@ -127,15 +127,14 @@ impl Context<'_, '_> {
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
                 }
             }
-            ExprKind::Elapsed(_) | ExprKind::SelfTime => {
-                if !matches!(self.place, Some((Some(Point::Return) | None, _))) {
-                    let message = "the time of a call is only known at its return";
-                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
-                }
-                // `$self` is measured by the wall clock.
-                let clock = if let ExprKind::Elapsed(clock) = expr.kind { clock } else { Clock::Wall };
-                self.kept.insert(format!("{clock:?}"));
+            ExprKind::Own => {
+                let message = "`$own` is only known as the last argument of `observe`";
+                self.error(codes::PLACE, expr.span, message).help =
+                    Some("write `observe(m, $elapsed, $own)`, or use `$self`".to_owned());
             }
+            ExprKind::Elapsed(clock) => self.time(expr, *clock),
+            // It is measured by the wall clock.
+            ExprKind::SelfTime => self.time(expr, Clock::Wall),
             ExprKind::Name(name) if self.is_vector(name) => self.whole_vector(codes::KIND, expr.span, name),
             ExprKind::Name(name) => {
                 let found = self.name(name, expr.span);
@@ -215,8 +214,35 @@ impl Context<'_, '_> {
         }
     }
 
+    /// Checks the time of a call.
+    fn time(&mut self, expr: &Expr, clock: Clock) {
+        if !matches!(self.place, Some((Some(Point::Return) | None, _))) {
+            let message = "the time of a call is only known at its return";
+            self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
+        }
+        self.kept.insert(format!("{clock:?}"));
+    }
+
     /// Checks a call that acts on an accumulator.
     fn request(&mut self, span: Span, name: &str, kind: Accumulator, count: usize, args: &[Expr]) {
+        let (args, own) = match args {
+            [first @ .., last] if kind == Accumulator::Histogram && matches!(last.bare().kind, ExprKind::Own) => {
+                (first, Some(last))
+            }
+            all => (all, None),
+        };
+        if let (Some(own), [_, value]) = (own, args) {
+            match value.bare().kind {
+                ExprKind::Elapsed(clock) => {
+                    self.kept.insert(format!("{clock:?} own"));
+                }
+                _ => {
+                    let message = "`$own` is the own part of a time";
+                    self.error(codes::TYPE, own.span, message).help =
+                        Some("let the second argument be `$elapsed` or `$cpu` alone".to_owned());
+                }
+            }
+        }
         if args.len() != count {
             let message = format!("`{name}` takes {count} argument{}", if count == 1 { "" } else { "s" });
             self.error(codes::TYPE, span, message);

@@ -117,11 +117,16 @@ impl<'a> Evaluation<'a> {
                 ("startHwTimer", [timer]) => self.start_events(timer, out),
                 ("stopHwTimer", [timer]) => self.stop_events(timer, out),
                 ("sampleHwCounter", [counter]) => self.sample_events(counter, out),
-                ("observe", [histogram, value]) => {
+                ("observe", [histogram, value, own @ ..]) if own.len() <= 1 => {
                     let histogram = self.accumulator(histogram, Shape::Histogram(Resolution::Fine), "a histogram");
+                    // The checker has reported an own time without a time.
+                    let clock = match (&value.bare().kind, own) {
+                        (ExprKind::Elapsed(clock), [_]) if self.observes_times => Some(*clock),
+                        _ => None,
+                    };
                     let value = self.observed(value);
                     if let (Some(histogram), Some(value)) = (histogram, value) {
-                        out.push(Stmt::Observe(histogram, Resolution::Fine, value));
+                        out.push(Stmt::Observe(histogram, Resolution::Fine, value, clock));
                     }
                 }
                 ("discover" | "retire", [list, address, kind]) if self.object_list(list).is_some() => {
@@ -286,8 +291,8 @@ impl<'a> Evaluation<'a> {
                 let callees = Out::Variable(self.time_in_callees());
                 Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
             }
-            // The checker has reported this address.
-            ExprKind::Address(_) => None,
+            // The checker has reported these.
+            ExprKind::Address(_) | ExprKind::Own => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
             ExprKind::Assign(target, ..) => match self.added(expr) {
                 Some(added) => Some(self.value_of_addition(expr, target, added?, false)),

@@ -170,6 +170,11 @@ impl Evaluation<'_> {
                 _ => None,
             });
         });
+        each_stmt(closing, &mut |stmt| {
+            if let Stmt::Observe(_, _, _, Some(clock)) = stmt {
+                kept.extend([Kept::Time(*clock), Kept::Spent(*clock)]);
+            }
+        });
         (kept.into_iter().collect(), callees)
     }
 

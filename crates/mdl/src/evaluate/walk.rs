@@ -18,9 +18,11 @@ pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
 pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
-                parts(e, visit)
-            }
+            Stmt::Add(_, e)
+            | Stmt::Set(_, e)
+            | Stmt::Observe(_, _, e, _)
+            | Stmt::Store(_, _, e)
+            | Stmt::Mark(_, e, _) => parts(e, visit),
             Stmt::AddAt(_, key, e)
             | Stmt::AddIn(_, _, key, e)
             | Stmt::AddListed(_, _, key, e)
@@ -69,7 +71,7 @@ pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>)
         each_code(body, &mut |code| {
             if let CodeKind::Expr(expr) = &code.kind
                 && let ExprKind::Call(callee, args) = &expr.bare().kind
-                && let ("observe", false, [_, value]) = (callee.name.as_str(), callee.quoted, args.as_slice())
+                && let ("observe", false, [_, value, ..]) = (callee.name.as_str(), callee.quoted, args.as_slice())
             {
                 let counted = if let ExprKind::Elapsed(_) = value.bare().kind { &mut times } else { &mut others };
                 *counted += 1;

@@ -159,14 +159,15 @@ impl Parser<'_, '_> {
     fn word_expr(&mut self, word: &str) -> Read<ExprKind> {
         let span = self.span();
         match word {
-            "$return" | "$globalId" | "$elapsed" | "$cpu" | "$self" => {
+            "$return" | "$globalId" | "$elapsed" | "$cpu" | "$self" | "$own" => {
                 self.bump();
                 return Ok(match word {
                     "$return" => ExprKind::Return,
                     "$globalId" => ExprKind::GlobalId,
                     "$elapsed" => ExprKind::Elapsed(Clock::Wall),
                     "$cpu" => ExprKind::Elapsed(Clock::Cpu),
-                    _ => ExprKind::SelfTime,
+                    "$self" => ExprKind::SelfTime,
+                    _ => ExprKind::Own,
                 });
             }
             "$arg" => {

@@ -76,6 +76,7 @@ fn write(source: &Source, expr: &Expr, around: u8, out: &mut String) {
         ExprKind::Elapsed(Clock::Wall) => out.push_str("$elapsed"),
         ExprKind::Elapsed(Clock::Cpu) => out.push_str("$cpu"),
         ExprKind::SelfTime => out.push_str("$self"),
+        ExprKind::Own => out.push_str("$own"),
         ExprKind::Arg(index) => bracketed(source, "$arg", index, out),
         ExprKind::Index(name, index) => bracketed(source, &name.name, index, out),
         ExprKind::Paren(inner) => {

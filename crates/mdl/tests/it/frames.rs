@@ -192,6 +192,11 @@ fn histograms_hold_ticks_or_values() {
     let ticks = done(&metric(&observe("observe(m, ($elapsed));")), "m", "");
     assert_eq!(ticks.insertions[1].snippet.to_string(), "close r1 time { observe v0, elapsed_ticks; }");
     assert!(variables(&ticks).starts_with("v0 m Counter Histogram(Fine) Ticks sampled\n"));
+    let own = done(&metric(&observe("observe(m, $cpu, $own);")), "m", "");
+    assert_eq!(
+        own.insertions[1].snippet.to_string(),
+        "close r1 cpu_time cpu_spent { observe v0, cpu_elapsed_ticks, cpu_own; }"
+    );
     let values = done(&metric(&observe("observe(m, $return); observe(m, $elapsed / 2);")), "m", "");
     assert_eq!(
         values.insertions[1].snippet.to_string(),

@@ -160,6 +160,14 @@ fn illegal_in_the_static_stage() {
     illegal(&code("m = readSymbol(1);"), "`readSymbol` takes the name of a variable");
     illegal(&code("m = $constraint[0];"), "`$constraint` means nothing here");
     illegal(&code("m = $elapsed;"), "only known at its return");
+    let observe = |values: &str| {
+        metric(&format!("base is histogram {{ append preInsn $start.return (* observe(m, {values}); *) }}"))
+    };
+    legal(&observe("$cpu, $own"));
+    illegal(&observe("$own"), "`observe` takes 2 arguments");
+    illegal(&observe("$elapsed + 1, $own"), "`$own` is the own part of a time");
+    illegal(&observe("$elapsed, $self"), "`observe` takes 2 arguments");
+    illegal(&code("m = $own;"), "`$own` is only known as the last argument");
     let early = "`$return` is only known at returns and behind calls";
     for text in
         [code("m = $return;"), code("m = $return.double;"), around("append preInsn $start.calls (* m += $return; *)")]
@@ -249,6 +257,9 @@ fn what_was_extended_on_purpose() {
         "constraint c /Code/* is inclusive; constraint d /Code/* is exclusive;".to_owned(),
         metric(
             "base is histogram { foreach f in $procedures append preInsn f.return (* observe(m, $elapsed - $self); *) }",
+        ),
+        metric(
+            "base is histogram { foreach f in $procedures append preInsn f.return (* observe(m, $elapsed, $own); *) }",
         ),
         metric("base is hwCounter(\"instructions\") { append preInsn $start.entry (* sampleHwCounter(m); *) }"),
         metric("vector over keys; base is counter { append preInsn $start.entry (* m[$arg[0]]++; *) }"),

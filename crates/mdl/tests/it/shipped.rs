@@ -66,13 +66,13 @@ fn times_of_functions_and_modules() {
         ),
         (
             "cpu_latency",
-            "call Metric Append: open r1 cpu_time { }\n\
-             call.return Metric Prepend: close r1 cpu_time { observe v0, cpu_elapsed_ticks; }\n",
+            "call Metric Append: open r1 cpu_time cpu_spent { }\n\
+             call.return Metric Prepend: close r1 cpu_time cpu_spent { observe v0, cpu_elapsed_ticks, cpu_own; }\n",
         ),
         (
             "latency",
-            "call Metric Append: open r1 time { }\n\
-             call.return Metric Prepend: close r1 time { observe v0, elapsed_ticks; }\n",
+            "call Metric Append: open r1 time spent { }\n\
+             call.return Metric Prepend: close r1 time spent { observe v0, elapsed_ticks, own; }\n",
         ),
         (
             "self_latency",

@@ -98,7 +98,7 @@ impl Check<'_> {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
                     self.expr(key, at, closed);
                 }
-                Stmt::Observe(v, resolution, e) => {
+                Stmt::Observe(v, resolution, e, _) => {
                     assert_eq!(self.shape(*v), Shape::Histogram(*resolution));
                     self.expr(e, at, closed);
                 }

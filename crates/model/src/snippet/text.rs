@@ -45,6 +45,7 @@ impl fmt::Display for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Kept::Time(clock) => write!(f, "{clock}time"),
+            Kept::Spent(clock) => write!(f, "{clock}spent"),
             Kept::Argument(n) => Expr::Arg(*n).fmt(f),
             Kept::Float(float) => float.fmt(f),
         }
@@ -146,7 +147,8 @@ impl fmt::Display for Stmt {
             Stmt::CloseHanded(record, body) => write_block(f, &format_args!("close handed {record}"), body),
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
-            Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::Observe(v, _, e, None) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::Observe(v, _, e, Some(clock)) => write!(f, "observe v{}, {e}, {clock}own;", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
             Stmt::AddListed(v, _, key, e) => write!(f, "if listed v{}[{key}] += {e};", v.0),
             Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
