@@ -5,6 +5,7 @@
  * look                             the answer has `rounds` (checked results), `switches` and `wrong` (results that were)
  * stop                             the same, and the timer stops: every context stays where it is, and this one goes on alone
  * go                               the same, and the timer starts again
+ * note                             the same, and the handler writes down for ever where it found the next 256 contexts
  * The contexts run all the time; the thread that reads the commands runs on its own stack and gets no such signal. */
 #include "mutatee.h"
 #include <sys/time.h>
@@ -71,8 +72,13 @@ static void body(unsigned low, unsigned high) {
     }
 }
 
-static void next(int signal) {
-    (void)signal;
+#define NOTES 65536
+static volatile unsigned long noted[NOTES];
+static volatile int notes, until;
+
+static void next(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    if (notes < until) noted[notes++] = (unsigned long)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
     int saved = errno, from = current, to = (from + 1) % count;
     current = to;
     switches++;
@@ -81,7 +87,7 @@ static void next(int signal) {
 }
 
 static void *run(void *period) {
-    struct sigaction action = {.sa_handler = next, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_sigaction = next, .sa_flags = SA_RESTART | SA_SIGINFO};
     sigaction(SIGALRM, &action, NULL);
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGALRM};
     event._sigev_un._tid = own_tid();
@@ -122,6 +128,10 @@ int main(int argc, char **argv) {
                 before = switches;
                 usleep(20000);
             }
+        }
+        if (!strcmp(line, "note")) {
+            until = notes + 256 < NOTES ? notes + 256 : NOTES;
+            while (notes < until) usleep(1000);
         }
         if (!strcmp(line, "go")) timer_settime(timer, 0, &often, NULL);
         say("rounds %ld", (long)rounds);

@@ -76,19 +76,18 @@ fn memory_that_stays_is_used_again() {
     let pid = target.pid_text();
     // Each round takes more than a third of the counters that a shard has.
     let functions = ["grind", "small", "chew", "libc.so.6:str*", "libc.so.6:mem*"];
-    let mut stays = 0;
     for round in 0..scaled(8, 40) {
         let mut session = tool.start([&["latency", "-p", &pid, "--max-overhead", "10000"], &functions[..]].concat());
         session.wait_for("attached");
-        let calls = target.ask("look").number("switches");
+        // Some of these words lead into generated code.
+        target.ask("note").assert_right();
         assert_goes_on(&mut target, &format!("round {round}"));
         let outcome = session.interrupt().assert_code(0).assert_removed();
         let grind = outcome.latency("grind");
-        assert!(grind.timed <= grind.calls && grind.calls > 0, "round {round}, after {calls}: {grind:?}");
-        stays += u32::from(outcome.one("removed")["memory_left"] == true);
+        assert!(grind.timed <= grind.calls && grind.calls > 0, "round {round}: {grind:?}");
+        assert_eq!(outcome.one("removed")["memory_left"], true, "round {round}: {outcome:#?}");
         before.assert_in(target.pid());
     }
-    assert!(stays > 2, "the memory stayed {stays} times");
 }
 
 #[test]

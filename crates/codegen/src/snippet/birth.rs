@@ -73,7 +73,7 @@ impl Writer<'_> {
     pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
         let [mut reset, mut start, mut probe, mut occupied, mut more, mut won] =
             std::array::from_fn(|_| self.a.create_label());
-        let [mut counters, mut copied, mut records, mut whole, mut done] =
+        let [mut counters, mut copied, mut right, mut records, mut whole, mut done] =
             std::array::from_fn(|_| self.a.create_label());
         let (shards, log) = (self.env.data.shards, self.env.data.stride.trailing_zeros());
         let heirs = heirs(self.env);
@@ -134,6 +134,11 @@ impl Writer<'_> {
         self.a.jmp(counters)?;
         self.a.set_label(&mut copied)?;
         self.a.mov(rdi, qword_ptr(self.place(TOP)).gs())?;
+        // See `Writer::bound` for records that are none.
+        self.a.cmp(rdi, record::ROOM as i32)?;
+        self.a.jbe(right)?;
+        self.a.xor(edi, edi)?;
+        self.a.set_label(&mut right)?;
         self.a.mov(child(TOP), rdi)?;
         self.a.xor(ecx, ecx)?;
         let first = self.env.data.records();

@@ -76,9 +76,11 @@ impl Writer<'_> {
         let [mut used, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         self.a.mov(rcx, self.top())?;
-        self.a.test(ecx, ecx)?;
-        self.a.jne(used)?;
-        // The shard has no record yet: create the first one, which belongs to no call and ends every search.
+        let mut again = self.a.create_label();
+        self.a.set_label(&mut again)?;
+        self.bound()?;
+        self.a.jbe(used)?;
+        // The shard has no record: create the first one, which belongs to no call and ends every search.
         let first = self.env.data.displacement(self.env.data.records());
         self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
         self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
@@ -91,7 +93,7 @@ impl Writer<'_> {
         let mut left = self.a.create_label();
         self.a.set_label(&mut left)?;
         self.abandon(LEFT)?;
-        self.a.jmp(used)?;
+        self.a.jmp(again)?;
         self.a.set_label(&mut own)?;
         // The record belongs to this very frame: either it was handed over, or an earlier call with the same frame has left it.
         self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
@@ -137,8 +139,8 @@ impl Writer<'_> {
         let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
             std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
-        self.a.test(ecx, ecx)?;
-        self.a.je(done)?;
+        self.bound()?;
+        self.a.ja(none)?;
         self.a.set_label(&mut scan)?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
         self.a.ja(none)?;
@@ -165,7 +167,7 @@ impl Writer<'_> {
         self.a.set_label(&mut own)?;
         self.a.cmp(r8, self.top())?;
         self.a.mov(rcx, r8)?;
-        self.a.je(done)?;
+        self.a.jae(done)?;
         self.a.add(r8, record::SIZE as i32)?;
         self.a.set_label(&mut swap)?;
         self.a.mov(r9, qword_ptr(rcx + self.last(0)).gs())?;
@@ -178,6 +180,14 @@ impl Writer<'_> {
         self.a.jmp(own)?;
         self.a.set_label(&mut done)?;
         Ok(self.a.zero_bytes()?)
+    }
+
+    /// Compares the top in rcx with what it may be: above if there are no records. It is 0 at first. A program that switches stacks in a
+    /// signal handler may interrupt the end of a call whose record another context then takes for a stale one. Both remove it, and the top
+    /// may come to lie before the first record.
+    fn bound(&mut self) -> Result<(), Assembly> {
+        self.a.lea(r9, qword_ptr(rcx - record::SIZE as i32))?;
+        Ok(self.a.cmp(r9, (record::ROOM - record::SIZE) as i32)?)
     }
 
     fn cpu_time(&mut self) -> Result<(), Assembly> {

@@ -113,7 +113,11 @@ fn before(env: &Environment) -> Vec<Right> {
         f.push(Right::Jump("jmp", label));
         f.push(Right::Label(end));
         if label == "counters" {
-            put(f, [format!("mov rdi,{}", p.own(TOP)), format!("mov qword ptr [r9+{:#x}],rdi", p.base + TOP)]);
+            put(f, [format!("mov rdi,{}", p.own(TOP)), format!("cmp rdi,{:#x}", record::ROOM)]);
+            f.push(Right::Jump("jbe", "right"));
+            put(f, ["xor edi,edi"]);
+            f.push(Right::Label("right"));
+            put(f, [format!("mov qword ptr [r9+{:#x}],rdi", p.base + TOP)]);
             put(f, ["xor ecx,ecx"]);
         }
     };
