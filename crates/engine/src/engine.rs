@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library, Metered};
-use ingraft_model::{BlockPoint, EdgeKind, How, MetricInfo, Pid, PointKind, Refusal};
+use ingraft_model::{MetricInfo, Pid};
 use ingraft_process::{Event, EventError, Identity, Rights, Target};
 use ingraft_report::{Chunk, TracedCode, TracedProgram};
 use rayon::prelude::*;
@@ -30,6 +29,7 @@ use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
 use crate::state_dir::StateDir;
 use crate::undertaking;
 use crate::weaving::outlook::outlook;
+use crate::weaving::sites::Text;
 
 /// Time between two looks at the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
@@ -46,6 +46,7 @@ const MODULES_EVERY: u32 = 10;
 const CODE_EVERY: u32 = 100;
 
 mod code;
+mod listing;
 
 /// The engine. A handle is cheap to clone, and all callers share one engine.
 #[derive(Clone)]
@@ -208,7 +209,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Functions of a target that match any of the patterns (all without a pattern). With `blocks`, the summaries include basic blocks.
+    /// Functions of a target that match any of the patterns (all without a pattern). With `blocks`, the summaries include basic blocks and edges.
     /// `progress` is called from time to time with a line of text.
     pub fn functions(
         &self,
@@ -240,34 +241,9 @@ impl Engine {
         let found = resolve_patterns(&modules, patterns, Missing::Fails)?;
         progress("looking at the points");
         let outlook = outlook(&target, &modules, &found);
-        let describe = |function: &ingraft_model::FunctionRef| {
-            let (file, module, f) = modules.resolve(*function)?;
-            let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
-            let code = module.image.analyse(f);
-            let outlook = outlook.get(function);
-            let entry = outlook.and_then(|entry| entry.as_ref().err());
-            let mut points = vec![
-                PointSummary {
-                    kind: PointKind::Entry,
-                    count: 1,
-                    how: if entry.is_none() { How::InPlace } else { How::Refused },
-                    why_not: entry.cloned(),
-                },
-                summary(&code, PointKind::Exit),
-                summary(&code, PointKind::CallBefore),
-            ];
-            points.extend(blocks.then(|| blocks_of(&code, module.image.block_points(f))));
-            Some(FunctionEntry {
-                module: file.name.clone(),
-                function: f.display_name().into_owned(),
-                offset: f.start(),
-                size: f.size() + parts,
-                points,
-                tail_exits: tail_exits(&code),
-                exposed: matches!(outlook, Some(Ok(true))),
-            })
-        };
-        let functions = in_background(|| found.par_iter().filter_map(describe).collect());
+        let text = Text::untouched(&target);
+        let describe = |function| listing::describe(&text, &modules, function, outlook.get(&function), blocks);
+        let functions = in_background(|| found.par_iter().copied().filter_map(describe).collect());
         let untyped = labels::untyped(&modules, &parsed);
         // The functions may be those of a program that the caller may not trace, if the process has started one meanwhile.
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
@@ -757,41 +733,6 @@ fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
         diagnostics.extend(library.load(name, text));
     }
     (library, diagnostics)
-}
-
-/// Summary of a function's points of one kind, as far as the file alone tells.
-fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
-    summary_of(kind, code.points_of(kind).map(|point| point.refusal.as_ref()))
-}
-
-/// Summary of a function's blocks, as far as the file alone tells.
-fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>) -> PointSummary {
-    match &points {
-        Ok(points) => summary_of(PointKind::Block, points.iter().map(|point| point.site.as_ref().err())),
-        Err(refusal) => summary_of(PointKind::Block, code.cfg.blocks.iter().map(|_| Some(refusal))),
-    }
-}
-
-fn summary_of<'a>(kind: PointKind, refusals: impl Iterator<Item = Option<&'a Refusal>>) -> PointSummary {
-    let (mut count, mut refused, mut why_not) = (0_usize, 0_usize, None);
-    for refusal in refusals {
-        count += 1;
-        refused += usize::from(refusal.is_some());
-        why_not = why_not.or(refusal);
-    }
-    let how = match refused {
-        0 => How::InPlace,
-        n if n == count => How::Refused,
-        _ => How::Partly,
-    };
-    PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not: why_not.cloned() }
-}
-
-/// Number of a function's exits that jump to another function.
-fn tail_exits(code: &FunctionCode) -> u32 {
-    let jumping: BTreeSet<usize> =
-        code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
-    u32::try_from(jumping.len()).unwrap_or(u32::MAX)
 }
 
 /// The one process that a target specification selects. Of several processes with a name, those that the caller may not trace do not count.

@@ -162,16 +162,17 @@ fn sums_of_a_summary_are_those_of_the_list() {
         modules += 1;
         let functions: Vec<_> = list.all("function").into_iter().filter(|f| f["module"] == one["module"]).collect();
         assert_eq!(one["functions"], functions.len(), "{one}");
-        for kind in ["entry", "exit", "call"] {
+        for kind in ["entry", "exit", "call", "block", "edge"] {
             let of = &one[kind];
             let sum = |key: &str| of[key].as_u64().expect("a number");
-            assert_eq!(sum("in_place") + sum("partly") + sum("refused") + sum("none"), functions.len() as u64);
+            let known = ["in_place", "relocated", "partly", "refused", "none"].map(sum);
+            assert_eq!(known.iter().sum::<u64>(), functions.len() as u64);
             let having = |how: &str| {
                 let is = |f: &&&Value| f["how"][kind] == how && f["points"][kind] != 0;
                 functions.iter().filter(is).count() as u64
             };
-            let counts = ["in-place", "partly", "refused"].map(having);
-            assert_eq!(counts, ["in_place", "partly", "refused"].map(sum), "{kind} of {one}");
+            let counts = ["in-place", "relocated", "partly", "refused"].map(having);
+            assert_eq!(counts, ["in_place", "relocated", "partly", "refused"].map(sum), "{kind} of {one}");
             let reasons: u64 = of["reasons"].as_object().expect("reasons").values().filter_map(Value::as_u64).sum();
             assert_eq!(reasons, sum("partly") + sum("refused"), "{kind} of {one}");
         }

@@ -20,7 +20,7 @@ pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common,
     for client in engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", common.format);
-            let (listed, other) = client.functions(&target, &args.globs, args.summary, &mut progress).await?;
+            let (listed, other) = client.functions(&target, &args.globs, true, &mut progress).await?;
             functions.extend(listed);
             untyped.extend(other);
         }

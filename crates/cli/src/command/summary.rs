@@ -32,6 +32,7 @@ fn summaries(functions: &[Function]) -> Vec<Summary> {
                 exit: KindSummary::default(),
                 call: KindSummary::default(),
                 block: KindSummary::default(),
+                edge: KindSummary::default(),
             });
             all.len() - 1
         });
@@ -44,9 +45,9 @@ fn summaries(functions: &[Function]) -> Vec<Summary> {
     all
 }
 
-fn kinds(summary: &mut Summary) -> [(&'static str, &mut KindSummary); 4] {
-    let Summary { entry, exit, call, block, .. } = summary;
-    [("entry", entry), ("exit", exit), ("call", call), ("block", block)]
+fn kinds(summary: &mut Summary) -> [(&'static str, &mut KindSummary); 5] {
+    let Summary { entry, exit, call, block, edge, .. } = summary;
+    [("entry", entry), ("exit", exit), ("call", call), ("block", block), ("edge", edge)]
 }
 
 fn add(f: &Function, kind: &str, of: &mut KindSummary) {
@@ -57,6 +58,7 @@ fn add(f: &Function, kind: &str, of: &mut KindSummary) {
         return;
     }
     match f.how.get(kind).copied() {
+        Some("relocated") => of.relocated += 1,
         Some("partly") => of.partly += 1,
         Some("refused") => of.refused += 1,
         Some(_) => of.in_place += 1,
@@ -75,6 +77,7 @@ fn render(all: &[Summary], several: bool, width: Option<usize>) -> String {
         .right("FUNCTIONS")
         .left("POINTS")
         .right("IN PLACE")
+        .right("IN COPIES")
         .right("PARTLY")
         .right("REFUSED")
         .shrinking("REASONS");
@@ -89,16 +92,23 @@ fn render(all: &[Summary], several: bool, width: Option<usize>) -> String {
                 0 => Cell::from(""),
                 n => Cell::styled(grouped_u64(n), style),
             };
-            let having = of.in_place + of.partly + of.refused;
-            let share = of.in_place as f64 * 100.0 / having.max(1) as f64;
-            let whole = if of.in_place == 0 { String::new() } else { format!(" ({})", percent(share)) };
+            let having = of.in_place + of.relocated + of.partly + of.refused;
+            let share = |n: u64| match n {
+                0 => String::new(),
+                n => format!(" ({})", percent(n as f64 * 100.0 / having.max(1) as f64)),
+            };
             table.row(vec![
                 only(&host).into(),
                 if several && first { pid.to_string().into() } else { "".into() },
                 only(&module).into(),
                 only(&functions).into(),
                 format!("{} {kind}", grouped_u64(of.points)).into(),
-                format!("{}{whole}", grouped_u64(of.in_place)).into(),
+                format!("{}{}", grouped_u64(of.in_place), share(of.in_place)).into(),
+                Cell::from(if of.relocated == 0 {
+                    String::new()
+                } else {
+                    format!("{}{}", grouped_u64(of.relocated), share(of.relocated))
+                }),
                 count(of.partly, WARN),
                 count(of.refused, BAD),
                 Cell::styled(reasons(&of.reasons), DIM),
@@ -130,8 +140,14 @@ mod tests {
             function: "f".to_owned(),
             offset: "0x10".to_owned(),
             size: 9,
-            points: BTreeMap::from([("entry", 1), ("exit", 0), ("call", 3), ("block", blocks)]),
-            how: BTreeMap::from([("entry", entry), ("exit", "in-place"), ("call", "partly"), ("block", "in-place")]),
+            points: BTreeMap::from([("entry", 1), ("exit", 0), ("call", 3), ("block", blocks), ("edge", 4)]),
+            how: BTreeMap::from([
+                ("entry", entry),
+                ("exit", "in-place"),
+                ("call", "partly"),
+                ("block", "in-place"),
+                ("edge", "relocated"),
+            ]),
             why_not: None,
             reasons: Some(if refused {
                 BTreeMap::from([("entry", "too_short".to_owned()), ("call", "overlap".to_owned())])
@@ -151,15 +167,17 @@ mod tests {
         assert_eq!((all[0].exit.none, all[0].block.points, all[1].block.none), (2, 7, 1));
         let text = render(&all, false, None);
         expect![[r#"
-            MODULE  FUNCTIONS  POINTS    IN PLACE  PARTLY  REFUSED  REASONS
-            a               2  2 entry   1 (50 %)                1  1 too_short
+            MODULE  FUNCTIONS  POINTS    IN PLACE  IN COPIES  PARTLY  REFUSED  REASONS
+            a               2  2 entry   1 (50 %)                           1  1 too_short
                                0 exit           0
-                               6 call           0       2           1 not_displaceable, 1 overlap
+                               6 call           0                  2           1 not_displaceable, 1 overlap
                                7 block  2 (100 %)
-            b               1  1 entry          0                1  1 too_short
+                               8 edge           0  2 (100 %)
+            b               1  1 entry          0                           1  1 too_short
                                0 exit           0
-                               3 call           0       1           1 overlap
+                               3 call           0                  1           1 overlap
                                0 block          0
+                               4 edge           0  1 (100 %)
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&text).to_string());
     }

@@ -227,7 +227,7 @@ impl Client {
     }
 
     /// Lists the functions of a target that match any of the patterns, and the matching symbols that are not known to be functions. With
-    /// `blocks`, the functions have their basic blocks among the kinds of points.
+    /// `blocks`, the functions have their basic blocks and edges among the kinds of points.
     pub(crate) async fn functions(
         &self,
         target: &Target,

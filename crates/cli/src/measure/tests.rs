@@ -304,8 +304,8 @@ async fn tables_redraw_themselves() {
     assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
     assert_eq!(words(&text, 5), "processCommand server 600 1,200");
     let text = run_on_screen("ingraft latency -p 7 call", latencies()).await;
-    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS SELF SHARE TOTAL MEAN P50 P99 MAX");
-    assert_eq!(words(&text, 5), "proc…mand server 600 9.39 ms 100.0 % 18.8 ms 31.3 µs 1.3 µs 1.6 µs 3 ms");
+    assert_eq!(words(&text, 4), "FUNCTION CALLS TIMED SELF SHARE TOTAL MEAN P50 P99 MAX");
+    assert_eq!(words(&text, 5), "proc…and 600 600 9.39 ms 100.0 % 18.8 ms 31.3 µs 1.3 µs 1.6 µs 3 ms");
     let text = run_on_screen("ingraft watch -p 7 latency@/Code/server", latencies()).await;
     assert_eq!(words(&text, 4), "METRIC FOCUS VALUE RATE UNIT P50 P90 P99 P99.9 MAX");
     let row = words(&text, 5);

@@ -152,6 +152,7 @@ pub(crate) struct Summary {
     pub(crate) exit: KindSummary,
     pub(crate) call: KindSummary,
     pub(crate) block: KindSummary,
+    pub(crate) edge: KindSummary,
 }
 
 /// The functions of a module by the method of their points of one kind.
@@ -161,13 +162,15 @@ pub(crate) struct KindSummary {
     pub(crate) points: u64,
     /// Number of functions all of whose points are in place.
     pub(crate) in_place: u64,
+    /// Number of functions all of whose points can be reached, some of them only in a copy of the function.
+    pub(crate) relocated: u64,
     /// Number of functions some of whose points are refused.
     pub(crate) partly: u64,
     /// Number of functions all of whose points are refused.
     pub(crate) refused: u64,
     /// Number of functions without such a point.
     pub(crate) none: u64,
-    /// Number of functions by the first reason why not all of their points are in place, as a stable word.
+    /// Number of functions by the first reason why not all of their points can be reached, as a stable word.
     pub(crate) reasons: BTreeMap<String, u64>,
 }
 
