@@ -168,9 +168,9 @@ impl Presentation for Latencies {
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             mean_ns: distribution(&row).and_then(Distribution::mean),
-            share: distribution(&row)
+            share: whole
+                .part(distribution(&row).unwrap_or(&Distribution::default()))
                 .filter(|_| Span::of(&row) == Span::Whole)
-                .and_then(|d| whole.part(d))
                 .map(|(part, whole)| part as f64 / whole as f64),
             threads: threads.into_iter().map(thread).collect(),
             missing: Missing { left_by_tail_jump, ..activations.into() },
