@@ -213,7 +213,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let memory = add(add(read, load), add(floats, Expr::Usage(Usage::PageFaults)));
     let elapsed = [Clock::Wall, Clock::Cpu].map(|clock| Expr::Elapsed(clock, TimeUnit::Nanoseconds));
     let value = elapsed.into_iter().fold(memory, add);
-    let observe = Stmt::Observe(histogram, Resolution::Fine, value.clone());
+    let observe = Stmt::Observe(histogram, Resolution::Fine, value.clone(), None);
     let key = Expr::Saved(arguments[1]);
     let ranges = Ranges::new(-8, 100, 7).expect("granules");
     let add_at = Stmt::AddAt(table, key.clone(), add(value, Expr::ValueAt(table, Box::new(key.clone()))));
