@@ -117,6 +117,8 @@ pub struct Applied {
     pub quiet: bool,
     /// Whether a suspended context, or what may be one, is all that keeps the result from being quiet ([`Options::suspended`]).
     pub waiting: bool,
+    /// The addresses in `check_quiet` from which suspended contexts may go on, as they were in the stop; `None` if there may be others.
+    pub suspended_at: Option<Vec<Avma>>,
     /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] had to reset. If there is one, `quiet` is
     /// `false`.
     pub asleep: Vec<Tid>,
@@ -307,10 +309,11 @@ impl Target {
         };
 
         let words = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty());
-        let free = match words {
+        let suspended_at = match words {
             Some(words) => self.look_at_contexts(tracer, words, (plan, options), &maps, &stacks, &mut moves)?,
-            None => true,
+            None => Some(Vec::new()),
         };
+        let free = suspended_at.as_ref().is_some_and(Vec::is_empty);
         tracer.check_bound(moves.len(), runs.len())?;
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
         let threads_before = visitor.as_deref().map(known);
@@ -337,7 +340,8 @@ impl Target {
             visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, saved: &saved, threads: &threads });
         }
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
-        Ok(Applied { attempts: 0, threads, moved: moves.len(), quiet, waiting, asleep, bases: bases_of(tracer) })
+        let (moved, bases) = (moves.len(), bases_of(tracer));
+        Ok(Applied { attempts: 0, threads, moved, quiet, waiting, suspended_at, asleep, bases })
     }
 
     /// Treatment of program counters saved by faults, at the beginning of an attempt.
@@ -567,7 +571,8 @@ impl Target {
         Ok(homes)
     }
 
-    /// Looks for suspended contexts. Fails if there may be some that cannot be looked for. Otherwise as [`Target::look_at_words`].
+    /// Looks for suspended contexts. Fails if there may be some that must be known and cannot be looked for. Otherwise as
+    /// [`Target::look_at_words`], or `None` if there may be others.
     fn look_at_contexts(
         &self,
         tracer: &mut Tracer,
@@ -576,7 +581,7 @@ impl Target {
         maps: &[Mapping],
         stacks: &Stacks,
         moves: &mut Vec<Move>,
-    ) -> Result<bool, ApplyError> {
+    ) -> Result<Option<Vec<Avma>>, ApplyError> {
         let found = words.now(self);
         let places: Vec<Avma> = found.at.iter().chain(&found.frames).copied().collect();
         let homes = self.homes(tracer, maps, &places)?;
@@ -584,11 +589,12 @@ impl Target {
         if self.preempts(&elsewhere, &homes) {
             return Err(ApplyError::Preempts);
         }
-        Ok(self.look_at_words(&found.at, plan, options, stacks, &homes, moves)? && found.all)
+        let suspended_at = self.look_at_words(&found.at, plan, options, stacks, &homes, moves)?;
+        Ok(found.all.then_some(suspended_at))
     }
 
     /// Looks at words that point into the text around the writes or into the ranges that shall be quiet. Adds the moves of those in signal
-    /// frames. Fails if another context would continue within a write. Returns whether none leads into the ranges any more.
+    /// frames. Fails if another context would continue within a write. Returns the addresses in the ranges to which the others lead.
     fn look_at_words(
         &self,
         words: &[Avma],
@@ -597,8 +603,8 @@ impl Target {
         stacks: &Stacks,
         homes: &[Home],
         moves: &mut Vec<Move>,
-    ) -> Result<bool, ApplyError> {
-        let mut quiet = true;
+    ) -> Result<Vec<Avma>, ApplyError> {
+        let mut suspended_at = Vec::new();
         // The stacks of threads were read already.
         for slot in words.iter().copied().filter(|slot| !stacks.has(*slot)) {
             let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
@@ -610,12 +616,12 @@ impl Target {
                 (Fate::Moves { to, first }, Some(Waiting::Frame)) => {
                     moves.push(Move { thread: 0, slot: Some(slot), from: pc, to, first });
                 }
-                _ if in_code => quiet = false,
+                _ if in_code => suspended_at.push(pc),
                 (_, Some(_)) => return Err(ApplyError::Suspended { at: pc }),
                 (_, None) => {}
             }
         }
-        Ok(quiet)
+        Ok(suspended_at)
     }
 
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the

@@ -80,15 +80,6 @@ impl Words {
         Words { settled: true, ..Words::search(target, into, except) }
     }
 
-    /// The addresses in the ranges to which the words point, sorted; `None` if there may be more words than were found.
-    pub fn point_to(&self, target: &Target) -> Option<Vec<Avma>> {
-        let value = |at: &Avma| target.read_u64(*at).ok().map(Avma).filter(|to| contains(&self.into, *to));
-        let mut to: Vec<Avma> = self.found.at.iter().filter_map(value).collect();
-        to.sort_unstable();
-        to.dedup();
-        self.found.all.then_some(to)
-    }
-
     /// Searches for an insertion. If the program has more memory than can be searched in a stop, and a context is suspended anywhere in it,
     /// others may be suspended after the search, and nothing is inserted ([`ApplyError::Preempts`](crate::ApplyError::Preempts)).
     pub fn search_strictly(target: &Target, into: Vec<AvmaRange>, except: Vec<AvmaRange>) -> Self {

@@ -117,7 +117,7 @@ impl End {
             sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
-        let (mut looks, mut found) = (0, None);
+        let mut looks = 0;
         for _ in 0..TRIES {
             let is_searched = options.suspended.is_some();
             // A context that is suspended in the arenas still needs its thread's shard.
@@ -143,14 +143,12 @@ impl End {
                 if applied.waiting {
                     looks += 1;
                     if looks == LOOKS_AT_WORDS {
-                        self.suspended_at = found;
+                        self.suspended_at = applied.suspended_at;
                         break;
                     }
                     std::thread::sleep(PAUSE);
                 }
-                let words = waiting::in_settled(target, &options.check_quiet, area);
-                found = words.point_to(target);
-                options.suspended = Some(words);
+                options.suspended = Some(waiting::in_settled(target, &options.check_quiet, area));
             } else if self.asleep.is_empty() {
                 std::thread::sleep(PAUSE);
             } else if !target.wait_awake(&self.asleep, SLEEPERS) {
