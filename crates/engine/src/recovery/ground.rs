@@ -224,7 +224,10 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
         [JUMP, rest @ ..] => Some(((w.at.0 % PAGE, <[u8; DISPLACEMENT]>::try_from(rest).ok()?), w.at)),
         _ => None,
     };
-    let jumps: FxHashMap<_, _> = points.iter().flat_map(|p| &p.removal.text).filter_map(jump).collect();
+    let mut jumps: FxHashMap<_, Vec<Avma>> = FxHashMap::default();
+    for (key, at) in points.iter().flat_map(|p| &p.removal.text).filter_map(jump) {
+        jumps.entry(key).or_default().push(at);
+    }
     if jumps.is_empty() {
         return None;
     }
@@ -243,8 +246,8 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
         let is_ours = |offset: &u64| {
             let [JUMP, rest @ ..] = page.get(*offset as usize..)? else { return None };
             let rest = *rest.first_chunk::<DISPLACEMENT>()?;
-            let text = jumps.get(&(*offset, rest))?;
-            is_alike(target, *text, &written, page, *offset as usize).then_some(*offset)
+            let mut texts = jumps.get(&(*offset, rest))?.iter();
+            texts.any(|text| is_alike(target, *text, &written, page, *offset as usize)).then_some(*offset)
         };
         offsets.iter().find_map(is_ours)
     };
@@ -277,7 +280,7 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
 fn is_alike(target: &Target, text: Avma, written: &[(u64, u64)], page: &[u8], offset: usize) -> bool {
     /// Number of bytes before and behind the jump that are compared, unless the page ends there.
     const AROUND: usize = 64;
-    /// Number of bytes of which less say nothing.
+    /// Smallest number of bytes that tell whether the page is a copy.
     const LEAST: usize = 8;
     let (before, behind) = (offset.min(AROUND), page.len().saturating_sub(offset).min(AROUND));
     let (start, mut now) = (text.offset(-(before as i64)), vec![0; before + behind]);
