@@ -9,12 +9,13 @@ use ingraft_model::{BlockPoint, EdgeKind, FunctionBody, FunctionRef, How, PointK
 use crate::api::{FunctionEntry, PointSummary};
 use crate::program::modules::Modules;
 use crate::weaving::sites::{Text, whole};
+use crate::weaving::trial;
 
 /// A point, and the reason why it has no place in the text.
 type Place = (Svma, Option<Refusal>);
 
 /// The function as it is copied, or the reason why it cannot be.
-type Copy = Result<Arc<FunctionBody>, Refusal>;
+type Copied = Result<Arc<FunctionBody>, Refusal>;
 
 /// Describes a function. `entry` says whether a springboard at its entry would be exposed to uprobes, or why there can be none. With `blocks`,
 /// the description includes basic blocks and edges.
@@ -39,7 +40,7 @@ pub fn describe(
     if blocks {
         points.extend([
             blocks_of(&code, module.image.block_points(f), &copy),
-            edges_of(module.image.edges(f).len(), &copy),
+            edges_of(module.image.edges(f).len(), trial::edges(text, modules, function)),
         ]);
     }
     Some(FunctionEntry {
@@ -54,7 +55,7 @@ pub fn describe(
 }
 
 /// Summary of a function's blocks.
-fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>, copy: &Copy) -> PointSummary {
+fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>, copy: &Copied) -> PointSummary {
     let starts = code.cfg.blocks.iter().map(|block| block.range.start);
     let places = match points {
         Ok(points) => starts.zip(points.into_iter().map(|point| point.site.err())).collect(),
@@ -63,28 +64,31 @@ fn blocks_of(code: &FunctionCode, points: Result<Vec<BlockPoint>, Refusal>, copy
     summary(PointKind::Block, places, copy)
 }
 
-/// Summary of so many edges, which all are in the copy.
-fn edges_of(count: usize, copy: &Copy) -> PointSummary {
-    let (how, why_not) = match copy {
-        Err(why) if count > 0 => (How::Refused, Some(why.clone())),
-        _ => (How::Relocated, None),
-    };
-    PointSummary { kind: PointKind::Edge, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
+/// Summary of a function's edges, whose points all are in a copy. `known` is their number if there can be no copy.
+fn edges_of(known: usize, edges: Result<Vec<Result<(), Refusal>>, Refusal>) -> PointSummary {
+    let edges = edges.unwrap_or_else(|why| vec![Err(why); known]);
+    let refused: Vec<Refusal> = edges.iter().filter_map(|edge| edge.clone().err()).collect();
+    summed(PointKind::Edge, edges.len(), edges.len() - refused.len(), refused)
 }
 
 /// Summary of the points of one kind. Those without a place in the text may have one in a copy of the function.
-fn summary(kind: PointKind, places: Vec<Place>, copy: &Copy) -> PointSummary {
+fn summary(kind: PointKind, places: Vec<Place>, copy: &Copied) -> PointSummary {
     let count = places.len();
     let without: Vec<Place> = places.into_iter().filter(|(_, refusal)| refusal.is_some()).collect();
     let (copied, refused): (Vec<Place>, Vec<Place>) =
         without.into_iter().partition(|(at, _)| copy.as_ref().is_ok_and(|body| has_point(body, kind, *at)));
-    let how = match (copied.len(), refused.len()) {
+    summed(kind, count, copied.len(), refused.into_iter().filter_map(|(_, refusal)| refusal).collect())
+}
+
+/// Summary of `count` points, of which `copied` are in a copy, and some refused.
+fn summed(kind: PointKind, count: usize, copied: usize, refused: Vec<Refusal>) -> PointSummary {
+    let how = match (copied, refused.len()) {
         (0, 0) => How::InPlace,
         (_, 0) => How::Relocated,
         (_, n) if n == count => How::Refused,
         _ => How::Partly,
     };
-    let why_not = refused.into_iter().find_map(|(_, refusal)| refusal);
+    let why_not = refused.into_iter().next();
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 
@@ -119,7 +123,7 @@ mod tests {
             entry: None,
             exits: Vec::new(),
         }));
-        let how = |kind, refusals: &[Option<Refusal>], copy: &Copy| {
+        let how = |kind, refusals: &[Option<Refusal>], copy: &Copied| {
             let places = refusals.iter().map(|refusal| (Svma(0x1000), refusal.clone())).collect();
             let summary = summary(kind, places, copy);
             assert_eq!(summary.why_not.is_some(), matches!(summary.how, How::Partly | How::Refused));
@@ -131,6 +135,13 @@ mod tests {
         assert_eq!(how(block, &[None, no()], &copy), (2, How::Relocated));
         assert_eq!(how(block, &[None, no()], &Err(other.clone())), (2, How::Partly));
         assert_eq!(how(block, &[no(), no()], &Err(other.clone())), (2, How::Refused));
+        let edges = |edges: Result<Vec<Result<(), Refusal>>, Refusal>| {
+            let summary = edges_of(3, edges);
+            (summary.count, summary.how)
+        };
+        assert_eq!(edges(Ok(vec![Ok(()); 2])), (2, How::Relocated));
+        assert_eq!(edges(Ok(vec![Ok(()), Err(Refusal::NoSuchPoint)])), (2, How::Partly));
+        assert_eq!(edges(Err(Refusal::NoSuchPoint)), (3, How::Refused));
         // The copy has no exit there, such as that of a tail jump.
         assert_eq!(how(exit, &[None, no()], &copy), (2, How::Partly));
     }

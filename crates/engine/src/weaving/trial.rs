@@ -137,6 +137,15 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
     Ok(tried)
 }
 
+/// The edges of a function, each with the reason if a copy of the function has no point for it. Fails if there can be no copy.
+pub fn edges(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Vec<Result<(), Refusal>>, Refusal> {
+    let found = sites(text, modules, function, PointKind::Edge)?;
+    let hosted = || found.iter().filter_map(|found| found.hosted.as_ref());
+    let Some(body) = hosted().next().map(|hosted| &hosted.body) else { return Ok(Vec::new()) };
+    let copy = copy(modules, function, body, &text_of(modules, function.module))?;
+    Ok(hosted().map(|hosted| copy.probe(&hosted.spot).map(|_| ())).collect())
+}
+
 /// The text of a module with nothing woven into it.
 pub fn text_of(modules: &Modules, module: ModuleRef) -> TextSpace {
     let mut space = TextSpace::new();
