@@ -205,7 +205,9 @@ fn shares(sum: Sum) -> String {
     match sum {
         Sum::Own(sum) => {
             let sum = time(sum as f64);
-            format!("{DIM}SELF is without the functions above; SHARE is of the sum of SELF, {sum}; {nested}{DIM:#}\n")
+            format!(
+                "{DIM}SELF is without the other functions that are timed; SHARE is of the sum of SELF, {sum}; {nested}{DIM:#}\n"
+            )
         }
         Sum::Total(sum) => {
             format!("{DIM}SHARE is of the sum of TOTAL, {}; {nested}{DIM:#}\n", time(sum as f64))

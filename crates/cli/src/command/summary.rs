@@ -93,9 +93,9 @@ fn render(all: &[Summary], several: bool, width: Option<usize>) -> String {
                 n => Cell::styled(grouped_u64(n), style),
             };
             let having = of.in_place + of.relocated + of.partly + of.refused;
-            let share = |n: u64| match n {
-                0 => String::new(),
-                n => format!(" ({})", percent(n as f64 * 100.0 / having.max(1) as f64)),
+            let part = |n: u64, none: &str| match n {
+                0 => none.to_owned(),
+                n => format!("{} ({})", grouped_u64(n), percent(n as f64 * 100.0 / having.max(1) as f64)),
             };
             table.row(vec![
                 only(&host).into(),
@@ -103,12 +103,8 @@ fn render(all: &[Summary], several: bool, width: Option<usize>) -> String {
                 only(&module).into(),
                 only(&functions).into(),
                 format!("{} {kind}", grouped_u64(of.points)).into(),
-                format!("{}{}", grouped_u64(of.in_place), share(of.in_place)).into(),
-                Cell::from(if of.relocated == 0 {
-                    String::new()
-                } else {
-                    format!("{}{}", grouped_u64(of.relocated), share(of.relocated))
-                }),
+                part(of.in_place, "0").into(),
+                part(of.relocated, "").into(),
                 count(of.partly, WARN),
                 count(of.refused, BAD),
                 Cell::styled(reasons(&of.reasons), DIM),
