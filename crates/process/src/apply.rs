@@ -308,11 +308,7 @@ impl Target {
             }
         };
 
-        let words = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty());
-        let suspended_at = match words {
-            Some(words) => self.look_at_contexts(tracer, words, (plan, options), &maps, &stacks, &mut moves)?,
-            None => Some(Vec::new()),
-        };
+        let suspended_at = self.look_at_contexts(tracer, (plan, options), &maps, &stacks, &mut moves)?;
         let free = suspended_at.as_ref().is_some_and(Vec::is_empty);
         tracer.check_bound(moves.len(), runs.len())?;
         let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
@@ -576,12 +572,14 @@ impl Target {
     fn look_at_contexts(
         &self,
         tracer: &mut Tracer,
-        words: &Words,
         (plan, options): (&PatchPlan, &Options),
         maps: &[Mapping],
         stacks: &Stacks,
         moves: &mut Vec<Move>,
     ) -> Result<Option<Vec<Avma>>, ApplyError> {
+        let Some(words) = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty()) else {
+            return Ok(Some(Vec::new()));
+        };
         let found = words.now(self);
         let places: Vec<Avma> = found.at.iter().chain(&found.frames).copied().collect();
         let homes = self.homes(tracer, maps, &places)?;
