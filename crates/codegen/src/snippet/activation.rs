@@ -8,7 +8,9 @@
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{HEAD, OWN, Resolution, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
-use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, Whose};
+use ingraft_model::{
+    BinaryOp, Clock, CpuClock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, WallClock, Whose,
+};
 
 use crate::code::environment::Assembly;
 use crate::code::routine::Routine;
@@ -69,11 +71,24 @@ impl Generator<'_> {
         self.wall_clock()
     }
 
+    /// Reads the clock as [`Generator::clock`] does, after all earlier instructions have ended. A processor that is free to reorder them
+    /// reads the counter before a lock or a load that waits for memory, so a call that takes a lock would have taken 0 ns.
+    fn clock_at_end(&mut self, clock: Clock) -> Result<(), Assembly> {
+        let counter = match clock {
+            Clock::Wall => self.env.wall == WallClock::Tsc,
+            Clock::Cpu => matches!(self.env.cpu, CpuClock::Rseq { .. }),
+        };
+        if counter {
+            self.a.lfence()?;
+        }
+        self.clock(clock)
+    }
+
     /// Computes the clock minus `since` in rax, or 0 if that is negative. The clocks of two processors may differ, by less time than a
     /// migration takes.
     fn clock_since(&mut self, clock: Clock, since: AsmMemoryOperand) -> Result<(), Assembly> {
         let mut later = self.a.create_label();
-        self.clock(clock)?;
+        self.clock_at_end(clock)?;
         self.a.sub(rax, since)?;
         self.a.jae(later)?;
         self.a.xor(eax, eax)?;
@@ -382,7 +397,7 @@ impl Generator<'_> {
         self.a.cmp(self.slot(timer, NEST), 1)?;
         self.a.jl(end)?;
         self.a.jne(nested)?;
-        self.clock(clock)?;
+        self.clock_at_end(clock)?;
         self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
         // The clocks of two processors may differ by some ticks, and a negative sum would say that the timer runs.
         self.a.jns(later)?;
