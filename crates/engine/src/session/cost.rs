@@ -20,6 +20,7 @@ use super::accounts::{PairRate, Rates, Timers};
 use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
+use super::left::LeftCalls;
 use super::pair::{Pair, PairKey};
 use super::shared::Shared;
 use super::view::View;
@@ -193,15 +194,16 @@ impl Session {
     /// Takes the code of pairs out and freezes their values.
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
         let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
-        self.withdraw(control, &minis)?;
+        let mut left = LeftCalls::of(self, control, pairs.iter().map(|(key, _)| key));
+        self.withdraw_fitting(control, &minis, &|plan| plan, Some(&mut left))?;
         for (key, why) in pairs {
-            self.freeze(control, key, *why);
+            self.freeze(control, key, *why, Some(&left));
         }
         Ok(())
     }
 
-    /// Freezes the values of a pair whose code was taken out.
-    pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut) {
+    /// Freezes the values of a pair whose code was taken out. `left` has read the calls that were left in the stop in which others run on.
+    pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut, left: Option<&LeftCalls<'_>>) {
         control.retire_keys(std::iter::once(key));
         let Some(mut pair) = control.pairs.remove(key) else { return };
         pair.minis.clear();
@@ -211,7 +213,15 @@ impl Session {
         let (now, cpu) = (|| self.clocks.now(), |tid| self.clocks.cpu_ticks(&self.target, tid));
         let ruler = self.clocks.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();
-        let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
+        let rows = shared.columns().map(|columns| {
+            let since = left.map(|left| left.since(&pair, &columns)).unwrap_or_default();
+            let mut rows = columns.threads(value, &activations, ruler);
+            for (tid, raw) in &mut rows {
+                raw.activations.left -= since.get(tid).copied().unwrap_or(0).min(raw.activations.left);
+            }
+            rows
+        });
+        let rows = rows.unwrap_or_default();
         shared.frozen.insert(value.first, Frozen { rows, why });
         if let Some(area) = &shared.area {
             area.forget(&pair.records());

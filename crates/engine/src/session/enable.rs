@@ -118,7 +118,7 @@ impl Session {
             limit,
         };
         control.add_users(&keys);
-        dear.iter().for_each(|(key, why)| self.freeze(control, key, *why));
+        dear.iter().for_each(|(key, why)| self.freeze(control, key, *why, None));
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);

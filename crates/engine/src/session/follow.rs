@@ -140,7 +140,7 @@ impl Session {
         self.retire_ended_threads();
         let why = TakenOut { own_gs: true, ..TakenOut::free(now_ns()) };
         for key in control.pairs.keys().cloned().collect::<Vec<_>>() {
-            self.freeze(control, &key, why);
+            self.freeze(control, &key, why, None);
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ mod generated;
 mod insert;
 mod internals;
 pub(crate) mod launch;
+mod left;
 mod loader;
 mod measurement;
 mod numbering;

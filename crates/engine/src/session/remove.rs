@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
-use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions};
+use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
@@ -117,15 +117,16 @@ impl Session {
     /// First all jumps to them are removed. Threads in the middle of a snippet then leave by themselves, however busy they are. If no
     /// thread is there, nothing else is needed.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
-        self.withdraw_fitting(control, minis, &|plan| plan)
+        self.withdraw_fitting(control, minis, &|plan| plan, None)
     }
 
-    /// Takes snippets out by the part of the plan that `fit` leaves of it.
+    /// Takes snippets out by the part of the plan that `fit` leaves of it. The visitor visits the stop.
     pub(super) fn withdraw_fitting(
         &self,
         control: &mut Control,
         minis: &[(MdlFunction, u64)],
         fit: &dyn Fn(PatchPlan) -> PatchPlan,
+        visitor: Option<&mut dyn Visitor>,
     ) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let _unbounded = self.target.bound_holds(None);
@@ -142,7 +143,8 @@ impl Session {
         leaves.sort_unstable_by_key(|r| r.start);
         let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
         let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
-        let applied = self.target.apply(&first, &options).map_err(|e| Error::apply(self.pid(), e))?;
+        let applied =
+            self.target.apply_and_visit(&first, &options, visitor).map_err(|e| Error::apply(self.pid(), e))?;
         attached.woven = woven;
         let mut quiet = applied.quiet;
         if !quiet {

@@ -21,6 +21,7 @@ use crate::weaving::plan::PRUNE;
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
+use super::left::LeftCalls;
 use super::pair::PairKey;
 
 /// Number of times that the pause after a look is longer than the look.
@@ -114,9 +115,10 @@ impl Session {
         minis.extend(at_points);
         let minis: Vec<(MdlFunction, u64)> = minis.into_iter().collect();
         let warnings: Vec<String> = found.iter().map(|rewritten| self.warning(control, rewritten)).collect();
-        self.withdraw_fitting(control, &minis, &|plan| fitting(&self.target, plan, &changed))?;
+        let mut left = LeftCalls::of(self, control, keys.iter());
+        self.withdraw_fitting(control, &minis, &|plan| fitting(&self.target, plan, &changed), Some(&mut left))?;
         let why = TakenOut { rewritten: true, ..TakenOut::free(now_ns()) };
-        keys.iter().for_each(|key| self.freeze(control, key, why));
+        keys.iter().for_each(|key| self.freeze(control, key, why, Some(&left)));
         self.settle_accounts(control);
         self.findings.note(self.pid(), warnings);
         Ok(())

@@ -13,6 +13,7 @@ use crate::error::Error;
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
+use super::left::LeftCalls;
 use super::measurement::Measurement;
 use super::pair::PairKey;
 
@@ -56,15 +57,16 @@ impl Session {
         let views = |of: &[&Measurement]| of.iter().flat_map(|m| m.views.iter()).map(|v| v.key.clone()).collect();
         let (mut going, staying): (FxHashSet<PairKey>, FxHashSet<PairKey>) = (views(&revoked), views(&others));
         going.retain(|key| !staying.contains(key) && control.pairs.contains_key(key));
+        let mut left = LeftCalls::of(self, control, going.iter());
         if others.is_empty() {
             self.take_down(control)?;
         } else {
             let minis = control.minis_of(&going.iter().collect());
-            self.withdraw(control, &minis)?;
+            self.withdraw_fitting(control, &minis, &|plan| plan, Some(&mut left))?;
         }
         self.retire_ended_threads();
         let why = TakenOut::free(now_ns());
-        going.iter().for_each(|key| self.freeze(control, key, why));
+        going.iter().for_each(|key| self.freeze(control, key, why, Some(&left)));
         self.settle_accounts(control);
         Ok(())
     }
