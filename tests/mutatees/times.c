@@ -4,6 +4,8 @@
  * spin N US         N calls that compute for US microseconds each
  * nest N US         N calls of `around`, which naps and spins for US microseconds each
  * deep N US         one recursion N calls deep that naps for US microseconds at its deepest
+ * chain N           N calls of 40 multiplications, each of which needs the result of the one before: at least 120 cycles of the processor
+ * rush MS           for MS milliseconds, again and again 64 calls of `spin` for a microsecond each, and one of `chain`
  * block / release   a thread enters `held` and stays there / leaves it
  * part N US HOW     N threads, one after the other, each with four calls of `part` that nap for US microseconds and return, and a fifth that
  *                   ends the thread: by pthread_exit (0), by the system call alone (1), by cancellation (2); `ns part TIME` is of all five,
@@ -21,8 +23,8 @@ static long long now(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-enum { NAP, SPIN, AROUND, DEEP, FUNCTIONS };
-static const char *const names[FUNCTIONS] = {"nap", "spin", "around", "deep"};
+enum { NAP, SPIN, AROUND, DEEP, CHAIN, FUNCTIONS };
+static const char *const names[FUNCTIONS] = {"nap", "spin", "around", "deep", "chain"};
 static long long ns[FUNCTIONS], calls[FUNCTIONS];
 
 #define TIMED(function, call)              \
@@ -56,6 +58,11 @@ COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) int deep(int n, l
     int result;
     TIMED(DEEP, result = deep(n - 1, us));
     return result + 1;
+}
+
+COUNTED long chain(long x) {
+    __asm__ volatile(".rept 40\nimul %0, %0\n.endr" : "+r"(x));
+    return x;
 }
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -120,6 +127,16 @@ int main(void) {
             for (long i = 0; i < n; i++) TIMED(AROUND, around(us));
         } else if (sscanf(line, "deep %ld %ld", &n, &us) == 2) {
             TIMED(DEEP, deep((int)n, us));
+        } else if (sscanf(line, "chain %ld", &n) == 1) {
+            for (long i = 0; i < n; i++) chain(i);
+            calls[CHAIN] += n;
+        } else if (sscanf(line, "rush %ld", &n) == 1) {
+            for (long long end = now() + n * 1000000; now() < end;) {
+                for (int i = 0; i < 64; i++) spin(1);
+                calls[SPIN] += 64;
+                chain(1);
+                calls[CHAIN]++;
+            }
         } else if (sscanf(line, "part %ld %ld %ld", &n, &us, &how) == 3) {
             pthread_t first;
             if (pthread_create(&first, NULL, ends, NULL)) abort();

@@ -116,6 +116,26 @@ fn a_function_that_becomes_too_expensive_is_timed_no_further_and_still_counted()
     assert_restored(target.pid(), &before);
 }
 
+/// The thread is nearly always in `spin` when its timer is taken out, and its next measured call finds the record of that call.
+#[test]
+fn calls_in_progress_when_a_timer_is_taken_out_are_not_left() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session =
+        tool().start(["latency", "-p", &pid, "spin", "chain", "--interval", "50ms", "--max-overhead", "1"]);
+    session.wait_for("attached");
+    target.tell("rush 5000");
+    session.wait_for("taken_out");
+    let truth = target.reply();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let (spin, chain) = (record(&outcome, "spin"), record(&outcome, "chain"));
+    assert!(spin["taken_out_ns"].is_u64() && chain["taken_out_ns"].is_null(), "{spin} {chain}");
+    assert_eq!((outcome.latency("spin").left, outcome.latency("chain").left), (0, 0), "{spin} {chain}");
+    assert_eq!(spin["calls"].as_u64(), Some(truth.tally("spin")), "{spin}");
+    assert_restored(target.pid(), &before);
+}
+
 #[test]
 fn a_timer_of_a_slow_function_stays() {
     let mut target = Mutatee::start("times", &[]);
