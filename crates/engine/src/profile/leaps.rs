@@ -7,12 +7,9 @@
 //! leaps. Nor is a jump in a process that has no handler: a second counter tells whether one was set since the profile began.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use ingraft_model::{CallSite, Focus, FunctionRef, Insertion, Instrumentation, Offset, Parts, PointKind, VariableId};
+use ingraft_model::{CallSite, FunctionRef, Insertion, Instrumentation, Offset, Parts, PointKind, VariableId};
 
-use crate::api::MetricFocus;
-use crate::measure::request::Wanted;
 use crate::program::callees::named;
 use crate::program::modules::{Module, Modules};
 
@@ -32,8 +29,8 @@ const HANDLERS: VariableId = VariableId(1);
 /// The function that continues in a saved context.
 const CONTEXT: &str = "setcontext";
 
-/// The pair that counts the leaps of a process; `None` if no module that was analysed has such functions.
-pub fn wanted(modules: &Modules) -> Option<Wanted> {
+/// The code that counts the leaps of a process; `None` if no module that was analysed has such functions.
+pub fn instrumentation(modules: &Modules) -> Option<Instrumentation> {
     let named = |name: &&str| modules.functions_named_exactly(name);
     let jumps: BTreeSet<FunctionRef> = JUMPS.iter().flat_map(named).collect();
     let mut insertions: Vec<Insertion> = jumps.into_iter().flat_map(|jump| leaps(modules, jump)).collect();
@@ -47,15 +44,7 @@ pub fn wanted(modules: &Modules) -> Option<Wanted> {
     let setting = modules.functions_named_exactly(SETS_HANDLERS).into_iter();
     insertions.extend(setting.map(|f| plan::insertion(f, PointKind::Entry, Parts::All, HANDLERS)));
     let variables = [plan::variable(0), plan::variable(1)].into();
-    Some(Wanted {
-        pair: Arc::new(MetricFocus { metric: METRIC.to_owned(), focus: Focus::default() }),
-        function: None,
-        instrumentation: Instrumentation { variables, ..plan::empty(insertions, plan::metric_named(METRIC)) },
-        plan: None,
-        traced: Arc::default(),
-        warnings: Vec::new(),
-        helpers: Arc::default(),
-    })
+    Some(Instrumentation { variables, ..plan::empty(insertions, plan::metric_named(METRIC)) })
 }
 
 /// The code that counts the leaps of a function: at each block in which it restores the mask. If none is found, each call is counted.

@@ -1,10 +1,12 @@
 //! Doubts about the counts of a profile: threads whose places are not known, and leaps out of signal handlers. Each may change the counts of one
 //! path by 1, but only in functions in which the thread has counted.
 
-use ingraft_model::{FunctionRef as MdlFunction, Tid};
+use std::sync::Arc;
+
+use ingraft_model::{Focus, FunctionRef as MdlFunction, Tid};
 use rustc_hash::FxHashSet;
 
-use crate::api::MeasurementId;
+use crate::api::{MeasurementId, MetricFocus};
 use crate::measure::request::Wanted;
 use crate::profile::leaps;
 use crate::profile::places::Seen;
@@ -38,7 +40,7 @@ impl Leaps {
         self.counted > 0 || self.blind.is_some()
     }
 
-    /// What the leaps may change.
+    /// A sentence about the counts that the leaps may change; `None` if there were none.
     pub(super) fn words(&self) -> Option<String> {
         if let Some(blind) = &self.blind {
             return Some(format!("jumps out of signal handlers may have ended runs in the middle, and {blind}"));
@@ -74,7 +76,15 @@ impl Session {
         for error in modules.load_files(&self.target, &self.context.images, &has_some) {
             tracing::debug!(%error, "leaps of a file that cannot be analysed are not counted");
         }
-        Some(Wanted { helpers: format!("profile {}", id.0).into(), ..leaps::wanted(modules)? })
+        Some(Wanted {
+            pair: Arc::new(MetricFocus { metric: leaps::METRIC.to_owned(), focus: Focus::default() }),
+            function: None,
+            instrumentation: leaps::instrumentation(modules)?,
+            plan: None,
+            traced: Arc::default(),
+            warnings: Vec::new(),
+            helpers: format!("profile {}", id.0).into(),
+        })
     }
 
     /// Takes the pair of leaps out of a list of pairs, because it has no value for clients. Returns its view.
