@@ -125,7 +125,7 @@ fn counts_that_contradict_each_other_are_unknown_and_not_zero() {
     assert!(why.contains("100 runs have ended in the middle") && why.contains("ingraft trace"), "{why}");
     let counts = counts(&outcome, "touch");
     assert!(counts.contains(&None) && counts.iter().any(Option::is_some), "{counts:?}");
-    // What counters tell directly is what the program has counted.
+    // Counts that counters tell directly are those of the program.
     let known: Vec<Option<u64>> = counts.into_iter().filter(Option::is_some).collect();
     assert_within(&known, &truth(&reply, "touched", "places"), 0);
     // The function stays in the table for people.
