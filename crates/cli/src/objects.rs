@@ -517,9 +517,9 @@ pub(crate) struct Events {
     pub(crate) id: FunctionId,
     /// Name of the event: `instructions`, `calls`, `branches`, `memory-reads` or `memory-writes`.
     pub(crate) event: &'static str,
-    /// Number of events in the function itself.
+    /// Number of events in the function itself; null if it is not known.
     #[serde(rename = "self")]
-    pub(crate) own: u64,
+    pub(crate) own: Option<u64>,
     /// Number of events in the function and in the functions that it calls; null, because profiles do not count them.
     pub(crate) inclusive: Option<u64>,
     /// Reason why the counts of the function are not exact; left out if they are.

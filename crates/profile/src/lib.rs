@@ -54,7 +54,7 @@ pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
-pub use runs::{Counted, NotCounted, Partial, Position, Probes, RunCounts, Runs};
+pub use runs::{Counted, Measured, NotCounted, Partial, Position, Probes, RunCounts, Runs, Wishes};
 pub use shape::{Inexact, Shape};
 pub use totals::RunEvents;
 pub use trace::{

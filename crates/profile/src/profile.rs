@@ -38,9 +38,9 @@ pub enum Defect {
     /// A correction names a block that does not exist, or that control cannot reach.
     #[error("control cannot be at block {0}")]
     UnknownBlock(usize),
-    /// The derived count of an edge or block is less than 0. An activation was lost, or was corrected twice.
-    #[error("the derived count of {} is negative", place(.0))]
-    Negative(Counter),
+    /// The derived count of an edge or block is less than 0, by the second number. An activation was lost, or was corrected twice.
+    #[error("the derived count of {} is -{_1}", place(.0))]
+    Negative(Counter, u64),
     /// The derived count of an edge or block exceeds 64 bits.
     #[error("the derived count of {} exceeds 64 bits", place(.0))]
     Overflow(Counter),
@@ -56,6 +56,17 @@ pub enum Defect {
     },
 }
 
+impl Defect {
+    /// Least number of threads that were lost in the middle of runs, or corrected twice, if that explains the counts.
+    pub fn lost(&self) -> Option<u64> {
+        match self {
+            Defect::Negative(_, lost) => Some(*lost),
+            Defect::Check { measured, derived, .. } => Some(measured.abs_diff(*derived)),
+            Defect::Counters { .. } | Defect::UnknownBlock(_) | Defect::Overflow(_) => None,
+        }
+    }
+}
+
 fn place(counter: &Counter) -> String {
     match counter {
         Counter::Edge(edge) => format!("edge {edge}"),
@@ -66,7 +77,7 @@ fn place(counter: &Counter) -> String {
 /// A derived count as 64 bits.
 pub(crate) fn narrow(value: i128, place: Counter) -> Result<u64, Defect> {
     if value < 0 {
-        return Err(Defect::Negative(place));
+        return Err(Defect::Negative(place, u64::try_from(value.unsigned_abs()).unwrap_or(u64::MAX)));
     }
     u64::try_from(value).map_err(|_| Defect::Overflow(place))
 }

@@ -90,6 +90,30 @@ pub struct RunCounts {
     pub calls: Option<u64>,
 }
 
+/// Wishes about the counters of runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wishes<'e> {
+    /// Counts of an earlier profile by which the counters are placed. Without one, frequencies are estimated from the structure of the graph.
+    pub earlier: Option<&'e Earlier>,
+    /// Whether to add a redundant counter if an edge is left for one. [`Runs::counts`] then fails if a thread was lost in the middle of a run,
+    /// as far as the counter shows it.
+    pub check: bool,
+    /// Whether to count the arrivals at the entry rather than derive them, if a counter fits there. The entry of a run that ends in the
+    /// middle is then counted.
+    pub entries: bool,
+}
+
+/// Counts that counters have told directly. Threads that were lost in the middle of runs do not change them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Number of arrivals at each block; `None` if it would have to be derived.
+    pub blocks: Vec<Option<u64>>,
+    /// Number of passages of each edge; `None` if it would have to be derived.
+    pub edges: Vec<Option<u64>>,
+    /// Number of arrivals from outside at the function's first block; `None` if it would have to be derived.
+    pub calls: Option<u64>,
+}
+
 /// A plan to count the runs of a function.
 #[derive(Clone, Debug)]
 pub struct Runs {
@@ -127,15 +151,17 @@ impl Runs {
     ///
     /// The counters are placed by frequencies that are estimated from the structure of the graph.
     pub fn new(cfg: &Cfg, probes: &Probes, check: bool) -> Result<Self, NotCounted> {
-        Self::placed(cfg, probes, check, None)
+        Self::placed(cfg, probes, &Wishes { check, ..Wishes::default() })
     }
 
     /// As [`Runs::new`], but the counters are placed by the counts of an earlier profile.
     pub fn by_counts(cfg: &Cfg, probes: &Probes, check: bool, earlier: &Earlier) -> Result<Self, NotCounted> {
-        Self::placed(cfg, probes, check, Some(earlier))
+        Self::placed(cfg, probes, &Wishes { check, earlier: Some(earlier), entries: false })
     }
 
-    fn placed(cfg: &Cfg, probes: &Probes, check: bool, earlier: Option<&Earlier>) -> Result<Self, NotCounted> {
+    /// As [`Runs::new`], by these wishes.
+    pub fn placed(cfg: &Cfg, probes: &Probes, wishes: &Wishes<'_>) -> Result<Self, NotCounted> {
+        let earlier = wishes.earlier;
         let whole = Shape::of(cfg)?.build()?;
         let estimated = earlier.is_none().then(|| Weights::estimated(&whole));
         let of_edge = |edge: usize| match (earlier, &estimated) {
@@ -151,7 +177,8 @@ impl Runs {
         let mut cut = Cut::new(cfg, probes);
         cut.ways_in();
         cut.edges(&of_edge);
-        cut.arrive(&of_block);
+        // A counter on an edge without weight is preferred to all others.
+        cut.arrive(&|block| if wishes.entries && cfg.entry == Some(block) { 0.0 } else { of_block(block) });
         let entry = cfg.entry.and_then(|entry| cut.roots.get(&entry).filter(|edges| edges.is_empty()).map(|_| entry));
         let calls = cut.enter(entry);
         let Cut { shape, arrivals, counted, weights, passages, ends, .. } = cut;
@@ -170,7 +197,7 @@ impl Runs {
                 ends.find_map(|end| if end < blocks { Some(end) } else { of_arrival(end) }).unwrap_or_default(),
             )
         })?;
-        if check
+        if wishes.check
             && let Some(edge) = placement.widest_check(&graph, &barred)
             && let Ok(checked) = placement.clone().with_check(&graph, &barred, edge)
         {
@@ -203,6 +230,40 @@ impl Runs {
             ends: self.ends.iter().map(|edge| of(edge).unwrap_or_default()).collect(),
             calls: of(&self.calls),
         })
+    }
+
+    /// Whether every call of the function is counted as soon as it begins, so that a function whose counters are 0 was not called.
+    pub fn tells_calls(&self, cfg: &Cfg) -> bool {
+        cfg.entry.is_some_and(|entry| self.counted.contains(&Counted::Block(entry)))
+    }
+
+    /// The counts that need no derivation. `counters` is that of [`Runs::counts`].
+    pub fn measured(&self, cfg: &Cfg, counters: &[u64]) -> Measured {
+        let (blocks, edges) = (vec![None; cfg.blocks.len()], vec![None; cfg.edges.len()]);
+        let mut measured = Measured { blocks, edges, calls: None };
+        for (place, count) in self.counted.iter().zip(counters) {
+            let (all, index) = match place {
+                Counted::Edge(edge) => (&mut measured.edges, *edge),
+                Counted::Block(block) => (&mut measured.blocks, *block),
+            };
+            all.get_mut(index).into_iter().for_each(|known| *known = Some(*count));
+        }
+        let mut arrivals = vec![Some(0_u64); cfg.blocks.len()];
+        for (edge, count) in cfg.edges.iter().zip(&measured.edges) {
+            if let EdgeTarget::Block(to) = edge.to
+                && let Some(sum) = arrivals.get_mut(to)
+            {
+                *sum = sum.zip(*count).and_then(|(sum, count)| sum.checked_add(count));
+            }
+        }
+        let of = |all: &[Option<u64>], block: usize| all.get(block).copied().flatten();
+        let inner = cfg.entry.and_then(|entry| Some((of(&measured.blocks, entry)?, of(&arrivals, entry)?)));
+        measured.calls = inner.and_then(|(all, inner)| all.checked_sub(inner));
+        for root in cfg.roots() {
+            arrivals.get_mut(root).into_iter().for_each(|sum| *sum = None);
+        }
+        measured.blocks.iter_mut().zip(arrivals).for_each(|(known, sum)| *known = known.or(sum));
+        measured
     }
 
     /// The cut graph.

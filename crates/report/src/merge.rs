@@ -120,7 +120,7 @@ impl FunctionProfile {
             return Err(MergeError::OtherBlocks { function: self.name.clone() });
         }
         let unknown: Vec<usize> = match kind {
-            ProfileKind::Counts => Vec::new(),
+            ProfileKind::Counts => self.not_both_know(other),
             ProfileKind::Coverage => self.neither_knows(other),
         };
         let too_large = || MergeError::TooLarge { function: other.name.clone() };
@@ -128,7 +128,11 @@ impl FunctionProfile {
             ProfileKind::Counts => a.checked_add(b).ok_or_else(too_large),
             ProfileKind::Coverage => Ok(a.max(b)),
         };
-        self.calls = sum(self.calls, other.calls)?;
+        let calls = self.known_calls().zip(other.known_calls());
+        self.calls = match kind {
+            ProfileKind::Counts => calls.map_or(Ok(0), |(own, other)| sum(own, other))?,
+            ProfileKind::Coverage => sum(self.calls, other.calls)?,
+        };
         for (block, other) in self.blocks.iter_mut().zip(&other.blocks) {
             block.count = sum(block.count, other.count)?;
         }
@@ -140,6 +144,11 @@ impl FunctionProfile {
             };
         }
         self.unknown = unknown;
+        if kind == ProfileKind::Counts {
+            // A sum of which a part is missing is no count.
+            let blocks = self.unknown.iter();
+            blocks.for_each(|block| self.blocks.get_mut(*block).into_iter().for_each(|block| block.count = 0));
+        }
         self.add_calls(other, &sum)?;
         if let Some(other) = &other.inexact {
             match &mut self.inexact {
@@ -151,13 +160,19 @@ impl FunctionProfile {
         Ok(())
     }
 
+    /// The blocks whose counts are not known in one of two executions.
+    fn not_both_know(&self, other: &FunctionProfile) -> Vec<usize> {
+        let mut unknown: Vec<usize> = self.unknown.iter().chain(&other.unknown).copied().collect();
+        unknown.sort_unstable();
+        unknown.dedup();
+        unknown
+    }
+
     /// The blocks of which it is not known whether they have run in one of two executions, and that have run in none as far as is known.
     fn neither_knows(&self, other: &FunctionProfile) -> Vec<usize> {
         let ran = |block: &usize| self.ran(*block) == Some(true) || other.ran(*block) == Some(true);
-        let mut unknown: Vec<usize> = self.unknown.iter().chain(&other.unknown).copied().collect();
+        let mut unknown = self.not_both_know(other);
         unknown.retain(|block| !ran(block));
-        unknown.sort_unstable();
-        unknown.dedup();
         unknown
     }
 

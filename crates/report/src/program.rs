@@ -34,9 +34,9 @@ impl<'a> Program<'a> {
         self.profile.functions.iter().filter_map(|function| self.routine(function))
     }
 
-    /// The functions that have executed an instruction, the one with most instructions first.
+    /// The functions that have executed an instruction, or may have, the one with most instructions first.
     pub fn hottest(&self) -> Vec<Routine<'_>> {
-        let mut found: Vec<_> = self.functions().filter(|routine| routine.function.executed() > 0).collect();
+        let mut found: Vec<_> = self.functions().filter(|routine| routine.function.may_have_run()).collect();
         found.sort_by(|a, b| b.function.executed().cmp(&a.function.executed()).then_with(|| a.key().cmp(&b.key())));
         found
     }
@@ -151,6 +151,11 @@ impl<'a> Routine<'a> {
 }
 
 impl FunctionProfile {
+    /// Whether the function has executed an instruction, as far as is known.
+    fn may_have_run(&self) -> bool {
+        self.executed() > 0 || !self.unknown.is_empty()
+    }
+
     /// Number of executed instructions of the function itself.
     pub fn executed(&self) -> u64 {
         self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.executed()))

@@ -63,11 +63,11 @@ pub struct FunctionProfile {
     pub start: Svma,
     /// Length in bytes.
     pub size: u64,
-    /// Number of arrivals from outside at the function's first byte.
+    /// Number of arrivals from outside at the function's first byte; 0 if it is not known ([`FunctionProfile::known_calls`]).
     pub calls: u64,
     /// The basic blocks, sorted by address.
     pub blocks: Vec<BlockCount>,
-    /// Sorted indexes of the blocks of which it is not known whether they have run. Their counts are 0. Empty in a profile of counts.
+    /// Sorted indexes of the blocks of which it is not known whether, or how often, they have run. Their counts are 0.
     pub unknown: Vec<usize>,
     /// The edges, sorted by the block that they leave.
     pub edges: Vec<EdgeCount>,
@@ -78,10 +78,20 @@ pub struct FunctionProfile {
 }
 
 impl FunctionProfile {
+    /// Number of arrivals at a block; `None` if it is not known.
+    pub fn executions(&self, block: usize) -> Option<u64> {
+        let known = self.unknown.binary_search(&block).is_err();
+        self.blocks.get(block).filter(|_| known).map(|block| block.count)
+    }
+
+    /// Number of calls; `None` if it is not known.
+    pub fn known_calls(&self) -> Option<u64> {
+        (self.unknown.is_empty() || self.calls > 0).then_some(self.calls)
+    }
+
     /// Whether a block has run; `None` if it is not known.
     pub fn ran(&self, block: usize) -> Option<bool> {
-        let known = self.unknown.binary_search(&block).is_err();
-        self.blocks.get(block).filter(|_| known).map(|block| block.count > 0)
+        self.executions(block).map(|count| count > 0)
     }
 }
 

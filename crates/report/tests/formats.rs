@@ -138,6 +138,17 @@ fn profiles_that_do_not_fit_are_refused() {
     assert_eq!((sum.modules.len(), sum.functions.len(), sum.functions[5].module), (2, 6, 1));
 }
 
+#[test]
+fn a_sum_of_which_a_part_is_unknown_is_unknown() {
+    let mut other = profile();
+    (other.functions[0].unknown, other.functions[0].blocks[0].count, other.functions[0].calls) = (vec![0], 0, 0);
+    for (mut sum, other) in [(profile(), other.clone()), (other, profile())] {
+        sum.add(&other).expect("a sum");
+        let function = &sum.functions[0];
+        assert_eq!((function.executions(0), function.known_calls(), function.blocks[0].count), (None, None, 0));
+    }
+}
+
 /// A coverage of three blocks: whether each has run, and the count of the edge past the second one.
 fn coverage(ran: [Option<bool>; 3], past: Option<u64>) -> SavedProfile {
     let count = |ran: Option<bool>| u64::from(ran == Some(true));

@@ -42,6 +42,7 @@ mod jumps;
 mod kernel;
 mod labels;
 mod launches;
+mod leaps;
 mod libraries;
 mod library;
 mod limits;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, open_directory, program, wait_until};
+use ingraft_testing::{Mutatee, Outcome, open_directory, output, program, wait_until};
 use serde_json::Value;
 
 use crate::tool;
@@ -136,6 +136,28 @@ fn a_full_buffer_is_a_gap() {
     let replay = tool().run(["replay", &file, "--summary"]).assert_code(0);
     assert_eq!((sum(&replay, "gaps"), sum(&replay, "defects")), (gaps, 0));
     assert!(blocks(&replay).values().all(|count| *count < reply.tally("work_0")));
+}
+
+#[test]
+fn a_summary_names_the_functions_that_the_trace_refused() {
+    let directory = open_directory();
+    let file = directory.path().join("refused.trace").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("adjacent", &[]);
+    let session = tool().measure("trace", target.pid(), &["-o", &file, "looped", "memory"]);
+    assert_eq!(target.ask("go 10").number("wrong"), 0);
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    let summary = tool().run(["replay", &file, "--summary"]).assert_code(0);
+    assert_eq!(blocks(&summary)[&("looped".to_owned(), "0x0".to_owned())], 10);
+    assert!(blocks(&summary).keys().all(|(function, _)| function == "looped"), "counts of a refused function");
+    let refused = summary.one("refused");
+    assert_eq!((&refused["function"], &refused["reason"]), (&"memory".into(), &"not_traced".into()));
+    assert!(refused["why_not"].as_str().is_some_and(|why| !why.is_empty()), "{refused}");
+    let text = output(&mut tool().plain_command(["replay", &file, "--summary"]));
+    assert!(text.lines().any(|line| line.contains("not counted: memory")), "{text}");
+    // A pattern may name a function that is not traced.
+    let only = tool().run(["replay", &file, "--summary", "memory"]).assert_code(0);
+    assert_eq!((only.all("block").len(), only.all("refused").len()), (0, 1));
+    assert!(target.end().success());
 }
 
 #[test]

@@ -100,6 +100,7 @@ fn recipe(name: &str) -> Recipe {
         "jumps-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["jumps.c"], false),
         "jumps-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["jumps.c"], false),
         "jumps-fortified" => ("gcc", &["-O2", "-g", "-pthread", "-D_FORTIFY_SOURCE=2"] as &[_], &["jumps.c"], false),
+        "leaps" => ("gcc", C, &["leaps.c"], false),
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
         "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),

@@ -209,7 +209,7 @@ impl Profiles {
     fn tables(&self, site: &Site, profile: &Profile, width: Option<usize>) -> String {
         let mut all: Vec<Counts<'_>> = Counts::all(site, profile).collect();
         let functions = all.len();
-        all.retain(|counts| counts.instructions() > 0);
+        all.retain(|counts| counts.instructions() > 0 || !counts.is_whole());
         all.sort_by_key(|counts| Reverse(counts.instructions()));
         let whole: u64 = all.iter().map(Counts::instructions).fold(0, u64::saturating_add);
         let mut text = functions_table(&all, whole, width);
@@ -303,16 +303,17 @@ fn functions_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> Stri
         .right("WRITES")
         .optional(&["WRITES", "READS", "BRANCHES", "MODULE"]);
     for counts in all.iter().take(ROWS) {
-        let [instructions, _, branches, reads, writes] = counts.events();
+        let [instructions, _, branches, reads, writes] =
+            counts.events().map(|sum| Some(sum).filter(|_| counts.is_whole()));
         table.row(vec![
             counts.id.function.clone().into(),
             Cell::styled(counts.id.module.clone(), DIM),
-            number(counts.counts.calls).into(),
-            number(instructions).into(),
-            share(instructions, whole).into(),
-            number(branches).into(),
-            number(reads).into(),
-            number(writes).into(),
+            known(counts.counts.known_calls()).into(),
+            known(instructions).into(),
+            instructions.map_or_else(String::new, |instructions| share(instructions, whole)).into(),
+            known(branches).into(),
+            known(reads).into(),
+            known(writes).into(),
         ]);
     }
     table.render(width)
@@ -320,19 +321,25 @@ fn functions_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> Stri
 
 /// The blocks with the most executed instructions.
 fn blocks_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> String {
-    let blocks = |counts: &Counts<'_>| -> Vec<(String, u64, u64)> {
-        let one = |block: &ingraft_report::BlockCount| {
+    let blocks = |counts: &Counts<'_>| -> Vec<(String, Option<u64>, Option<u64>)> {
+        let one = |(n, block): (usize, &ingraft_report::BlockCount)| {
             let name = format!("{}#{}", counts.id.function, counts.offset(block.start));
-            (name, block.count, block.count.saturating_mul(block.instructions.into()))
+            let count = counts.counts.executions(n);
+            (name, count, count.map(|count| count.saturating_mul(block.instructions.into())))
         };
-        counts.counts.blocks.iter().map(one).collect()
+        counts.counts.blocks.iter().enumerate().map(one).collect()
     };
-    let mut hottest: Vec<_> = all.iter().flat_map(blocks).filter(|(_, count, _)| *count > 0).collect();
+    // Blocks whose counts are not known come after all others.
+    let mut hottest: Vec<_> = all.iter().flat_map(blocks).filter(|(_, count, _)| *count != Some(0)).collect();
     hottest.sort_by_key(|(_, _, instructions)| Reverse(*instructions));
     let mut table = Table::new().shrinking("BLOCK").right("COUNT").right("INSTRUCTIONS").right("SHARE");
     for (name, count, instructions) in hottest.into_iter().take(ROWS) {
-        let cells =
-            vec![name.into(), number(count).into(), number(instructions).into(), share(instructions, whole).into()];
+        let cells = vec![
+            name.into(),
+            known(count).into(),
+            known(instructions).into(),
+            share(instructions.unwrap_or(0), whole).into(),
+        ];
         table.row(cells);
     }
     format!("\n{}", table.render(width))
@@ -354,6 +361,11 @@ fn edges_table(all: &[Counts<'_>], width: Option<usize>) -> String {
         table.row(vec![name.into(), kind.into(), number(count).into()]);
     }
     format!("\n{}", table.render(width))
+}
+
+/// A number, or the mark of one that is not known.
+fn known(count: Option<u64>) -> String {
+    count.map_or_else(|| "?".to_owned(), number)
 }
 
 fn number(count: u64) -> String {
@@ -410,6 +422,11 @@ impl<'a> Counts<'a> {
         self.counts.blocks.get(index).map(|block| self.offset(block.start))
     }
 
+    /// Whether the counts of all blocks are known.
+    fn is_whole(&self) -> bool {
+        self.counts.unknown.is_empty()
+    }
+
     fn instructions(&self) -> u64 {
         let one = |block: &ingraft_report::BlockCount| block.count.saturating_mul(block.instructions.into());
         self.counts.blocks.iter().map(one).fold(0, u64::saturating_add)
@@ -443,7 +460,7 @@ impl<'a> Counts<'a> {
                 out.object(&Object::Events(Events {
                     id: self.id.clone(),
                     event,
-                    own,
+                    own: Some(own).filter(|_| self.is_whole()),
                     inclusive: None,
                     inexact: self.counts.inexact.clone(),
                 }))

@@ -7,24 +7,26 @@ use std::path::Path;
 use ingraft_model::glob::glob_match;
 use ingraft_model::{EdgeTarget, Svma};
 use ingraft_report::{
-    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, SavedProfile, TraceError,
-    TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, Refused, SavedProfile,
+    TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
 };
 
 use crate::args::{Format, ReplayArgs};
 use crate::command::report::{modules, records, tables};
 use crate::exit::{Failure, Kind, Stop};
-use crate::objects::{FunctionId, Object, traces};
+use crate::objects::{self, FunctionId, Object, traces};
 use crate::output::number::plural;
 use crate::output::{self, Output};
 
+/// Reason of all functions that are not traced, as a stable word: the file has only the sentence.
+const NOT_TRACED: &str = "not_traced";
 /// Number of rows of the tables of a summary.
 const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
-    let trace = Trace::read(&args.file, format)?;
-    let wanted = trace.wanted(&args.functions)?;
+    let mut trace = Trace::read(&args.file, format)?;
+    let wanted = trace.choose(&args.functions)?;
     let traced: Result<Vec<TracedFunction>, _> = trace.routines.iter().map(TracedRoutine::traced).collect();
     let traced = traced.map_err(|e| unreadable(&args.file, &e.into()))?;
     let names = trace.routines.iter().map(|routine| tables::shown(&routine.name, start(routine))).collect();
@@ -87,12 +89,15 @@ struct Trace {
     program: TracedProgram,
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
+    /// Functions that were asked for and are not traced.
+    refused: Vec<Refused>,
 }
 
 impl Trace {
     /// Reads what the chunks refer to. Warns if the file has no end.
     fn read(path: &Path, format: Format) -> Result<Self, Failure> {
-        let mut trace = Trace { program: TracedProgram::default(), modules: Vec::new(), routines: Vec::new() };
+        let program = TracedProgram::default();
+        let mut trace = Trace { program, modules: Vec::new(), routines: Vec::new(), refused: Vec::new() };
         let mut ended = false;
         for record in records_of(path)? {
             match record {
@@ -102,6 +107,8 @@ impl Trace {
                     trace.modules.extend(code.modules);
                     let later = |f: TracedRoutine| TracedRoutine { module: f.module + before, ..f };
                     trace.routines.extend(code.functions.into_iter().map(later));
+                    let later = |f: Refused| Refused { module: f.module + before, ..f };
+                    trace.refused.extend(code.refused.into_iter().map(later));
                 }
                 Ok(TraceRecord::Chunk(_)) => {}
                 Ok(TraceRecord::End(_)) => ended = true,
@@ -116,27 +123,39 @@ impl Trace {
         Ok(trace)
     }
 
-    fn module(&self, routine: &TracedRoutine) -> &str {
-        self.modules.get(routine.module).map(|module| module.name.as_str()).unwrap_or_default()
+    fn module(&self, index: usize) -> &str {
+        self.modules.get(index).map(|module| module.name.as_str()).unwrap_or_default()
     }
 
-    /// For each function, whether it matches one of the patterns. Fails if a pattern matches none.
-    fn wanted(&self, patterns: &[String]) -> Result<Vec<bool>, Failure> {
-        let matches = |pattern: &String, routine: &TracedRoutine| {
-            let name = tables::shown(&routine.name, start(routine));
-            let is_it = |glob: &str| glob_match(glob, &name) || glob_match(glob, &routine.name);
-            let of_module = |at: usize| {
-                let (module, glob) = (pattern.get(..at), pattern.get(at + 1..));
-                module.zip(glob).is_some_and(|(module, glob)| glob_match(module, self.module(routine)) && is_it(glob))
-            };
-            is_it(pattern) || pattern.match_indices(':').any(|(at, _)| of_module(at))
+    /// Whether a function of a module, by its name and address, matches a pattern.
+    fn matches(&self, pattern: &str, (module, name, start): (usize, &str, Svma)) -> bool {
+        let shown = tables::shown(name, start);
+        let is_it = |glob: &str| glob_match(glob, &shown) || glob_match(glob, name);
+        let of_module = |at: usize| {
+            let (of, glob) = (pattern.get(..at), pattern.get(at + 1..));
+            of.zip(glob).is_some_and(|(of, glob)| glob_match(of, self.module(module)) && is_it(glob))
         };
-        if let Some(none) = patterns.iter().find(|pattern| !self.routines.iter().any(|f| matches(pattern, f))) {
+        is_it(pattern) || pattern.match_indices(':').any(|(at, _)| of_module(at))
+    }
+
+    /// For each function, whether it matches one of the patterns. Leaves only matching functions among those that are not traced. Fails if a
+    /// pattern matches no function.
+    fn choose(&mut self, patterns: &[String]) -> Result<Vec<bool>, Failure> {
+        let traced = |f: &TracedRoutine, pattern: &str| self.matches(pattern, (f.module, &f.name, start(f)));
+        let refused = |f: &Refused, pattern: &str| self.matches(pattern, (f.module, &f.name, f.start));
+        let is_some = |pattern: &String| {
+            self.routines.iter().any(|f| traced(f, pattern)) || self.refused.iter().any(|f| refused(f, pattern))
+        };
+        if let Some(none) = patterns.iter().find(|pattern| !is_some(pattern)) {
             let hint = "`ingraft replay FILE --summary` names the functions of the trace";
             return Err(Failure::new(Kind::NotFound, format!("the trace has no function {none}"), hint));
         }
-        let one = |f: &TracedRoutine| patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, f));
-        Ok(self.routines.iter().map(one).collect())
+        let wanted =
+            |is_it: &dyn Fn(&str) -> bool| patterns.is_empty() || patterns.iter().any(|pattern| is_it(pattern));
+        let chosen = self.routines.iter().map(|f| wanted(&|pattern| traced(f, pattern))).collect();
+        let left = self.refused.iter().filter(|f| wanted(&|pattern| refused(f, pattern))).cloned().collect();
+        self.refused = left;
+        Ok(chosen)
     }
 
     /// A profile of the functions in which nothing was executed.
@@ -160,6 +179,7 @@ impl Trace {
             began_ns: self.program.began_ns,
             modules: self.modules.clone(),
             functions: self.routines.iter().map(function).collect(),
+            refused: self.refused.clone(),
             ..SavedProfile::default()
         }
     }
@@ -331,7 +351,7 @@ impl Replay<'_> {
         FunctionId {
             host: None,
             pid: self.trace.program.pid.cast_signed(),
-            module: self.trace.module(routine).to_owned(),
+            module: self.trace.module(routine.module).to_owned(),
             function: self.names.get(number).cloned().unwrap_or_default(),
             offset: format!("{:#x}", start(routine).0),
         }
@@ -340,21 +360,36 @@ impl Replay<'_> {
     /// Prints how often functions and blocks were executed.
     fn summary(&mut self, format: Format, out: &mut Output) -> Result<(), Stop> {
         let mut wanted = self.wanted.iter();
-        self.profile.functions.retain(|_| wanted.next().copied().unwrap_or_default());
+        // A function whose code could not be inserted has a number, and writes nothing: it has no counts.
+        let refused =
+            |f: &FunctionProfile| self.trace.refused.iter().any(|r| (r.module, r.start) == (f.module, f.start));
+        self.profile.functions.retain(|f| wanted.next().copied().unwrap_or_default() && !refused(f));
         if !out.json() {
             let code = modules::code(&self.profile, &[], format)?;
             return out.text(&tables::profile(&Program::new(&self.profile, code), ROWS, out.width()));
         }
         for function in &self.profile.functions {
-            let module = self.trace.modules.get(function.module).map(|module| module.name.clone()).unwrap_or_default();
             let id = FunctionId {
                 host: None,
                 pid: self.profile.pid.cast_signed(),
-                module,
+                module: self.trace.module(function.module).to_owned(),
                 function: tables::shown(&function.name, function.start),
                 offset: format!("{:#x}", function.start.0),
             };
             records::blocks(function, &id).iter().try_for_each(|block| out.object(block))?;
+        }
+        for refused in &self.profile.refused {
+            out.object(&Object::Refused(objects::Refused {
+                host: None,
+                pid: self.profile.pid.cast_signed(),
+                module: self.trace.module(refused.module).to_owned(),
+                function: tables::shown(&refused.name, refused.start),
+                offset: format!("{:#x}", refused.start.0),
+                metric: None,
+                focus: None,
+                reason: NOT_TRACED.to_owned(),
+                why_not: refused.why.clone(),
+            }))?;
         }
         Ok(())
     }

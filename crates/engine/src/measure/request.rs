@@ -208,10 +208,11 @@ pub fn evaluate(
     }
     let mut errors = modules.load(target, store, &modules_of(request), progress);
     modules.were_wanting();
-    let mut wanted = evaluate_request(library, modules, request, missing);
+    let leaps = request.profile.is_some() && modules.leaves_handlers(target);
+    let mut wanted = evaluate_request(library, modules, (request, leaps), missing);
     if modules.were_wanting() {
         errors.extend(modules.load(target, store, &[], progress));
-        wanted = evaluate_request(library, modules, request, missing);
+        wanted = evaluate_request(library, modules, (request, leaps), missing);
     }
     let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
     if wanted.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
@@ -275,15 +276,15 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
     Ok(metrics.iter().flat_map(of_metric).collect())
 }
 
-/// Evaluates every pair of a request. Collects all errors of all pairs.
+/// Evaluates every pair of a request. Collects all errors of all pairs. `leaps` says whether threads may leave signal handlers for good.
 fn evaluate_request(
     library: &Library,
     modules: &Modules,
-    request: &EnableRequest,
+    (request, leaps): (&EnableRequest, bool),
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
     if let Some(profiling) = request.profile {
-        return profiled(modules, request, profiling, missing);
+        return profiled(modules, (request, leaps), profiling, missing);
     }
     if let Some(capacity) = request.trace {
         return traced(modules, request, missing, capacity);
@@ -409,7 +410,7 @@ fn traced(
 /// The functions of a profile, each with its counters. A function that cannot be profiled has code that is refused for the reason.
 fn profiled(
     modules: &Modules,
-    request: &EnableRequest,
+    (request, leaps): (&EnableRequest, bool),
     profiling: Profiling,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
@@ -429,7 +430,7 @@ fn profiled(
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         let text = texts.get(&function.module)?;
-        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling, earlier) {
+        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling, (earlier, leaps)) {
             Ok(plan) => {
                 let instrumentation = plan.instrumentation();
                 (Some(Arc::new(plan)), instrumentation)

@@ -2,8 +2,10 @@
 //!
 //! A profile is a second producer of instrumentation, beside MDL. `plan.rs` cuts the control-flow graph of a function at its calls, chooses
 //! the counters (crate `ingraft-profile`), and makes the code for them. `places.rs` finds the position of a thread in a profiled function,
-//! by its program counter. `result.rs` derives all counts from the counters and these positions.
+//! by its program counter. `result.rs` derives all counts from the counters and these positions. `leaps.rs` counts the jumps after which they
+//! may be wrong.
 
+pub mod leaps;
 pub mod places;
 pub mod plan;
 pub mod result;

@@ -10,7 +10,7 @@ use ingraft_model::{
     UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{
-    Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, coverage_probes,
+    Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, Wishes, coverage_probes,
 };
 
 use crate::api::Profiling;
@@ -67,12 +67,14 @@ pub type Numbers = [i64; EVENT_NAMES.len()];
 impl Plan {
     /// Plans the counters or probes of a function. Fails if not all of its counts can be counted or derived.
     ///
-    /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it.
+    /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it. `leaps` says
+    /// whether threads may leave signal handlers for good, and with them the runs that signals have interrupted: calls are then counted as
+    /// they begin.
     pub fn new(
         (modules, text): (&Modules, &TextSpace),
         function: FunctionRef,
         profiling: Profiling,
-        earlier: Option<&EarlierProfile>,
+        (earlier, leaps): (Option<&EarlierProfile>, bool),
     ) -> Result<Plan, Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
@@ -86,14 +88,13 @@ impl Plan {
             Profiling::Counts { check } => {
                 let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
                 let probes = probes(&cfg, &copy, (module.bias, &events));
-                let runs = match earlier.and_then(|earlier| earlier_counts(modules, function, earlier)) {
-                    Some(earlier) => Runs::by_counts(&cfg, &probes, check, earlier),
-                    None => Runs::new(&cfg, &probes, check),
-                };
-                let runs = runs.map_err(|why| match (why, copy.why_exposed) {
-                    // A block that runs in the text has no counter.
-                    (NotCounted::Block(_), Some(exposed)) => exposed,
-                    (why, _) => refusal(why, &cfg, f),
+                let earlier = earlier.and_then(|earlier| earlier_counts(modules, function, earlier));
+                let runs = Runs::placed(&cfg, &probes, &Wishes { earlier, check, entries: leaps }).map_err(|why| {
+                    match (why, copy.why_exposed) {
+                        // A block that runs in the text has no counter.
+                        (NotCounted::Block(_), Some(exposed)) => exposed,
+                        (why, _) => refusal(why, &cfg, f),
+                    }
                 })?;
                 Method::Runs(Box::new(runs))
             }
@@ -231,7 +232,8 @@ pub(super) fn missing(function: FunctionRef, why: Refusal) -> Insertion {
     insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
 }
 
-fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+/// Code that increments a counter.
+pub(super) fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
     Insertion {
         function,
         point,
@@ -259,7 +261,8 @@ pub(super) fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Inst
     }
 }
 
-fn variable(n: usize) -> Variable {
+/// A counter of a profile.
+pub(super) fn variable(n: usize) -> Variable {
     Variable {
         name: format!("counter {n}"),
         kind: VariableKind::Counter,

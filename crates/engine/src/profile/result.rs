@@ -1,7 +1,7 @@
 //! Profiles of functions from the values of counters and the positions of threads.
 
 use ingraft_model::{Callee as Called, EdgeTarget, Svma};
-use ingraft_profile::{Coverage, Partial, RunCounts, Runs};
+use ingraft_profile::{Coverage, Defect, Partial, RunCounts, Runs};
 use ingraft_report::{BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile};
 use rustc_hash::FxHashMap;
 
@@ -25,18 +25,37 @@ pub struct Counted {
 /// more are left out.
 pub fn counts(modules: &Modules, (plan, runs): (&Plan, &Runs), counted: &Counted, module: usize) -> FunctionProfile {
     let file = plan.resolve(modules).map(|(file, _)| file);
-    let (counts, defect) = match runs.counts(&counted.counters, &counted.partial) {
-        Ok(counts) => (Some(counts), None),
-        Err(defect) => (None, Some(format!("no execution has these counts: {defect}"))),
+    let counts = match runs.counts(&counted.counters, &counted.partial) {
+        Ok(counts) => counts,
+        Err(defect) => return contradictory((plan, runs), counted, module, &defect),
     };
-    let count = |of: &dyn Fn(&RunCounts) -> Option<u64>| counts.as_ref().and_then(of).unwrap_or_default();
-    let block = |n: usize| count(&|counts| counts.blocks.get(n).copied());
-    let edge = |n: usize| counts.as_ref().and_then(|counts| counts.edges.get(n).copied().flatten());
+    let block = |n: usize| counts.blocks.get(n).copied().unwrap_or_default();
+    let edge = |n: usize| counts.edges.get(n).copied().flatten();
     FunctionProfile {
-        calls: count(&|counts| counts.calls),
-        call_sites: file.zip(counts.as_ref()).map_or_else(Vec::new, |(file, counts)| call_sites(file, plan, counts)),
-        inexact: defect.or_else(|| counted.inexact.clone()),
+        calls: counts.calls.unwrap_or_default(),
+        call_sites: file.map_or_else(Vec::new, |file| call_sites(file, plan, &counts)),
+        inexact: counted.inexact.clone(),
         ..function(plan, module, &block, &edge)
+    }
+}
+
+/// The counts of a function whose counters contradict each other: those that counters have told directly. The others are unknown.
+fn contradictory((plan, runs): (&Plan, &Runs), counted: &Counted, module: usize, defect: &Defect) -> FunctionProfile {
+    let measured = runs.measured(&plan.cfg, &counted.counters);
+    let block = |n: usize| measured.blocks.get(n).copied().flatten();
+    let edge = |n: usize| measured.edges.get(n).copied().flatten();
+    let lost = match defect.lost() {
+        Some(1) => "; at least 1 run has ended in the middle".to_owned(),
+        Some(lost) => format!("; at least {lost} runs have ended in the middle"),
+        None => String::new(),
+    };
+    let known = "only what counters tell directly is known, and `ingraft trace` of the function tells all";
+    let why = format!("no execution has these counts: {defect}{lost}; {known}");
+    FunctionProfile {
+        calls: measured.calls.unwrap_or_default(),
+        unknown: (0..plan.cfg.blocks.len()).filter(|n| block(*n).is_none()).collect(),
+        inexact: Some(counted.inexact.iter().fold(why, |why, more| format!("{why}; {more}"))),
+        ..function(plan, module, &|n| block(n).unwrap_or_default(), &edge)
     }
 }
 

@@ -341,6 +341,8 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     Measurement {
         views: Arc::new(views.into()),
         pairs: Arc::new(infos),
+        leaps: None,
+        handled: false,
         grown: false,
         request,
         library,

@@ -86,6 +86,7 @@ impl Session {
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
+        wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
@@ -94,13 +95,12 @@ impl Session {
             false => self.insert_wanted(control, wanted, own.is_empty(), coming).map(Inserted::from),
         };
         drop(bounded);
-        let Inserted { keys, caught_up, dear } = inserted?;
+        let Inserted { mut keys, caught_up, dear } = inserted?;
+        control.add_users(&keys);
         if let (Some(capacity), Some(trace)) = (request.trace, trace) {
             self.note_trace(control, id, capacity, trace);
         }
-        if let Some(profiling) = request.profile {
-            self.note_profile(control, id, profiling, plans);
-        }
+        let leaps = request.profile.and_then(|of| self.note_profile(control, (id, of), plans, &mut keys));
         warnings.extend(self.insertion_warnings(control, &keys));
         warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
@@ -108,6 +108,8 @@ impl Session {
         let measurement = Measurement {
             views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
+            handled: leaps.is_some() && self.handles_signals(),
+            leaps,
             grown: false,
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
@@ -117,7 +119,6 @@ impl Session {
             revoked: false,
             limit,
         };
-        control.add_users(&keys);
         dear.iter().for_each(|(key, why)| self.freeze(control, key, *why, None));
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);

@@ -241,11 +241,13 @@ impl Session {
         self.look_for_fork_again(control);
         control.unrun = exact();
         let plans = Session::begin_profile(control, id, &mut wanted);
+        wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let inserted = self.insert_wanted(control, wanted, false, 0);
         control.unrun = false;
-        let (found, caught_up) = inserted?;
+        let (mut found, caught_up) = inserted?;
         if let Some(profiling) = request.profile {
-            self.note_profile(control, id, profiling, plans);
+            let leaps = self.note_profile(control, (id, profiling), plans, &mut found);
+            Session::note_leaps(control, id, leaps);
         }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.

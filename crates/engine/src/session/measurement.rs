@@ -21,6 +21,10 @@ use super::view::{View, Views};
 pub(super) struct Measurement {
     pub(super) views: Arc<Views>,
     pub(super) pairs: Arc<Vec<PairInfo>>,
+    /// View of the pair that counts the leaps of a profile. It has code, and no value for clients.
+    pub(super) leaps: Option<View>,
+    /// Whether the process had a handler of a signal when the measurement began.
+    pub(super) handled: bool,
     /// Whether the pairs differ from those of the insertion's answer.
     pub(super) grown: bool,
     pub(super) request: EnableRequest,
@@ -34,6 +38,13 @@ pub(super) struct Measurement {
     pub(super) revoked: bool,
     /// Limit of the cost of those pairs that do more than count, in percent of one processor.
     pub(super) limit: f64,
+}
+
+impl Measurement {
+    /// Views of all pairs that have code for the measurement.
+    pub(super) fn woven(&self) -> Vec<View> {
+        self.views.iter().chain(&self.leaps).cloned().collect()
+    }
 }
 
 impl Session {

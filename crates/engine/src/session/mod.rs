@@ -19,6 +19,7 @@ mod control;
 mod cost;
 mod coverage;
 mod disturbances;
+mod doubts;
 mod driver;
 mod enable;
 mod end;

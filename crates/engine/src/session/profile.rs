@@ -23,10 +23,12 @@ use crate::weaving::plan::Woven;
 use super::clocks::now_ns;
 use super::control::Control;
 use super::coverage::{Rounds, covered};
+use super::doubts::doubt;
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::measurement::Measurement;
 use super::pair::PairKey;
+use super::view::View;
 
 /// Length in bytes of an `endbr64`, behind which a springboard lies.
 const ENDBR: i64 = 4;
@@ -108,12 +110,20 @@ impl Session {
         plans
     }
 
-    /// Notes the functions of a profile that were inserted, and the threads that were inside of them.
-    pub(super) fn note_profile(&self, control: &mut Control, id: MeasurementId, profiling: Profiling, plans: Plans) {
+    /// Notes the functions of a profile that were inserted, and the threads that were inside of them. Takes the pair of leaps out of the
+    /// inserted pairs, and returns its view.
+    pub(super) fn note_profile(
+        &self,
+        control: &mut Control,
+        (id, profiling): (MeasurementId, Profiling),
+        plans: Plans,
+        inserted: &mut Vec<(PairKey, Option<MdlFunction>)>,
+    ) -> Option<View> {
+        let leaps = self.split_leaps(control, inserted);
         let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
         let profile = control.profiles.entry(id).or_default();
         profile.rounds = matches!(profiling, Profiling::Coverage { .. }).then(|| profile.rounds.unwrap_or_default());
-        let Some(attached) = &control.attached else { return };
+        let Some(attached) = &control.attached else { return leaps };
         let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
         let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();
         let of_plans: Vec<&Plan> = plans.iter().map(|(_, plan)| &**plan).collect();
@@ -138,6 +148,7 @@ impl Session {
             unknown: unknown > 0,
         });
         profile.functions.extend(functions);
+        leaps
     }
 
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads are held.
@@ -152,18 +163,21 @@ impl Session {
         let Some(profile) = control.profiles.get(&id) else { return Ok(None) };
         let _acting = self.target.act_for(measurement.rights);
         let counters = counters(control, profile);
-        let mut values: Vec<Vec<u64>> = Vec::new();
+        let (mut values, mut leaps): (Vec<Vec<u64>>, Vec<u64>) = (Vec::new(), Vec::new());
+        let leap_counters = Session::leap_counters(control, measurement);
         let (seen, held, ended) = self.observe(control, &mut |columns| {
             let sum = |counter: &u32| columns.sum(*counter).cast_unsigned();
             values = counters.iter().map(|of| of.iter().map(sum).collect()).collect();
+            leaps = leap_counters.iter().map(sum).collect();
         })?;
+        let leaps = Session::leaps_of(control, measurement, &leaps);
+        let suspects = self.suspects(&counters, &seen, ended);
         let unknown = seen.unknown.len() as u64;
         let plans: Vec<&Plan> = profile.functions.iter().map(|f| &*f.plan).collect();
         let early = match &control.attached {
             Some(attached) => positions(stands(control, &attached.woven, &plans, &seen, false)),
             None => FxHashMap::default(),
         };
-        let doubts = profile.unknown + unknown + ended;
         let refused = refused(control, measurement);
         let mut modules: Vec<ModuleRef> =
             plans.iter().map(|plan| plan.function).chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
@@ -182,11 +196,14 @@ impl Session {
                 Method::Runs(runs) => {
                     let late = f.late.iter().filter_map(|late| late.stand.run);
                     let partial = Partial { late: late.collect(), early: early.to_vec() };
-                    let counted = Counted { counters, partial, inexact: doubt(control, f, doubts) };
+                    let may_have_run = !runs.tells_calls(&f.plan.cfg) || counters.iter().any(|count| *count > 0);
+                    let inexact = doubt(control, (profile, *n, f), (&suspects, &leaps), may_have_run);
+                    let counted = Counted { counters, partial, inexact };
                     result::counts(&control.modules, (&f.plan, runs), &counted, module)
                 }
                 Method::Probes(_) => {
-                    let inside = Inside { begin: f.began_inside(), end: unknown + ended > 0 || !early.is_empty() };
+                    let end = unknown + ended > 0 || !early.is_empty() || leaps.any();
+                    let inside = Inside { begin: f.began_inside(), end };
                     let (coverage, why) = covered(control.pairs.get(&f.key), &f.plan, &counters, inside);
                     result::coverage(&f.plan, &coverage, module, why)
                 }
@@ -254,12 +271,16 @@ impl Session {
         Ok((Seen::default(), Duration::ZERO, self.cut_off_by_end()))
     }
 
-    /// Number of threads that the end of the target may have stopped inside of runs. A thread that ends the process is inside of a call.
+    /// Number of threads that the end of the target may have stopped inside of runs. A thread that ends the process is inside of a call; it is
+    /// taken for one of those with a shard if the main thread has one.
     fn cut_off_by_end(&self) -> u64 {
         let shared = self.shared();
-        let threads = shared.area.as_ref().map_or(0, |area| Shards::claims(&**area).len());
+        let claims = shared.area.as_ref().map_or_else(Vec::new, |area| Shards::claims(&**area));
+        let main = Tid(self.pid().0);
+        let is_main = |id: &u64| shared.tids.get(id).map_or(*id as i32 == main.0, |tid| *tid == main);
         let by_itself = self.end.get().is_some_and(|ended| ended.status.is_some() || ended.exec);
-        (threads as u64).saturating_sub(u64::from(by_itself))
+        let counts = by_itself && claims.iter().any(|(_, id)| is_main(id));
+        (claims.len() as u64).saturating_sub(u64::from(counts))
     }
 
     /// The file of the target's program.
@@ -335,20 +356,6 @@ pub(super) fn stands(
         }
     }
     found
-}
-
-/// Reason why the counts of a function are not exact.
-fn doubt(control: &Control, profiled: &Profiled, doubts: u64) -> Option<String> {
-    if !control.pairs.contains_key(&profiled.key) {
-        return Some("its code was taken out before the profile was read".to_owned());
-    }
-    if control.family {
-        return Some("fork children count with the target, for another measurement".to_owned());
-    }
-    let threads = if doubts == 1 { "1 thread was" } else { "threads were" };
-    let several = if doubts == 1 { String::new() } else { format!("{doubts} ") };
-    let what = format!("{several}{threads} at unknown places: each may change the counts of one path by 1");
-    (doubts > 0).then_some(what)
 }
 
 /// The functions of a measurement that are refused.

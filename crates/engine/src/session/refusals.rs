@@ -15,6 +15,7 @@ use crate::weaving::sites::{Text, sites};
 use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::control::Control;
+use super::doubts::is_of_leaps;
 use super::driver::Session;
 use super::insert::{Bound, Refused, give_back, wanted_points};
 use super::pair::{PairKey, function_ref};
@@ -77,9 +78,9 @@ impl Session {
             }
             let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
             for (function, pair) in places {
-                let (Some((_, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
+                let (Some((key, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
                 i.insertions.iter().filter(|i| i.function == function).for_each(|i| _ = left.remove(&i.group));
-                if left.is_empty() {
+                if left.is_empty() && !is_of_leaps(key) {
                     return Ok(());
                 }
             }
@@ -90,7 +91,8 @@ impl Session {
     /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
     /// pair can be measured.
     pub(super) fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
-        let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
+        let is_asked = |(_, (key, i, _)): &(usize, &Bound)| !i.insertions.is_empty() && !is_of_leaps(key);
+        let mut with_code = bound.iter().enumerate().filter(is_asked);
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
         }

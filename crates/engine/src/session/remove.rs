@@ -31,16 +31,20 @@ impl Session {
         let control = &mut *guard;
         let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
         let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
+        let woven = measurement.woven();
         let awaited = measurement.awaited.iter().map(|awaited| awaited.text.clone()).collect();
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
-        // done before the removal, because restored children are not recognised any more
-        self.retire_ended_threads();
+        // Threads that the end of the target has stopped may have been inside of runs of a profile, so they are not taken for ended ones.
+        if !(self.end.is_known() && control.profiles.contains_key(&id)) {
+            // done before the removal, because restored children are not recognised any more
+            self.retire_ended_threads();
+        }
         let profile = self.profile_locked(control, id);
         // Children that are measured with the target lose the area but live on. `leaving` keeps their threads from being taken for ended.
         let family = last && self.shared().family;
         self.shared_mut().leaving = family;
-        let taken = self.take_measurement_out(control, &views, last);
+        let taken = self.take_measurement_out(control, &woven, last);
         if !family {
             // threads that ended with open calls have left these calls
             self.retire_ended_threads();
@@ -64,7 +68,7 @@ impl Session {
             (control.has_spare, control.spare_after) = (true, None);
             self.release_spare(control);
         }
-        self.drop_users(control, &views);
+        self.drop_users(control, &woven);
         if control.unfinished.is_some() {
             self.reuse_counters(control, removed.suspended_at.as_deref());
         }

@@ -54,7 +54,9 @@ impl Session {
 
     fn take_out_revoked(&self, control: &mut Control) -> Result<(), Error> {
         let (revoked, others): (Vec<_>, Vec<_>) = control.measurements.values().partition(|m| m.revoked);
-        let views = |of: &[&Measurement]| of.iter().flat_map(|m| m.views.iter()).map(|v| v.key.clone()).collect();
+        let views = |of: &[&Measurement]| {
+            of.iter().flat_map(|m| m.views.iter().chain(&m.leaps)).map(|v| v.key.clone()).collect()
+        };
         let (mut going, staying): (FxHashSet<PairKey>, FxHashSet<PairKey>) = (views(&revoked), views(&others));
         going.retain(|key| !staying.contains(key) && control.pairs.contains_key(key));
         let mut left = LeftCalls::of(self, control, going.iter());

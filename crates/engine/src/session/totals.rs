@@ -95,7 +95,11 @@ impl Session {
         let places: Vec<(usize, usize)> = places.collect();
         let flat: Vec<u32> = of_functions.into_iter().flatten().collect();
         let mut rows = Rows::default();
-        let (seen, held, ended) = self.observe(&control, &mut |columns| rows = columns.rows(&flat))?;
+        let (leap_counters, mut leaps) = (Session::leap_counters(&control, measurement), Vec::new());
+        let (seen, held, ended) = self.observe(&control, &mut |columns| {
+            rows = columns.rows(&flat);
+            leaps = leap_counters.iter().map(|counter| columns.sum(*counter).cast_unsigned()).collect();
+        })?;
         let time_ns = now_ns();
         let threads = Threads::new(&seen, &rows);
         learn_increments(&plans, &places, &rows);
@@ -117,6 +121,7 @@ impl Session {
         }
         self.correct(&control, profile, &plans, (&seen, &threads), &mut sums);
         let mut inexact = doubts(&control, profile, &seen, ended);
+        inexact.extend(Session::leaps_of(&control, measurement, &leaps).words());
         if threads.shared {
             inexact.push(
                 "threads without counters of their own share a total, and events of one run of a thread may be in both"

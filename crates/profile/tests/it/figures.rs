@@ -168,7 +168,7 @@ fn counts_of_no_execution_are_defects() {
     // The loop is left by R more often than R is reached.
     let left = Counter::Edge(edge(&graph, "R>EXIT"));
     let counts: Vec<u64> = placement.counters().iter().map(|counter| u64::from(*counter == left)).collect();
-    assert!(matches!(placement.profile(&graph, &counts, &none), Err(Defect::Negative(Counter::Edge(_)))));
+    assert!(matches!(placement.profile(&graph, &counts, &none), Err(Defect::Negative(Counter::Edge(_), _))));
     assert_eq!(
         placement.profile(&graph, &[u64::MAX; 4], &none),
         Err(Defect::Overflow(Counter::Edge(edge(&graph, "P>Q"))))

@@ -2,7 +2,7 @@
 //! ends, and with calls that never return.
 
 use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, RunEvents, Runs};
+use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, RunEvents, Runs, Wishes};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -250,6 +250,29 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn what_counters_tell_directly_is_right_whatever_is_lost(
+        cfg in random_cfg(),
+        choices in prop::collection::vec(any::<u8>(), 1..200),
+        check: bool,
+        entries: bool,
+    ) {
+        // The walk is cut off without a correction, as if a signal handler had left its last run for good.
+        let truth = walk(&cfg, &choices, (0, choices.len()));
+        let runs = Runs::placed(&cfg, &all(&cfg), &Wishes { check, entries, earlier: None }).expect("a plan");
+        let measured = runs.measured(&cfg, &counters(&runs, &truth));
+        for (block, count) in measured.blocks.iter().enumerate() {
+            prop_assert_eq!(count.unwrap_or(truth.blocks[block]), truth.blocks[block], "block {}", block);
+        }
+        for (edge, count) in measured.edges.iter().enumerate() {
+            prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
+        }
+        prop_assert!(!entries || runs.tells_calls(&cfg));
+        prop_assert!(!entries || measured.blocks[0].is_some());
+    }
+}
+
 /// A loop of one block: 0 -> 1, 1 -> 1, 1 -> 2, 2 returns.
 fn looped() -> Cfg {
     let edges = vec![
@@ -279,6 +302,7 @@ fn a_redundant_counter_shows_a_thread_that_was_lost_inside_of_a_run() {
     assert_eq!(runs.counts(&counts, &early).expect("counts").blocks, [10, 40, 9]);
     let lost = runs.counts(&counts, &Partial::default());
     assert!(matches!(lost, Err(Defect::Check { .. })), "{:?} {lost:?}", runs.counters());
+    assert_eq!(lost.err().and_then(|defect| defect.lost()), Some(1));
 }
 
 #[test]

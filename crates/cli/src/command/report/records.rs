@@ -88,7 +88,7 @@ pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object>
         instructions: block.instructions,
         header: header(number),
         depth: u32::try_from(loops.around(number).count()).ok(),
-        count: i64::try_from(block.count).ok(),
+        count: function.executions(number).and_then(|count| i64::try_from(count).ok()),
         ran: None,
         inexact: function.inexact.clone(),
     });

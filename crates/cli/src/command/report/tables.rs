@@ -8,6 +8,8 @@ use crate::output::number::{grouped_u64, percent, plural};
 use crate::output::table::Table;
 use crate::output::{DIM, HEADING};
 
+/// Cell of a number that is not known.
+const UNKNOWN: &str = "?";
 /// Number of blocks of each function in a table of differences.
 const BLOCKS: usize = 5;
 
@@ -55,10 +57,12 @@ fn functions(hottest: &[Routine<'_>], total: u64, top: usize) -> Table {
     for routine in hottest.iter().take(top) {
         let executed = routine.function.executed();
         let source = routine.line().map(|(file, line)| position(file, line)).unwrap_or_default();
+        // Without the counts of some blocks, the sum is no number of instructions.
+        let whole = routine.function.unknown.is_empty();
         table.row(vec![
-            grouped_u64(executed).into(),
-            percent(share(executed, total)).into(),
-            grouped_u64(routine.function.calls).into(),
+            if whole { grouped_u64(executed) } else { UNKNOWN.to_owned() }.into(),
+            if whole { percent(share(executed, total)) } else { String::new() }.into(),
+            routine.function.known_calls().map_or_else(|| UNKNOWN.to_owned(), grouped_u64).into(),
             shown(&routine.function.name, routine.function.start).into(),
             routine.module.name.as_str().into(),
             source.into(),
