@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion,
-    Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
-    UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody,
+    FunctionRef, Insertion, Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape,
+    Snippet, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{
     Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, coverage_probes,
@@ -67,13 +67,14 @@ pub type Numbers = [i64; EVENT_NAMES.len()];
 impl Plan {
     /// Plans the counters or probes of a function. Fails if not all of its counts can be counted or derived.
     ///
-    /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it.
+    /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it. Also returns
+    /// the function, if it was analysed as a whole: the insertion needs it again, and the image has it as long as somebody holds it.
     pub fn new(
         (modules, text): (&Modules, &TextSpace),
         function: FunctionRef,
         profiling: Profiling,
         earlier: Option<&EarlierProfile>,
-    ) -> Result<Plan, Refusal> {
+    ) -> Result<(Plan, Option<Arc<FunctionBody>>), Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
             FunctionKind::Normal => {}
@@ -82,9 +83,11 @@ impl Plan {
         }
         let cfg = module.image.cfg(f);
         let events = events(module, &cfg);
+        let mut whole = None;
         let method = match profiling {
             Profiling::Counts { check } => {
-                let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
+                let body: &FunctionBody = whole.insert(module.image.body(f)?);
+                let copy = trial::copy(modules, function, body, text)?;
                 let probes = probes(&cfg, &copy, (module.bias, &events));
                 let runs = match earlier.and_then(|earlier| earlier_counts(modules, function, earlier)) {
                     Some(earlier) => Runs::by_counts(&cfg, &probes, check, earlier),
@@ -102,18 +105,9 @@ impl Plan {
         let name = f.display_name().into_owned();
         let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
         let increments = OnceLock::new();
-        Ok(Plan {
-            function,
-            symbol,
-            name,
-            first: f.start(),
-            size: f.size(),
-            cfg,
-            events,
-            method,
-            profiling,
-            increments,
-        })
+        let (first, size) = (f.start(), f.size());
+        let plan = Plan { function, symbol, name, first, size, cfg, events, method, profiling, increments };
+        Ok((plan, whole))
     }
 
     /// The places of the counters or probes.
