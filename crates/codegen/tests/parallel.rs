@@ -2,11 +2,13 @@
 
 mod support;
 
-use ingraft_codegen::verify::{verify_removal, verify_weave_on};
+use ingraft_codegen::verify::{verify_bodies_on, verify_removal, verify_weave_on};
 use ingraft_codegen::{
-    Arena, MiniRequest, OneThread, PointRequest, Spread, TextSpace, WovenPoint, remove_points, weave_points_on,
+    Arena, BodyRequest, MiniRequest, OneThread, PointRequest, Spread, TextSpace, WovenPoint, remove_points,
+    weave_bodies_on, weave_points_on,
 };
 use ingraft_model::{Avma, Bias, Gpr, Refusal, Site, Snippet, Stmt, Svma};
+use support::body::body_of;
 use support::*;
 
 const START: u64 = 0x80_0000;
@@ -103,5 +105,41 @@ fn arenas_of_any_size_are_filled() {
         // Routines and the gaps between parts take some room.
         let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
         assert!(filled > bytes, "{points} in {bytes} of {least} bytes");
+    }
+}
+
+/// A function that returns at two places: `test edi, edi; je 1f; mov eax, 1; ret; 1: xor eax, eax; ret`.
+const FORK: &[u8] = &[0x85, 0xff, 0x74, 0x06, 0xb8, 1, 0, 0, 0, 0xc3, 0x31, 0xc0, 0xc3];
+
+#[test]
+fn functions_are_copied_alike_on_any_number_of_threads() {
+    let bodies: Vec<_> = (0..1000).map(|i| body_of(FORK, 0x40_1000 + 16 * i)).collect();
+    let request = |body| BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
+    let requests: Vec<_> = bodies.iter().map(request).collect();
+    let env = environment(GLIBC);
+    // The shorter arenas have room for no copy, some copies, and all copies but not for all parts.
+    for bytes in [0x20, 0x2000, 0x2_0000, 0x20_0000] {
+        let copied = |spread: &dyn Spread| {
+            let (mut arena, mut text) = (Arena::new(Avma(START)..Avma(START + bytes)), TextSpace::new());
+            let woven = weave_bodies_on(spread, &env, &mut arena, &mut text, &requests).expect("makes sense");
+            let copies: Vec<_> =
+                requests.iter().zip(&woven).filter_map(|(r, woven)| Some((r, woven.as_ref().ok()?))).collect();
+            verify_bodies_on(spread, &env, &arena, &text, &copies).expect("right");
+            let mut code: Vec<_> = copies.iter().map(|(_, weave)| weave.body.removal.code.clone()).collect();
+            code.sort_unstable_by_key(|range| range.start);
+            assert!(code.windows(2).all(|pair| pair[0].end <= pair[1].start), "copies lie apart");
+            assert_eq!(arena.lacked_room(), code.len() < requests.len());
+            // The text of functions without a copy is free.
+            let left = requests.iter().zip(&woven).filter(|(_, woven)| woven.is_err()).map(|(request, _)| *request);
+            let left: Vec<_> = left.collect();
+            let mut other = Arena::new(Avma(0x100_0000)..Avma(0x110_0000));
+            let rest = weave_bodies_on(spread, &env, &mut other, &mut text, &left).expect("makes sense");
+            assert!(rest.iter().all(Result::is_ok));
+            code
+        };
+        let (one, many) = (copied(&OneThread), copied(&ManyThreads));
+        assert_eq!(one, many, "{bytes:#x}");
+        assert_eq!(one.is_empty(), bytes == 0x20);
+        assert!(bytes < 0x20_0000 || one.len() == requests.len());
     }
 }

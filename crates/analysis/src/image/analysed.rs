@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Block, EdgeId, LoopEdges, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{Block, EdgeId, FunctionBody, LoopEdges, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
@@ -14,7 +14,7 @@ use crate::file::symbol::Label;
 use crate::functions::discovered::{Discovered, Door};
 use crate::functions::function::Function;
 use crate::image::goroutines::Goroutines;
-use crate::image::memo::Memo;
+use crate::image::memo::{Held, Memo};
 use crate::text::bits::TextBits;
 
 /// An image with the results of the image-wide pass. Immutable, so any number of threads may query it.
@@ -41,6 +41,8 @@ pub struct Image {
     pub(crate) entries: Memo<Result<Arc<Site>, Refusal>>,
     /// Exit sites of the functions for which they were asked.
     pub(crate) exits: Memo<Exits>,
+    /// The whole functions that are in use.
+    pub(crate) bodies: Held<FunctionBody>,
     /// The basic blocks of each function, computed at the first request for that function.
     pub(crate) blocks: Memo<Arc<[Block]>>,
     /// The edges between the basic blocks of each function, computed at the first request for that function.

@@ -1,6 +1,6 @@
 //! Cache of results about single functions.
 
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashMap;
 
@@ -38,9 +38,51 @@ impl<T: Clone> Memo<T> {
     }
 }
 
+/// Results about functions of one image that others hold, by the functions' first address. The cache itself keeps none.
+#[derive(Debug)]
+pub(crate) struct Held<T>(RwLock<FxHashMap<u64, Weak<T>>>);
+
+impl<T> Default for Held<T> {
+    fn default() -> Self {
+        Held(RwLock::default())
+    }
+}
+
+impl<T> Held<T> {
+    /// The result that somebody holds, or the result of `find`.
+    pub fn get<E>(&self, start: u64, find: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&start).and_then(Weak::upgrade);
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let found = Arc::new(find()?);
+        let mut held = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if held.len() == held.capacity() {
+            // The table is about to grow, which takes as long.
+            held.retain(|_, known| known.strong_count() > 0);
+        }
+        held.insert(start, Arc::downgrade(&found));
+        Ok(found)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_held_is_found_once() {
+        let held = Held::default();
+        let first = held.get(7, || Ok::<_, ()>("found")).unwrap();
+        assert!(Arc::ptr_eq(&first, &held.get(7, || Err(())).unwrap()));
+        drop(first);
+        assert_eq!(held.get(7, || Err(())), Err(()));
+        assert_eq!(held.get(7, || Ok::<_, ()>("again")).as_deref(), Ok(&"again"));
+        for start in 100..10_000 {
+            held.get(start, || Ok::<_, ()>("dropped")).unwrap();
+        }
+        assert!(held.0.read().unwrap().len() < 100);
+    }
 
     #[test]
     fn it_asks_once_and_does_not_grow() {

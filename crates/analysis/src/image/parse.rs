@@ -14,7 +14,7 @@ use crate::file::{patchable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
 use crate::image::Image;
-use crate::image::memo::Memo;
+use crate::image::memo::{Held, Memo};
 
 /// Length of the shortest padding that an island fits into, in bytes.
 const ISLAND: u32 = 5;
@@ -95,6 +95,7 @@ impl Image {
             longjmps: OnceLock::new(),
             entries: Memo::default(),
             exits: Memo::default(),
+            bodies: Held::default(),
             blocks: Memo::default(),
             edges: Memo::default(),
             loops: Memo::default(),

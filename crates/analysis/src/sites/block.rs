@@ -39,7 +39,7 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
                     why: "it is behind a system call, after which the stack may be gone",
                 })
             }
-            false => sites.site(start.0),
+            false => sites.site(start.0, None),
         };
         BlockPoint { block: block.clone(), site }
     };
@@ -77,12 +77,13 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
         let Range { start, end } = block.range.clone();
         let offset = function.offset_of(start.0);
         let bytes = image.elf().data_at(start.0, end.0 - start.0).ok_or(Refusal::UnknownInstruction { offset })?;
+        let free = sites.free(start.0);
         Ok(BodyBlock {
             block: block.clone(),
             bytes: bytes.to_vec(),
-            free: sites.free(start.0),
             entered: *entered,
-            room: sites.site(start.0).map(|site| room(site, &island_rooms)),
+            room: sites.site(start.0, Some(&free)).map(|site| room(site, &island_rooms)),
+            free,
         })
     };
     let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
@@ -169,8 +170,8 @@ impl Sites<'_> {
         Free { scratch, flags: dead.flags }
     }
 
-    /// The site at the first byte of a block.
-    fn site(&self, start: u64) -> Result<Site, Refusal> {
+    /// The site at the first byte of a block. `free` is what is free there, if it is known already.
+    fn site(&self, start: u64, free: Option<&Free>) -> Result<Site, Refusal> {
         let (image, function) = (self.body.image, self.body.function);
         let offset = function.offset_of(start);
         let at = match start == function.start {
@@ -216,7 +217,8 @@ impl Sites<'_> {
             return Err(Refusal::RestartableSequence);
         }
         let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
-        let kind = SiteKind::Block { free: self.free(at) };
+        let free = free.filter(|_| at == start).cloned().unwrap_or_else(|| self.free(at));
+        let kind = SiteKind::Block { free };
         let short = room < SPRINGBOARD || !on_one_page(at, SPRINGBOARD);
         let island_rooms = if short { island_room::around(image, at, None) } else { Vec::new() };
         Ok(Site { own: own as u8, landings, island_rooms, ..Site::new(kind, function.start(), Svma(at), bytes) })

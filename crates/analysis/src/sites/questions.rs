@@ -58,9 +58,10 @@ impl Image {
         block::points(self, function)
     }
 
-    /// The whole function: its blocks with their bytes, and its edges. An error if it is not certain where control can arrive in it.
-    pub fn body(&self, function: &Function) -> Result<FunctionBody, Refusal> {
-        block::body(self, function)
+    /// The whole function: its blocks with their bytes, and its edges. An error if it is not certain where control can arrive in it. While
+    /// somebody has the result, the next request gets the same one.
+    pub fn body(&self, function: &Function) -> Result<Arc<FunctionBody>, Refusal> {
+        self.bodies.get(function.start, || block::body(self, function))
     }
 
     /// Whether every exit of a function is the last step of longjmp: a jump to another frame.

@@ -1,11 +1,13 @@
 //! Whole functions that can be copied, and reasons why others cannot.
 
+use std::sync::Arc;
+
 use crate::support::{TestElf, find};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use ingraft_model::{EdgeKind, FunctionBody, Refusal};
 
-fn body(elf: &TestElf) -> Result<FunctionBody, Refusal> {
+fn body(elf: &TestElf) -> Result<Arc<FunctionBody>, Refusal> {
     let image = elf.image();
     image.body(find(&image, "f"))
 }

@@ -18,7 +18,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::code::arena::Arena;
 use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
 use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
-use crate::code::environment::{CodegenError, Environment};
+use crate::code::environment::Environment;
 use crate::code::woven::RemovalRecord;
 use crate::patch::back_branches::Redirect;
 use crate::patch::counting;
@@ -29,6 +29,10 @@ use crate::patch::weave::PointRequest;
 
 /// Alignment in bytes of the copy of a function.
 const ALIGNMENT: u64 = 16;
+/// Number of bytes of a block for which [`ROOM_OF_PIECE`] is estimated.
+const PIECE: u64 = 32;
+/// Estimated room in bytes for the copies of that many bytes of a block, with probes and counts.
+const ROOM_OF_PIECE: u64 = 192;
 
 /// Number of blocks before another one that are examined for an instruction that overlaps it.
 const OVERLAPPING: usize = 16;
@@ -47,6 +51,21 @@ pub struct BodyRequest<'a> {
     pub points: &'a [BodyPoint],
 }
 
+impl BodyRequest<'_> {
+    /// Estimated room for the copy in bytes, with the counting copy. Few copies need more.
+    pub fn room(&self) -> u64 {
+        let pieces = self.body.blocks.iter().map(|block| 1 + block.bytes.len() as u64 / PIECE).sum::<u64>();
+        pieces.saturating_mul(ROOM_OF_PIECE)
+    }
+
+    /// The blocks of the function in the text, by their first address and their end.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (u64, u64)> {
+        let range = |block: &BodyBlock| (block.block.range.start, block.block.range.end);
+        let (blocks, bias) = (self.body.blocks.iter().map(range), self.bias);
+        blocks.map(move |(start, end)| (start.to_avma(bias).0, end.to_avma(bias).0))
+    }
+}
+
 /// A point that is woven into the copy of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyPoint {
@@ -63,51 +82,6 @@ pub struct BodyWeave {
     pub plan: PatchPlan,
     /// The copy.
     pub body: WovenBody,
-}
-
-/// Copies a function into the arena and leads control there. Fails with a [`Refusal`] if the function cannot be copied; then `arena` and
-/// `text` are unchanged.
-pub fn weave_body(
-    env: &Environment,
-    arena: &mut Arena,
-    text: &mut TextSpace,
-    request: &BodyRequest<'_>,
-) -> Result<Result<BodyWeave, Refusal>, CodegenError> {
-    env.check()?;
-    arena.lacked_room = false;
-    let code = match Code::of(env, request) {
-        Ok(code) => code,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
-    let range = |b: &BodyBlock| {
-        let (start, end) = (b.block.range.start.to_avma(request.bias), b.block.range.end.to_avma(request.bias));
-        (start.0, end.0)
-    };
-    let blocks = || request.body.blocks.iter().map(range);
-    if let Some(other) = blocks().find_map(|(start, end)| text.owner(start, end)) {
-        return Ok(Err(Refusal::Overlap { other: other.as_ref().to_owned() }));
-    }
-    let doors = Doors::choose(env, text, request, &code);
-    let woven = match doors.refused(request.body) {
-        None => emit(env, arena, request, &code, &doors).map_err(|e| match e {
-            EmitError::ArenaFull | EmitError::OutOfReach | EmitError::Unshared => {
-                arena.lacked_room |= e == EmitError::ArenaFull;
-                Ok(Refusal::NoRoomNearby)
-            }
-            EmitError::Codegen(e) => Err(e),
-        }),
-        Some(refusal) => Err(Ok(refusal)),
-    };
-    match woven {
-        Ok(woven) => {
-            text.take_blocks(blocks(), request.name);
-            Ok(Ok(woven))
-        }
-        Err(failed) => {
-            doors.release(text);
-            failed.map(Err)
-        }
-    }
 }
 
 /// An instruction of a block.
@@ -140,7 +114,7 @@ pub(super) struct Code {
 }
 
 impl Code {
-    fn of(env: &Environment, request: &BodyRequest<'_>) -> Result<Self, Refusal> {
+    pub(super) fn of(env: &Environment, request: &BodyRequest<'_>) -> Result<Self, Refusal> {
         let function = request.body.function.to_avma(request.bias).0;
         let mut code = Code::default();
         for BodyBlock { block, bytes, .. } in &request.body.blocks {
@@ -234,7 +208,7 @@ impl Calling {
 impl Doors {
     /// Chooses a springboard for each block at which control arrives in the text. If none fits at a block, the block runs in the text. Then its
     /// call leads to the copy, or every block to which it leads gets a springboard too, or runs in the text as well.
-    fn choose(env: &Environment, text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code) -> Self {
+    pub(super) fn choose(env: &Environment, text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code) -> Self {
         let blocks = &request.body.blocks;
         let mut doors = Doors { heads: Vec::new(), calls: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
@@ -273,14 +247,14 @@ impl Doors {
     }
 
     /// The reason against the copy of a function all of which runs in the text; `None` if the copy is of use.
-    fn refused(&self, body: &FunctionBody) -> Option<Refusal> {
+    pub(super) fn refused(&self, body: &FunctionBody) -> Option<Refusal> {
         let leads = !self.heads.is_empty() || !self.calls.is_empty();
         let of_use = self.exposed.len() < body.blocks.len() && leads;
         if of_use { None } else { Some(self.why.clone().unwrap_or(Refusal::NoSuchFunction)) }
     }
 
     /// Releases the bytes of text.
-    fn release(&self, text: &mut TextSpace) {
+    pub(super) fn release(&self, text: &mut TextSpace) {
         for (_, head, _) in &self.heads {
             let island = match head.form {
                 Form::Short(island) => Some(island.at),
@@ -711,7 +685,7 @@ fn copy<'a>(
 }
 
 /// Writes the copy into the arena, and the springboards that lead to it.
-fn emit(
+pub(super) fn emit(
     env: &Environment,
     arena: &mut Arena,
     request: &BodyRequest<'_>,
@@ -719,15 +693,19 @@ fn emit(
     doors: &Doors,
 ) -> Result<BodyWeave, EmitError> {
     let aligned = |a: u64| a.next_multiple_of(ALIGNMENT);
-    let mut at = arena.place(0, aligned).ok_or(EmitError::ArenaFull)?;
+    let place = |room: u64| Some((arena.place(room, aligned)?, room));
+    let (mut at, mut room) = place(request.room()).or_else(|| place(0)).ok_or(EmitError::ArenaFull)?;
     // The length depends on the address, because probes lie on one page. The room only grows, so that the search ends.
-    let mut room = 0;
     let (copy, probes, counting) = loop {
-        let (copy, probes, counting) = copy(env, request, (code, doors), at)?;
-        room = room.max(copy.out.bytes.len() as u64);
+        let written = copy(env, request, (code, doors), at)?;
+        let len = written.0.out.bytes.len() as u64;
+        if len <= room {
+            break written;
+        }
+        room = len;
         let place = arena.place(room, aligned).ok_or(EmitError::ArenaFull)?;
         if place == at {
-            break (copy, probes, counting);
+            break written;
         }
         at = place;
     };

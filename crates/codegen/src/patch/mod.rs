@@ -2,6 +2,7 @@
 //! uses `code` and `snippet`.
 
 pub(crate) mod back_branches;
+pub(crate) mod bodies;
 pub(crate) mod body;
 pub(crate) mod build;
 pub(crate) mod chain;

@@ -90,9 +90,12 @@ impl TextSpace {
         for w in &body.removal.text {
             self.taken.remove(&w.at.0);
         }
-        for block in &body.blocks {
-            self.copied.remove(&block.original.0);
-        }
+        self.release_blocks(body.blocks.iter().map(|block| block.original.0));
+    }
+
+    /// Releases the blocks of a function that does not run as a copy, by their first addresses.
+    pub(crate) fn release_blocks(&mut self, starts: impl Iterator<Item = u64>) {
+        starts.for_each(|start| drop(self.copied.remove(&start)));
     }
 
     /// Releases all text that a point had taken, once the removal of the point is done.

@@ -152,7 +152,7 @@ impl<'a> Weaver<'a> {
         let mut designs: Vec<Chosen> = Vec::with_capacity(choices.len());
         for (owner, (choice, request)) in choices.into_iter().zip(requests).enumerate() {
             designs.push(match choice {
-                Choice::Hosted => Ok(None),
+                Choice::Hosted => Ok(request.probe.map(|probe| (springboard::at_probe(request, probe), Vec::new()))),
                 Choice::Refused(refusal) => Err(refusal),
                 Choice::Own(head) => match back_branches::redirects(env, self.text, &head, request, &carried, &arena) {
                     Ok(redirects) => {
@@ -216,15 +216,6 @@ impl<'a> Weaver<'a> {
     ) -> Result<(), CodegenError> {
         let hosts = hosts(woven);
         for (i, request) in requests.iter().enumerate().filter(|(i, _)| matches!(designs.get(*i), Some(Ok(None)))) {
-            if let Some(probe) = request.probe {
-                let head = springboard::at_probe(request, probe);
-                let built = self.builder.build(&head, &[], request).map(Box::new);
-                let point = self.built(built, &head, &[])?;
-                if let Some(slot) = woven.get_mut(i) {
-                    *slot = point;
-                }
-                continue;
-            }
             let original = request.site.at.to_avma(request.bias).offset(i64::from(request.site.point));
             let has = |p: &&&WovenPoint| p.inner.iter().any(|inner| inner.original == original);
             let beside = request.beside.iter().find(has).copied();

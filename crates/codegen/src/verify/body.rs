@@ -25,11 +25,29 @@ use super::{Flaw, VerifyError, check_writes, fail};
 use crate::code::arena::Arena;
 use crate::code::body::{Held, PROBE, Probe, Spot, Way, WovenBody};
 use crate::code::environment::Environment;
+use crate::code::spread::{self, Spread};
 use crate::patch::body::{BodyRequest, BodyWeave};
 use crate::patch::text_space::TextSpace;
 
 /// Number of blocks before an address that are examined for its bytes.
 const NEAR: usize = 70;
+
+/// Number of copies that are proven as one part.
+const PART: usize = 32;
+
+/// Proves plans of [`crate::weave_bodies_on`] as [`verify_body`] does each. The proofs are made in parts that `spread` runs.
+pub fn verify_bodies_on(
+    spread: &dyn Spread,
+    env: &Environment,
+    arena: &Arena,
+    text: &TextSpace,
+    copies: &[(&BodyRequest<'_>, &BodyWeave)],
+) -> Result<(), VerifyError> {
+    let prove = |part: &[(&BodyRequest<'_>, &BodyWeave)]| {
+        part.iter().try_for_each(|(request, weave)| verify_body(env, arena, text, request, weave))
+    };
+    spread::map(spread, copies.chunks(PART).collect(), prove).into_iter().collect()
+}
 
 /// Proves a plan of [`crate::weave_body`] and the removal record of the copy.
 pub fn verify_body(

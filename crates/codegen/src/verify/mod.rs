@@ -52,7 +52,7 @@ use crate::patch::weave::{PointRequest, Weave};
 use crate::snippet::slot;
 use inner::Hosts;
 
-pub use body::verify_body;
+pub use body::{verify_bodies_on, verify_body};
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use equivalence::Pair;
 use interpreter::{Facts, Interpreter};

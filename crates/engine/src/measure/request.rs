@@ -9,7 +9,8 @@ use ingraft_analysis::FunctionKind;
 use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
 use ingraft_model::{
-    Capacity, Focus, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
+    Capacity, Focus, FunctionBody, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape,
+    Snippet, Tid,
 };
 use ingraft_process::Target;
 
@@ -42,6 +43,8 @@ pub struct Wanted {
     pub instrumentation: Instrumentation,
     /// Plan of the function's profile; `None` if the pair belongs to no profile, or if the function is refused.
     pub plan: Option<Arc<Plan>>,
+    /// The function as the plan has analysed it, so that the insertion does not analyse it again; `None` if it has not.
+    pub body: Option<Arc<FunctionBody>>,
     /// Plans of the functions of a trace, in the order of their numbers; empty if the pair belongs to no trace.
     pub traced: Arc<[TracePlan]>,
     /// Diagnostics that do not prevent the measurement.
@@ -317,7 +320,8 @@ fn evaluate_request(
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
                 let helpers = Arc::clone(&helpers);
                 let traced = Arc::default();
-                wanted.push(Wanted { pair, function, instrumentation, plan: None, traced, warnings, helpers });
+                let (plan, body) = (None, None);
+                wanted.push(Wanted { pair, function, instrumentation, plan, body, traced, warnings, helpers });
             }
             // a library that is not loaded, or no longer loaded, may come
             Err(errors)
@@ -401,6 +405,7 @@ fn traced(
         function: None,
         instrumentation,
         plan: None,
+        body: None,
         traced: traced.into(),
         warnings: Vec::new(),
         helpers: Arc::default(),
@@ -430,18 +435,20 @@ fn profiled(
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         let text = texts.get(&function.module)?;
-        let (plan, instrumentation) = match Plan::new((modules, text), *function, profiling, (earlier, leaps)) {
-            Ok(plan) => {
+        let planned = Plan::new((modules, text), *function, profiling, (earlier, leaps));
+        let (plan, instrumentation, body) = match planned {
+            Ok((plan, body)) => {
                 let instrumentation = plan.instrumentation();
-                (Some(Arc::new(plan)), instrumentation)
+                (Some(Arc::new(plan)), instrumentation, body)
             }
-            Err(why) => (None, plan::refused(*function, profiling, why)),
+            Err(why) => (None, plan::refused(*function, profiling, why), None),
         };
         Some(Wanted {
             pair: Arc::new(MetricFocus { metric: plan::metric_name(profiling).to_owned(), focus }),
             function: Some(*function),
             instrumentation,
             plan,
+            body,
             traced: Arc::default(),
             warnings: Vec::new(),
             helpers: Arc::default(),

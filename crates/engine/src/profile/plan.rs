@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion,
-    Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape, Snippet, Style, Svma,
-    UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody,
+    FunctionRef, Insertion, Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape,
+    Snippet, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{
     Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, Wishes, coverage_probes,
@@ -69,13 +69,14 @@ impl Plan {
     ///
     /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it. `leaps` says
     /// whether threads may leave signal handlers for good, and with them the runs that signals have interrupted: calls are then counted as
-    /// they begin.
+    /// they begin. Also returns the function, if it was analysed as a whole: the insertion needs it again, and the image has it as long as
+    /// somebody holds it.
     pub fn new(
         (modules, text): (&Modules, &TextSpace),
         function: FunctionRef,
         profiling: Profiling,
         (earlier, leaps): (Option<&EarlierProfile>, bool),
-    ) -> Result<Plan, Refusal> {
+    ) -> Result<(Plan, Option<Arc<FunctionBody>>), Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
             FunctionKind::Normal => {}
@@ -84,9 +85,11 @@ impl Plan {
         }
         let cfg = module.image.cfg(f);
         let events = events(module, &cfg);
+        let mut whole = None;
         let method = match profiling {
             Profiling::Counts { check } => {
-                let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
+                let body: &FunctionBody = whole.insert(module.image.body(f)?);
+                let copy = trial::copy(modules, function, body, text)?;
                 let probes = probes(&cfg, &copy, (module.bias, &events));
                 let earlier = earlier.and_then(|earlier| earlier_counts(modules, function, earlier));
                 let runs = Runs::placed(&cfg, &probes, &Wishes { earlier, check, entries: leaps }).map_err(|why| {
@@ -103,18 +106,9 @@ impl Plan {
         let name = f.display_name().into_owned();
         let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
         let increments = OnceLock::new();
-        Ok(Plan {
-            function,
-            symbol,
-            name,
-            first: f.start(),
-            size: f.size(),
-            cfg,
-            events,
-            method,
-            profiling,
-            increments,
-        })
+        let (first, size) = (f.start(), f.size());
+        let plan = Plan { function, symbol, name, first, size, cfg, events, method, profiling, increments };
+        Ok((plan, whole))
     }
 
     /// The places of the counters or probes.

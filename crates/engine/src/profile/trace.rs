@@ -51,7 +51,8 @@ impl TracePlan {
             FunctionKind::Stub => return Err(Refusal::LinkerStub),
         }
         let cfg = module.image.cfg(f);
-        let copy = trial::copy(modules, function, &module.image.body(f)?, text)?;
+        let body = module.image.body(f)?;
+        let copy = trial::copy(modules, function, &body, text)?;
         let probes = plan::probes(&cfg, &copy, (module.bias, &plan::events(module, &cfg)));
         let traced = TracedFunction::new(&cfg, &probes).map_err(|why| match (why, copy.why_exposed) {
             // A block that runs in the text writes no token.

@@ -133,32 +133,42 @@ pub enum Record {
 
 /// Encoded records.
 #[derive(Debug, Default)]
-pub struct Entries(Vec<u8>);
+pub struct Entries {
+    bytes: Vec<u8>,
+    /// Whether earlier records may be superfluous because of these.
+    replaces: bool,
+}
 
 impl Entries {
     /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// Adds a record.
     pub fn add(&mut self, record: &Record) {
-        encode_record(record, &mut self.0);
+        self.replaces = true;
+        self.add_first(record);
+    }
+
+    /// Adds a record that makes no earlier one superfluous.
+    pub fn add_first(&mut self, record: &Record) {
+        encode_record(record, &mut self.bytes);
     }
 
     /// Adds a point that is about to be woven, with all records that remove it together; its own record comes first.
     pub fn add_point<'r>(&mut self, file: FileId, records: impl Iterator<Item = &'r RemovalRecord> + Clone) {
-        let start = begin_frame(&mut self.0);
-        encode_point(file, records, &mut self.0);
-        end_frame(POINT, start, &mut self.0);
+        let start = begin_frame(&mut self.bytes);
+        encode_point(file, records, &mut self.bytes);
+        end_frame(POINT, start, &mut self.bytes);
     }
 }
 
 impl FromIterator<Record> for Entries {
     fn from_iter<I: IntoIterator<Item = Record>>(records: I) -> Self {
-        let mut bytes = Vec::new();
-        records.into_iter().for_each(|record| encode_record(&record, &mut bytes));
-        Entries(bytes)
+        let mut entries = Entries::default();
+        records.into_iter().for_each(|record| entries.add(&record));
+        entries
     }
 }
 
@@ -191,8 +201,10 @@ pub struct Journal {
     file: File,
     path: PathBuf,
     len: u64,
-    /// Length when the whole journal was written last.
+    /// Length up to which no record was superfluous when it was written.
     whole: u64,
+    /// Whether records after that length may make others superfluous.
+    is_replaced: bool,
 }
 
 impl Journal {
@@ -202,7 +214,7 @@ impl Journal {
         let bytes = encode_head(head);
         file.write_all(&bytes)?;
         let len = bytes.len() as u64;
-        Ok((Journal { file, path, len, whole: len }, bytes))
+        Ok((Journal { file, path, len, whole: len, is_replaced: false }, bytes))
     }
 
     /// Replaces a journal that has grown, or that a dead engine left, by one with the content `bytes` (see [`encode`]). The new file is
@@ -213,14 +225,18 @@ impl Journal {
         aside.write_all(bytes)?;
         let file = aside.persist(&path).map_err(|e| e.error)?;
         let len = bytes.len() as u64;
-        Ok(Journal { file, path, len, whole: len })
+        Ok(Journal { file, path, len, whole: len, is_replaced: false })
     }
 
     /// Appends records with one write. Returns their bytes, for the copy.
     pub fn append(&mut self, entries: Entries) -> io::Result<Vec<u8>> {
-        self.file.write_all(&entries.0)?;
-        self.len += entries.0.len() as u64;
-        Ok(entries.0)
+        self.file.write_all(&entries.bytes)?;
+        self.len += entries.bytes.len() as u64;
+        self.is_replaced |= entries.replaces;
+        if !self.is_replaced {
+            self.whole = self.len;
+        }
+        Ok(entries.bytes)
     }
 
     /// Rewrites the journal without the records of things that are gone. Returns the whole content, for the copy.
@@ -699,6 +715,33 @@ mod tests {
         let Some(Record::Point(point)) = decode_record(&mut Reader { bytes: &bytes }) else { panic!("no point") };
         assert_eq!(point.removal.moves, [PcMove { from: Avma(0x1000), to: Avma(0x2000) }]);
         assert_eq!((point.file.inode, point.removal.code), (7, Avma(0x1000)..Avma(0x1010)));
+    }
+
+    #[test]
+    fn a_journal_without_superfluous_records_is_not_rewritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::create(directory.path().join("journal"), &head()).unwrap();
+        let many = |record: &Record, add: fn(&mut Entries, &Record)| {
+            let mut entries = Entries::default();
+            while entries.bytes.len() as u64 <= GROWN {
+                add(&mut entries, record);
+            }
+            entries
+        };
+        let arena = Record::Arena(Avma(0x1000)..Avma(0x2000));
+        for _ in 0..3 {
+            journal.append(many(&arena, Entries::add_first)).unwrap();
+            assert!(!journal.has_grown());
+        }
+        // Most of these records belong to nothing that is left.
+        for _ in 0..3 {
+            assert!(!journal.has_grown());
+            journal.append(many(&Record::PointGone(Avma(0x1000)), Entries::add)).unwrap();
+        }
+        journal.append(many(&Record::PointGone(Avma(0x1000)), Entries::add)).unwrap();
+        assert!(journal.has_grown());
+        journal.compact().unwrap();
+        assert!(!journal.has_grown());
     }
 
     fn head() -> Head {

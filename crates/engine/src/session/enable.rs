@@ -88,13 +88,14 @@ impl Session {
         let plans = Session::begin_profile(control, id, &mut wanted);
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
+        let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
             true => self.insert_staged(control, wanted, own.is_empty(), limit),
             false => self.insert_wanted(control, wanted, own.is_empty(), coming).map(Inserted::from),
         };
-        drop(bounded);
+        drop((bounded, bodies));
         let Inserted { mut keys, caught_up, dear } = inserted?;
         control.add_users(&keys);
         if let (Some(capacity), Some(trace)) = (request.trace, trace) {

@@ -524,7 +524,11 @@ impl Session {
         // the state that children inherit takes as much memory as one thread's counters
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
-        let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
+        let mut record = |arena: &AvmaRange| {
+            let mut entries = Entries::default();
+            entries.add_first(&Record::Arena(arena.clone()));
+            self.write_journal(journal, area, entries)
+        };
         let Planned { change, woven } =
             attached.woven.plan(&self.target, &control.modules, &attached.env, wanted, &mut record)?;
         let used = control.counters.used();
@@ -540,10 +544,11 @@ impl Session {
         let (target, modules) = (&self.target, &control.modules);
         let (mut catch_up, written) = std::thread::scope(|scope| {
             let written = scope.spawn(|| {
-                let mut entries = Entries::from(Record::Counters(used));
+                let mut entries = Entries::default();
+                entries.add_first(&Record::Counters(used));
                 change.new_points.iter().for_each(|point| entries.add_point(point.file, point.records()));
-                let chains = change.new_points.iter().map(WovenAnew::chain).chain(change.chains.iter().cloned());
-                chains.for_each(|chain| entries.add(&Record::Chain(chain)));
+                change.new_points.iter().for_each(|point| entries.add_first(&Record::Chain(point.chain())));
+                change.chains.iter().cloned().for_each(|chain| entries.add(&Record::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
             let catch_up = match control.unrun {

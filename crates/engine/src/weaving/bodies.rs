@@ -1,13 +1,15 @@
 //! Copies of whole functions, for points without room in the text: when a function is copied, and the records of its copy.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_codegen::verify::verify_body;
-use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_body};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
+use ingraft_codegen::verify::verify_bodies_on;
+use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_bodies_on};
+use ingraft_model::{Avma, FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::background::Quick;
 use crate::error::Error;
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
@@ -225,96 +227,225 @@ impl Woven {
         }
     }
 
-    /// Copies the functions that new points of a module need. Points whose function cannot be copied, or whose position the copy does not
-    /// have, are taken away from `points`; in the first case, `change` names the function as one without a copy.
+    /// Copies the functions that new points need. Points whose function cannot be copied, or whose position the copy does not have, are taken
+    /// away from `points`; in the first case, `change` names the function as one without a copy.
     pub(super) fn weave_bodies(
         &mut self,
         subject: Subject<'_>,
         copies: &Copies,
-        points: &mut Vec<NewPoint<'_>>,
-        completeness: Completeness,
+        points: &mut NewPoints<'_>,
+        (completeness, made): (Completeness, &mut Made),
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
-        let mut missing: Vec<FunctionRef> =
-            points.iter().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
-        missing.sort_unstable();
-        missing.dedup();
-        missing.retain(|function| !self.bodies.contains_key(function));
-        let in_text: FxHashSet<FunctionRef> =
-            points.iter().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
+        let all = || points.values().flatten();
+        let mut needed: Vec<FunctionRef> = all().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
+        needed.sort_unstable();
+        needed.dedup();
+        let in_text: FxHashSet<FunctionRef> = all().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
         let mut own: FxHashMap<FunctionRef, Vec<BodyPoint>> = FxHashMap::default();
         if completeness == Completeness::All {
-            for point in points.iter() {
-                let known = missing.binary_search(&point.place.function).ok().and_then(|_| point.in_copy());
-                own.entry(point.place.function).or_default().extend(known);
+            for point in all().filter(|point| !in_text.contains(&point.place.function)) {
+                own.entry(point.place.function).or_default().extend(point.in_copy());
             }
         }
-        for function in missing {
-            let Some(body) = copies.chosen.get(&function) else { continue };
-            let its = own.get(&function).map_or(&[][..], Vec::as_slice);
-            let woven = match in_text.contains(&function) {
-                true => Err(overlap(subject.modules, function)),
-                false => self.weave_body(subject, function, (body, its), mapped)?,
-            };
-            match woven {
-                Ok((file, body, plan)) => {
-                    change.new_points.push(WovenAnew::new(file, Unit::Body(Arc::clone(&body))));
-                    append(&mut change.plan, plan);
-                    self.bodies.insert(function, body);
+        let own = |function: &FunctionRef| own.get(function).map_or(&[][..], Vec::as_slice);
+        self.undo_bodies(made, |function| needed.binary_search(function).is_ok().then(|| own(function)));
+        needed.retain(|function| !self.bodies.contains_key(function));
+        let mut tasks: Vec<Task<'_>> = Vec::with_capacity(needed.len());
+        for function in needed {
+            match (copies.chosen.get(&function), in_text.contains(&function)) {
+                (Some(_), true) => change.not_copied.push((function, overlap(subject.modules, function))),
+                (Some(body), false) => tasks.push(Task { function, body, points: own(&function) }),
+                (None, _) => {}
+            }
+        }
+        for tasks in tasks.chunk_by(|a, b| a.function.module == b.function.module) {
+            for (task, woven) in tasks.iter().zip(self.weave_tasks(subject, tasks, mapped)?) {
+                match woven {
+                    Ok((file, body, plan)) => {
+                        self.bodies.insert(task.function, Arc::clone(&body));
+                        made.0.insert(task.function, MadeBody { points: task.points.to_vec(), file, body, plan });
+                    }
+                    Err(refusal) => change.not_copied.push((task.function, refusal)),
                 }
-                Err(refusal) => change.not_copied.push((function, refusal)),
             }
         }
         let bodies = &self.bodies;
-        points.retain(|p| {
-            let Some(spot) = p.probe else { return true };
-            let Some(body) = bodies.get(&p.place.function) else { return false };
-            let probe = body.woven.probe(&spot);
-            if let Err(refusal) = &probe {
-                change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
-            }
-            probe.is_ok()
+        points.values_mut().for_each(|points| {
+            points.retain(|p| {
+                let Some(spot) = p.probe else { return true };
+                let Some(body) = bodies.get(&p.place.function) else { return false };
+                let probe = body.woven.probe(&spot);
+                if let Err(refusal) = &probe {
+                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+                }
+                probe.is_ok()
+            });
         });
         Ok(())
     }
 
-    fn weave_body(
+    /// Undoes the copies that an earlier attempt has made and that this one makes otherwise: `points` returns the points that come with the
+    /// copy of a function; `None` if the function is not copied.
+    fn undo_bodies<'p>(&mut self, made: &mut Made, points: impl Fn(&FunctionRef) -> Option<&'p [BodyPoint]>) {
+        let undone = made.0.extract_if(|function, made| points(function) != Some(made.points.as_slice()));
+        for (function, MadeBody { body, .. }) in undone {
+            self.remove_body(function);
+            if let Some(arena) = self.arenas.get_mut(body.arena) {
+                // Nothing was written there.
+                arena.release(&body.woven.removal.code);
+            }
+        }
+    }
+
+    /// Copies functions of one module. Returns the result for each, in order.
+    fn weave_tasks(
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
-        function: FunctionRef,
-        (body, points): (&FunctionBody, &[BodyPoint]),
+        tasks: &[Task<'_>],
         mapped: &mut NewArenas<'_>,
-    ) -> Result<Result<Copied, Refusal>, Error> {
-        let Some((file, module, f)) = modules.resolve(function) else { return Ok(Err(Refusal::NoSuchFunction)) };
-        let text = self.texts.entry(function.module.0).or_insert_with(|| {
+    ) -> Result<Vec<Result<CopiedFunction, Refusal>>, Error> {
+        let Some(first) = tasks.first() else { return Ok(Vec::new()) };
+        let number = first.function.module;
+        let Some((file, module)) = modules.module(number) else {
+            return Ok(tasks.iter().map(|_| Err(Refusal::NoSuchFunction)).collect());
+        };
+        let text = self.texts.entry(number.0).or_insert_with(|| {
             let mut text = TextSpace::new();
             text.add_padding(module.bias, module.image.padding());
             text
         });
-        let name = f.display_name();
-        let request = BodyRequest { body, bias: module.bias, name: &name, points };
-        let mut bytes = Arena::estimate_bytes(body.blocks.iter().map(|b| 1 + b.bytes.len() / 32).sum());
-        loop {
-            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
-            let Some(arena) = self.arenas.get_mut(index) else { return Ok(Err(Refusal::NoRoomNearby)) };
-            let woven = weave_body(env, arena, text, &request).map_err(codegen_error)?;
-            match woven {
-                Ok(woven) => {
-                    verify_body(env, arena, text, &request, &woven).map_err(|e| defect(&e))?;
-                    let original = OriginalText::of(body, module.bias);
-                    let body = Arc::new(Body { woven: woven.body, original, arena: index });
-                    return Ok(Ok((file.id(), body, woven.plan)));
+        let name =
+            |task: &Task<'_>| modules.resolve(task.function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name());
+        let names: Vec<Cow<'_, str>> = tasks.iter().map(name).collect();
+        let request = |(task, name)| {
+            let (task, name): (&Task<'_>, &Cow<'_, str>) = (task, name);
+            BodyRequest { body: task.body, bias: module.bias, name, points: task.points }
+        };
+        let requests: Vec<BodyRequest<'_>> = tasks.iter().zip(&names).map(request).collect();
+        let mut copied: Vec<Result<CopiedFunction, Refusal>> = Vec::with_capacity(tasks.len());
+        for batch in batches(&requests) {
+            let quick = Quick::of(0);
+            let mut left: Vec<(usize, BodyRequest<'_>)> = (copied.len()..).zip(batch.iter().copied()).collect();
+            copied.extend(left.iter().map(|_| Err(Refusal::NoRoomNearby)));
+            let mut bytes = Arena::estimate_bytes(0) + batch.iter().map(BodyRequest::room).sum::<u64>();
+            loop {
+                let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
+                let Some(arena) = self.arenas.get_mut(index) else { break };
+                let requests: Vec<BodyRequest<'_>> = left.iter().map(|(_, request)| *request).collect();
+                let woven = weave_bodies_on(&quick, env, arena, text, &requests).map_err(codegen_error)?;
+                let of_proof = requests.iter().zip(&woven).filter_map(|(r, woven)| Some((r, woven.as_ref().ok()?)));
+                let of_proof: Vec<_> = of_proof.collect();
+                verify_bodies_on(&quick, env, arena, text, &of_proof).map_err(|e| defect(&e))?;
+                for ((number, request), woven) in left.iter().zip(woven) {
+                    let done = woven.map(|woven| {
+                        let original = OriginalText::of(request.body, module.bias);
+                        let body = Body { woven: woven.body, original, arena: index };
+                        (file.id(), Arc::new(body), woven.plan)
+                    });
+                    if let Some(copied) = copied.get_mut(*number) {
+                        *copied = done;
+                    }
                 }
-                Err(_) if arena.lacked_room() && bytes < ARENA_MAX => bytes = (bytes * 4).min(ARENA_MAX),
-                Err(refusal) => return Ok(Err(refusal)),
+                left.retain(|(number, _)| matches!(copied.get(*number), Some(Err(Refusal::NoRoomNearby))));
+                if left.is_empty() || !arena.lacked_room() || bytes >= ARENA_MAX {
+                    break;
+                }
+                bytes = (bytes * 4).min(ARENA_MAX);
             }
         }
+        Ok(copied)
+    }
+}
+
+/// A function to copy.
+struct Task<'a> {
+    function: FunctionRef,
+    body: &'a FunctionBody,
+    /// The points that come with the copy.
+    points: &'a [BodyPoint],
+}
+
+/// Estimated room in bytes of the copies that are made at once. An arena for more may not find room near a module.
+const BATCH: u64 = 16 << 20;
+
+/// Divides functions into batches.
+fn batches<'r, 'a>(requests: &'r [BodyRequest<'a>]) -> impl Iterator<Item = &'r [BodyRequest<'a>]> {
+    let mut room = 0;
+    requests.chunk_by(move |before, _| {
+        room += before.room();
+        let goes_on = room < BATCH;
+        if !goes_on {
+            room = 0;
+        }
+        goes_on
+    })
+}
+
+/// New points, by their modules.
+pub(super) type NewPoints<'a> = BTreeMap<ModuleRef, Vec<NewPoint<'a>>>;
+
+/// The copies of functions that an attempt at a change has made. The next attempt makes only those that differ.
+pub(super) struct Copied {
+    /// The generated code with the copies, and without the new snippets.
+    pub woven: Woven,
+    pub made: Made,
+    /// Whether points in the text have moved into copies.
+    pub moved: bool,
+}
+
+impl Copied {
+    /// The generated code from which an attempt starts, with the arenas that earlier attempts have mapped, and the copies in it. If `stay`, no
+    /// points move into copies, so that those of the attempt before are kept.
+    pub(super) fn start(before: Option<Self>, woven: &Woven, stay: bool, mapped: &NewArenas<'_>) -> (Woven, Made) {
+        let (mut woven, made) = match before.filter(|before| stay && !before.moved) {
+            Some(before) => (before.woven, before.made),
+            None => (woven.clone(), Made::default()),
+        };
+        let known: FxHashSet<Avma> = woven.arenas.iter().map(|arena| arena.range().start).collect();
+        let new = mapped.ranges.iter().filter(|range| !known.contains(&range.start));
+        woven.arenas.extend(new.cloned().map(Arena::new));
+        (woven, made)
+    }
+}
+
+/// The copies that a change makes. Attempts at the change keep those that they make alike.
+#[derive(Debug, Default)]
+pub(super) struct Made(FxHashMap<FunctionRef, MadeBody>);
+
+#[derive(Debug)]
+struct MadeBody {
+    /// The points that came with the copy.
+    points: Vec<BodyPoint>,
+    file: FileId,
+    body: Arc<Body>,
+    /// The plan that inserts the copy.
+    plan: PatchPlan,
+}
+
+impl Made {
+    /// Whether a copy is one of these.
+    pub(super) fn has(&self, function: &FunctionRef) -> bool {
+        self.0.contains_key(function)
+    }
+
+    /// Adds the copies to a change, before its points.
+    pub(super) fn add_to(self, change: &mut Change) {
+        let mut made: Vec<(FunctionRef, MadeBody)> = self.0.into_iter().collect();
+        made.sort_unstable_by_key(|(function, _)| *function);
+        let points = (std::mem::take(&mut change.plan), std::mem::take(&mut change.new_points));
+        for (_, MadeBody { file, body, plan, .. }) in made {
+            change.new_points.push(WovenAnew::new(file, Unit::Body(body)));
+            append(&mut change.plan, plan);
+        }
+        append(&mut change.plan, points.0);
+        change.new_points.extend(points.1);
     }
 }
 
 /// A copy, with the file whose text it changes and the plan that inserts it.
-type Copied = (FileId, Arc<Body>, PatchPlan);
+type CopiedFunction = (FileId, Arc<Body>, PatchPlan);
 
 /// Refusal of a function that gets points in the text.
 fn overlap(modules: &Modules, function: FunctionRef) -> Refusal {

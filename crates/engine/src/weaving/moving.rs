@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Rehosted, WovenPoint, rehost};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, Parts, PatchPlan, PointKind, Refusal, Stmt};
+use ingraft_model::{FunctionBody, FunctionRef, Parts, PatchPlan, PointKind, Refusal, Stmt};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::arenas::NewArenas;
-use crate::weaving::bodies::{Completeness, Copies, Hosted};
+use crate::weaving::bodies::{Completeness, Copies, Hosted, Made, NewPoints};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{Change, KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
@@ -138,21 +138,20 @@ impl Woven {
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
-        let mut new: Vec<(ModuleRef, Vec<NewPoint<'a>>)> = Vec::new();
+        let mut new: NewPoints<'a> = NewPoints::new();
         for Moving { function, points } in moving.iter().filter(|points| copies.has_chosen(points.function)) {
             for moved in points {
                 change.gone.push(self.forget_point(subject.modules, moved));
                 let (Some(place), Some(hosted)) = (moved.new_place(), &moved.hosted) else { continue };
                 let minis = moved.minis.iter().collect();
                 let point = NewPoint { place, site: &hosted.site, minis, probe: Some(hosted.spot) };
-                match new.last_mut() {
-                    Some((module, points)) if *module == function.module => points.push(point),
-                    _ => new.push((function.module, vec![point])),
-                }
+                new.entry(function.module).or_default().push(point);
             }
         }
-        for (module, mut points) in new {
-            self.weave_bodies(subject, copies, &mut points, Completeness::Some, change, mapped)?;
+        let mut made = Made::default();
+        self.weave_bodies(subject, copies, &mut new, (Completeness::Some, &mut made), change, mapped)?;
+        made.add_to(change);
+        for (module, points) in new {
             self.weave_new(subject, module, &points, change, mapped)?;
         }
         let stuck = moving.iter().filter(|points| points.points.iter().any(|moved| self.is_stuck(moved)));

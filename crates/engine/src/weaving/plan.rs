@@ -22,10 +22,11 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
-use crate::weaving::bodies::{Bodies, Body, Completeness, Copies};
+use crate::weaving::bodies::{Bodies, Body, Completeness, Copied, Copies, Made, NewPoints};
 use crate::weaving::cost;
+use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
+use crate::weaving::sites::{Found, Text, are_known, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
@@ -485,18 +486,18 @@ impl Woven {
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
         let mut again = "";
+        let mut copied: Option<Copied> = None;
         loop {
             // Each attempt looks at every point twice, generates its code and proves it.
             begin_step(|| format!("generating code for {} points{again}", wanted.len()), 4 * wanted.len() as u64);
             again = ", again without the refused ones";
-            let mut woven = self.clone();
-            // Arenas that an earlier attempt mapped.
-            woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
+            let (mut woven, mut made) = Copied::start(copied.take(), self, moving.is_empty(), mapped);
             let mut change = Change::default();
             let found: Vec<_> = wanted.iter().zip(&sites).collect();
             let found = each(&found, |(w, sites)| w.points(sites, &refused, &copies));
             woven.move_points(subject, &moving, &copies, &mut change, mapped)?;
-            woven.attempt(subject, found, (&hosts, &copies), &mut change, mapped)?;
+            let alone = woven.attempt(subject, found, (&hosts, &copies), &mut made, &mut change, mapped)?;
+            copied = Some(Copied { woven: alone, made, moved: !moving.is_empty() });
             change.not_copied.extend(woven.idle_bodies(&change.refused));
             if !change.not_copied.is_empty() {
                 copies.give_up(change.not_copied);
@@ -523,6 +524,7 @@ impl Woven {
                 continue;
             }
             change.refused = refused;
+            copied.into_iter().for_each(|copied| copied.made.add_to(&mut change));
             // a successor recognises an arena by its signature, so signatures are written before any code
             change.plan.code.splice(..0, mapped.signatures.drain(..));
             // A thread before a call that begins a block moves into the copy; the point before the call is later on its way.
@@ -535,40 +537,53 @@ impl Woven {
         }
     }
 
-    /// Weaves snippets at the points that were found: adds them to existing points, and creates new points.
+    /// Weaves snippets at the points that were found: adds them to existing points, and creates new points. Returns the generated code with
+    /// the copies of functions and without the new snippets. `made` has the copies that are woven already.
     fn attempt<'a>(
         &mut self,
         subject: Subject<'_>,
         found: Vec<Vec<NewPoint<'a>>>,
         (hosts, copies): (&'a FxHashMap<FunctionRef, Arc<Site>>, &Copies),
+        made: &mut Made,
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
-    ) -> Result<(), Error> {
-        let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'a>>> = BTreeMap::new();
-        for found in found.into_iter().flatten() {
-            self.give_up_counting(found.place.function, &mut change.plan);
-            match self.points.get_mut(&found.place) {
-                Some(point) => {
-                    let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
-                    let lacks = |mini: &&&NewMini<'_>| point.woven.lacks_input_of(mini.snippet);
-                    let lacking = found.minis.iter().filter(lacks);
-                    let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
-                    let refused: Vec<_> = refused.collect();
-                    let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
-                    for mini in found.minis.iter().filter(|mini| !is_refused(mini)) {
-                        Arc::make_mut(point).add(subject.env, arena, found.place.spot, mini, &mut change.plan)?;
-                    }
-                    change.refused.extend(refused.clone());
-                    change.chains.push(point.chain());
-                }
-                None => new.entry(found.place.function.module).or_default().push(found),
-            }
+    ) -> Result<Woven, Error> {
+        let mut new: NewPoints<'a> = BTreeMap::new();
+        let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
+        let functions: FxHashSet<FunctionRef> = found.iter().map(|found| found.place.function).collect();
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|found| self.points.contains_key(&found.place));
+        for found in unknown {
+            new.entry(found.place.function.module).or_default().push(found);
         }
-        for (module, mut points) in new {
-            self.add_hosts(hosts, &mut points);
-            self.weave_bodies(subject, copies, &mut points, Completeness::All, change, mapped)?;
+        new.values_mut().for_each(|points| self.add_hosts(hosts, points));
+        self.weave_bodies(subject, copies, &mut new, (Completeness::All, made), change, mapped)?;
+        let copied = self.clone();
+        for function in functions.into_iter().filter(|function| !made.has(function)) {
+            self.give_up_counting(function, &mut change.plan);
+        }
+        for found in known {
+            self.extend_point(subject.env, &found, change)?;
+        }
+        for (module, points) in new {
             self.weave_new(subject, module, &points, change, mapped)?;
         }
+        Ok(copied)
+    }
+
+    /// Adds snippets to an existing point.
+    fn extend_point(&mut self, env: &Environment, found: &NewPoint<'_>, change: &mut Change) -> Result<(), Error> {
+        let Some(point) = self.points.get_mut(&found.place) else { return Ok(()) };
+        let Some(arena) = self.arenas.get_mut(point.arena) else { return Ok(()) };
+        let lacking = found.minis.iter().filter(|mini| point.woven.lacks_input_of(mini.snippet));
+        let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
+        let refused: Vec<_> = refused.collect();
+        let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
+        for mini in found.minis.iter().filter(|mini| !is_refused(mini)) {
+            Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut change.plan)?;
+        }
+        change.refused.extend(refused.iter().cloned());
+        change.chains.push(point.chain());
         Ok(())
     }
 
@@ -800,28 +815,6 @@ fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Opti
     let first = Place::first_of(function);
     let (place, point) = points.range(first..).next()?;
     (place.function == function && place.spot == PointKind::Entry).then_some(point)
-}
-
-/// The entry sites of functions with exits that only the entry can hold. Such an exit is refused if its entry cannot be woven.
-fn hosts(
-    text: &Text<'_>,
-    modules: &Modules,
-    wanted: &[Wanted<'_>],
-    sites: &mut [Result<Vec<Found>, Refusal>],
-) -> FxHashMap<FunctionRef, Arc<Site>> {
-    let mut hosts = FxHashMap::default();
-    for (w, found) in wanted.iter().zip(sites) {
-        let mut within: Vec<_> =
-            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.is_within_entry())).collect();
-        if within.is_empty() || hosts.contains_key(&w.function) {
-            continue;
-        }
-        match entry_site(text, modules, w.function) {
-            Ok(site) => drop(hosts.insert(w.function, site)),
-            Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
-        }
-    }
-    hosts
 }
 
 /// Estimated size of a point with compiled snippets, in units of a point with a plain count.

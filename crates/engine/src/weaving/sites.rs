@@ -357,7 +357,7 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
             return Err(Refusal::BytesDiffer { offset: Offset::between(body.function.0, differs) });
         }
     }
-    Ok(Arc::new(body))
+    Ok(body)
 }
 
 /// A block, or an edge that leads to it, as a point of the copy of its function.

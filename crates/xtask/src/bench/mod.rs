@@ -8,6 +8,7 @@ mod hold;
 mod pairs;
 mod start;
 mod times;
+mod whole;
 
 use std::process::Command;
 
@@ -101,6 +102,7 @@ const GROUPS: &[Group] = &[
     ("code", code::rows),
     ("daemon", daemon::rows),
     ("pairs", pairs::rows),
+    ("whole", whole::rows),
 ];
 
 /// Measures the named groups, or all, and prints the table. Fails when a limit is not kept.
@@ -116,7 +118,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     for name in names {
         ensure!(
             GROUPS.iter().any(|(group, _)| group == name),
-            "no group {name}: there are calls, times, hold, start, code, daemon, pairs"
+            "no group {name}: there are calls, times, hold, start, code, daemon, pairs, whole"
         );
     }
     let mut rows = Vec::new();
