@@ -36,7 +36,7 @@ pub struct Error {
     /// Process of the engine that holds the target, or of the tracer, if that is the problem and the process is known.
     pub holder: Option<Pid>,
     /// Diagnostics of MDL, if the definitions are the problem.
-    pub diagnostics: Vec<Diagnostic>,
+    pub diagnostics: Box<[Diagnostic]>,
     /// Number of metric-focus pairs of the request, if there are too many.
     pub pairs: Option<usize>,
 }
@@ -45,7 +45,7 @@ impl Error {
     /// An error without target and diagnostics.
     pub fn new(kind: ErrorKind, reason: &'static str, what: impl Into<String>, hint: impl Into<String>) -> Self {
         let (what, hint) = (what.into(), hint.into());
-        Error { kind, reason, what, hint, pid: None, holder: None, diagnostics: Vec::new(), pairs: None }
+        Error { kind, reason, what, hint, pid: None, holder: None, diagnostics: Box::default(), pairs: None }
     }
 
     /// The same error with a target.
@@ -75,7 +75,7 @@ impl Error {
             _ => "`ingraft metrics` says what can be measured, and where".to_owned(),
         });
         let mut error = Error::new(ErrorKind::Usage, "mdl", what, hint);
-        error.diagnostics = diagnostics;
+        error.diagnostics = diagnostics.into();
         error
     }
 

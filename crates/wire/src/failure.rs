@@ -123,7 +123,7 @@ pub struct Failure {
     /// Process id of the engine that holds the target, or of the tracer, if that is the error and the process is known.
     pub holder: Option<Pid>,
     /// Diagnostics about MDL text, as many as fit.
-    pub diagnostics: Vec<v1::Diagnostic>,
+    pub diagnostics: Box<[v1::Diagnostic]>,
     /// Number of diagnostics that did not fit.
     pub omitted: u32,
     /// Time in milliseconds after which another attempt makes sense; `None` if waiting does not help.
@@ -151,7 +151,7 @@ impl Failure {
             hint: hint.into(),
             pid: None,
             holder: None,
-            diagnostics: Vec::new(),
+            diagnostics: Box::default(),
             omitted: 0,
         }
     }
@@ -172,7 +172,7 @@ impl Failure {
         }
         let info = pb::ErrorInfo { reason: self.reason, domain: DOMAIN.to_owned(), metadata };
         let mut details = vec![detail(ERROR_INFO, &info)];
-        let (diagnostics, left_out) = fitting(self.diagnostics, DIAGNOSTICS_BYTES);
+        let (diagnostics, left_out) = fitting(self.diagnostics.into_vec(), DIAGNOSTICS_BYTES);
         let omitted = self.omitted.saturating_add(left_out);
         if !diagnostics.is_empty() || omitted > 0 {
             details.push(detail(DIAGNOSTICS, &v1::Diagnostics { diagnostics, omitted }));
@@ -227,7 +227,7 @@ impl Failure {
                 }
                 DIAGNOSTICS => {
                     if let Ok(message) = v1::Diagnostics::decode(detail.value.as_slice()) {
-                        failure.diagnostics = message.diagnostics;
+                        failure.diagnostics = message.diagnostics.into();
                         failure.omitted = message.omitted;
                     }
                 }
