@@ -38,6 +38,8 @@ pub(crate) struct Failure {
     pub(crate) hint: String,
     /// Process that the failure is about.
     pub(crate) pid: Option<i32>,
+    /// Process of the engine that holds the target, or of the tracer, if that is the failure and the process is known.
+    pub(crate) holder: Option<i32>,
     /// Address of the daemon that reported the failure, if there are several daemons.
     pub(crate) host: Option<String>,
 }
@@ -45,7 +47,8 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure that is about no process.
     pub(crate) fn new(kind: Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Failure { kind, reason: String::new(), what: what.into(), hint: hint.into(), pid: None, host: None }
+        let (what, hint) = (what.into(), hint.into());
+        Failure { kind, reason: String::new(), what, hint, pid: None, holder: None, host: None }
     }
 
     /// A failure by wrong usage.

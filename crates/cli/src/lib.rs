@@ -25,10 +25,11 @@ use std::time::{Duration, Instant};
 use args::{Cli, Command, Common, Format};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use conn::Engines;
+use conn::{Engines, Use};
 use exit::{Failure, Stop};
 use measure::Context;
 use output::Output;
+use signals::Signals;
 
 /// Time that threads of the engine get to end after everything else has ended.
 const GOODBYE: Duration = Duration::from_millis(20);
@@ -93,7 +94,7 @@ async fn with_engines(
     (started, status): (Instant, &Cell<u8>),
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let engines = Engines::connect(common, matches!(command, Command::Detach(_))).await?;
+    let mut engines = Engines::connect(common, purpose(&command)).await?;
     let context = Context { engines: &engines, common, started, status };
     let result = match command {
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
@@ -119,7 +120,45 @@ async fn with_engines(
         | Command::DemoServer
         | Command::ForwardOutput => Ok(()),
     };
+    let result = wait_for_others(&mut engines, result, common.format).await;
     engines.close().await;
+    result
+}
+
+/// Returns the use that a command makes of an engine.
+fn purpose(command: &Command) -> Use {
+    match command {
+        Command::Detach(_) => Use::Removes,
+        Command::Count(_)
+        | Command::Latency(_)
+        | Command::Profile(_)
+        | Command::Trace(_)
+        | Command::Watch(_)
+        | Command::Inspect(_) => Use::Measures,
+        _ => Use::Reads,
+    }
+}
+
+/// Waits until no other command uses the engine of this one, or until a signal asks for the end.
+async fn wait_for_others(engines: &mut Engines, result: Result<(), Stop>, format: Format) -> Result<(), Stop> {
+    let others = engines.others();
+    if others.is_empty() {
+        return result;
+    }
+    // The wait may be long, so a failure is reported before it.
+    let result = match result {
+        Err(Stop::Failure(failure)) => {
+            output::report(&failure, format);
+            Err(Stop::Reported(failure.kind))
+        }
+        other => other,
+    };
+    let mut signals = Signals::take()?;
+    output::warn(&output::words::waits_for(&others), format);
+    tokio::select! {
+        () = engines.deserted() => {}
+        () = signals.asked() => {}
+    }
     result
 }
 

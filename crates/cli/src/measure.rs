@@ -227,6 +227,8 @@ pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, o
 }
 
 type Arrival = (usize, Result<Event, Failure>);
+/// A measurement that was inserted, and the engine that has made it.
+type Made = (Client, Enabled);
 
 struct Session<'a> {
     plan: Plan,
@@ -243,19 +245,13 @@ impl Session<'_> {
     }
 
     /// Adds a measurement that was inserted.
-    fn add(
-        &mut self,
-        client: &Client,
-        enabled: Enabled,
-        events: &mpsc::Sender<Arrival>,
-        out: &mut Output,
-    ) -> Result<(), Stop> {
+    fn add(&mut self, (client, enabled): Made, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
         let (id, pairs) = (enabled.measurement, enabled.pairs.len());
         let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
         self.streams.push(tokio::spawn(stream));
         let trace = self.plan.trace.take();
         let trace = trace.map(|file| Puller::start((client.clone(), id), file, (self.sites.len(), events.clone())));
-        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client.clone(), enabled) });
+        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client, enabled) });
         self.announce(out)
     }
 
@@ -484,7 +480,7 @@ impl Session<'_> {
         self.tell_missed();
         // The command reads the costs once for all sites, because an engine reads the costs of all its targets anyway.
         let mut inserted = Vec::new();
-        for client in self.context.engines.clients().iter().filter(|_| counted) {
+        for client in self.clients().iter().filter(|_| counted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
             inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
         }
@@ -497,35 +493,8 @@ impl Session<'_> {
                 i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
             }
         }
-        for site in &mut self.sites {
-            if let Some(farewell) = site.farewell.take() {
-                farewells.push((true, farewell));
-                continue;
-            }
-            if counted && let Some(cost) = site.cost(&inserted) {
-                let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
-                if cost.percent > limit && site.told_out.is_empty() {
-                    output::warn(&words::too_dear(&cost, limit), format);
-                }
-                farewells.push((site.ended, Object::Cost(cost)));
-            }
-            if counted {
-                site.fetch_last(&self.plan, format).await;
-            }
-            let left = match site.leave(&self.plan.measure, format, out).await {
-                Ok(Object::Removed(removed)) => {
-                    let differs = (removed.text_restored == Some(false)).then(|| words::not_restored(&removed));
-                    farewells.push((site.ended, Object::Removed(removed)));
-                    differs.map_or(Ok(()), |failure| Err(failure.into()))
-                }
-                Ok(farewell) => {
-                    farewells.push((site.ended, farewell));
-                    Ok(())
-                }
-                Err(stop) => Err(stop),
-            };
-            let left = left.and_then(|()| site.unwritten.take().map_or(Ok(()), |failure| Err(failure.into())));
-            match left {
+        for at in 0..self.sites.len() {
+            match self.leave(at, counted, &inserted, &mut farewells, out).await {
                 // The failure that ended the measurement, such as a full disk, is reported once.
                 Err(Stop::Failure(failure)) if matches!(&result, Err(Stop::Failure(first)) if *first == failure) => {}
                 // Each failure is reported: the failure of one target must not hide that of another.
@@ -561,6 +530,64 @@ impl Session<'_> {
             out.object(farewell)
         });
         result.and(presented).and(told)
+    }
+}
+
+impl Session<'_> {
+    /// Removes the measurement of a site. Adds what is told of its end to `farewells`, each with whether the target has ended.
+    async fn leave(
+        &mut self,
+        at: usize,
+        counted: bool,
+        inserted: &[objects::Inserted],
+        farewells: &mut Vec<(bool, Object)>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let format = self.format();
+        let Some(site) = self.sites.get_mut(at) else { return Ok(()) };
+        if let Some(farewell) = site.farewell.take() {
+            farewells.push((true, farewell));
+            return Ok(());
+        }
+        if counted && let Some(cost) = site.cost(inserted) {
+            let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
+            if cost.percent > limit && site.told_out.is_empty() {
+                output::warn(&words::too_dear(&cost, limit), format);
+            }
+            farewells.push((site.ended, Object::Cost(cost)));
+        }
+        if counted {
+            site.fetch_last(&self.plan, format).await;
+        }
+        let left = match site.leave(&self.plan.measure, format, out).await {
+            Err(Stop::Failure(failure)) if failure.is_engine_ended() => {
+                farewells.extend(site.take_over(self.context.engines.clients(), format).await);
+                Err(failure.into())
+            }
+            Err(stop) => Err(stop),
+            Ok(farewell) => {
+                let differs = match &farewell {
+                    Object::Removed(removed) if removed.text_restored == Some(false) => {
+                        Err(words::not_restored(removed).into())
+                    }
+                    _ => Ok(()),
+                };
+                farewells.push((site.ended, farewell));
+                differs
+            }
+        };
+        left.and_then(|()| site.unwritten.take().map_or(Ok(()), |failure| Err(failure.into())))
+    }
+
+    /// The engines that the command measures with: its own, and those of other commands that it has joined.
+    fn clients(&self) -> Vec<Client> {
+        let mut clients = self.context.engines.clients().to_vec();
+        for site in &self.sites {
+            if !clients.iter().any(|client| client.is(&site.client)) {
+                clients.push(site.client.clone());
+            }
+        }
+        clients
     }
 }
 
@@ -763,6 +790,23 @@ impl Site {
         match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
             Ok(chapters) => self.chapters = chapters,
             Err(failure) => output::warn(&failure.to_string(), format),
+        }
+    }
+
+    /// Removes what the engine of another command has left in the target, once that engine has ended. Returns whether the target has ended,
+    /// and what is told of the removal.
+    async fn take_over(&self, own: &[Client], format: Format) -> Option<(bool, Object)> {
+        let (own, pid) = (own.first()?, self.enabled.pid);
+        let mut progress = Progress::new("removing what the ended engine has left", format);
+        match own.take_over(pid, &mut progress).await {
+            Ok(removed) => Some((self.ended, Object::Removed(removed?))),
+            // The target has ended too.
+            Err(failure) if failure.reason == "no_such_process" => None,
+            Err(failure) => {
+                drop(progress);
+                output::warn(&words::not_taken_over(pid, &failure), format);
+                None
+            }
         }
     }
 

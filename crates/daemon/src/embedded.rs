@@ -10,6 +10,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::core::{Core, Host};
+use crate::joining::Joining;
 use crate::rpc;
 
 /// Size of the in-memory channel's buffer in each direction, in bytes.
@@ -24,6 +25,7 @@ pub struct Embedded {
     core: Core,
     channel: Channel,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
+    joining: Option<Joining>,
 }
 
 /// Reason why the engine could not be served.
@@ -37,12 +39,15 @@ pub enum EmbeddedError {
     Connect(#[from] tonic::transport::Error),
 }
 
-/// Serves an engine on an in-memory channel. Needs a tokio runtime that exists until [`Embedded::close`].
-pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
+/// Serves an engine on an in-memory channel. If it is `joinable`, serves it to other commands of this user too. Needs a tokio runtime that
+/// exists until [`Embedded::close`].
+pub async fn embedded(engine: Engine, joinable: bool) -> Result<Embedded, EmbeddedError> {
     let core = Core::new(engine, Host::CommandLine);
     core.start_keeper();
     let (ours, theirs) = tokio::io::duplex(BUFFER);
     let (routes, _health) = rpc::routes(&core).await?;
+    // Without the socket, the command works for itself, and other commands are told that it holds its targets.
+    let joining = joinable.then(|| Joining::open(&core, routes.clone()).inspect_err(|e| tracing::debug!("{e}")).ok());
     let server = Server::builder().add_routes(routes);
     // The stream of connections must not end, because the server ends with it.
     let connections = tokio_stream::once(Ok::<_, io::Error>(theirs)).chain(tokio_stream::pending());
@@ -56,7 +61,7 @@ pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
         std::future::ready(stream.map(TokioIo::new))
     });
     let channel = Endpoint::from_static("http://embedded.invalid").connect_with_connector(connector).await?;
-    Ok(Embedded { core, channel, server })
+    Ok(Embedded { core, channel, server, joining: joining.flatten() })
 }
 
 impl Embedded {
@@ -65,12 +70,27 @@ impl Embedded {
         self.channel.clone()
     }
 
+    /// Returns the processes of other commands that use the engine.
+    pub fn others(&self) -> Vec<i32> {
+        self.joining.as_ref().map(Joining::peers).unwrap_or_default()
+    }
+
+    /// Returns when no other command uses the engine.
+    pub async fn deserted(&mut self) {
+        if let Some(joining) = &mut self.joining {
+            joining.deserted().await;
+        }
+    }
+
     /// Ends the engine: calls in progress finish, and then every measurement that is not kept is removed.
     pub async fn close(self) -> Vec<Result<Removed, ingraft_engine::Error>> {
         let removed = self.core.close().await;
         // The server may still be sending its last answers. After the timeout, a client that has not read them does not get them.
         if tokio::time::timeout(GOODBYE, self.server).await.is_err() {
             tracing::debug!("an answer was not taken");
+        }
+        if let Some(joining) = self.joining {
+            joining.close(GOODBYE).await;
         }
         removed
     }

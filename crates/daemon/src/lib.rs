@@ -15,6 +15,7 @@ pub mod config;
 pub mod connection;
 pub mod core;
 pub mod embedded;
+pub mod joining;
 pub mod keeper;
 pub mod lease;
 pub mod listen;
@@ -31,4 +32,5 @@ pub mod tls;
 pub mod waiting;
 
 pub use embedded::{Embedded, embedded};
-pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD, inherited};
+pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD, inherited, socket_path};
+pub use listen::short;

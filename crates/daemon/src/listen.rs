@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -129,15 +130,42 @@ fn io_error(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> ListenError {
     move |source| ListenError::Io { doing: doing.to_string(), source }
 }
 
-/// A listening Unix socket. Its file is removed when this value is dropped, unless another file has taken its place. The lock file beside
-/// it stays: otherwise two daemons could lock two files of the same name.
+/// A listening Unix socket. The lock file beside it stays: otherwise two daemons could lock two files of the same name.
 #[derive(Debug)]
 pub struct UnixSocket {
     /// The listening socket, non-blocking.
     pub listener: UnixListener,
+    _file: SocketFile,
+    _lock: File,
+}
+
+/// The file of a Unix socket. It is removed when this value is dropped, unless another file has taken its place.
+#[derive(Debug)]
+pub struct SocketFile {
     path: PathBuf,
     inode: u64,
-    _lock: File,
+}
+
+/// Listens at a path in a directory that only this user can enter. Replaces a socket that a dead process left there; the caller makes sure
+/// that no living process uses the path.
+pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
+    let making = || format!("make a socket at {}", path.display());
+    let (_folder, short) = short(path).map_err(io_error(making()))?;
+    let new = beside(&short, ".new");
+    let _ = fs::remove_file(&new);
+    let (listener, inode) = make(&new, &short, 0o600, None)?;
+    Ok((listener, SocketFile { path: path.to_owned(), inode }))
+}
+
+/// Returns a path to the same socket through its opened directory, which must stay open while the path is used. The address of a socket has
+/// room for 107 bytes only (unix(7)).
+pub fn short(path: &Path) -> io::Result<(File, PathBuf)> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let folder = File::open(folder)?;
+    let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
+    Ok((folder, short))
 }
 
 impl UnixSocket {
@@ -177,7 +205,7 @@ impl UnixSocket {
         let _ = fs::remove_file(private.join("s"));
         let _ = fs::remove_dir(&private);
         let (listener, inode) = made?;
-        Ok(UnixSocket { listener, path: path.to_owned(), inode, _lock: lock })
+        Ok(UnixSocket { listener, _file: SocketFile { path: path.to_owned(), inode }, _lock: lock })
     }
 }
 
@@ -198,7 +226,7 @@ fn make(new: &Path, path: &Path, mode: u32, group: Option<&str>) -> Result<(Unix
     Ok((listener, inode))
 }
 
-impl Drop for UnixSocket {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
@@ -350,6 +378,25 @@ mod tests {
         let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["x.sock.lock"]);
         drop(UnixSocket::bind(&path, 0o600, None).unwrap());
+    }
+
+    #[test]
+    fn a_private_socket_may_have_a_long_path_and_replaces_a_dead_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("x".repeat(120));
+        fs::create_dir(&folder).unwrap();
+        let path = folder.join("7.sock");
+        let (listener, file) = listen_privately(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let (_folder, short) = short(&path).unwrap();
+        assert!(UnixStream::connect(&short).is_ok());
+        drop(listener);
+        assert!(UnixStream::connect(&short).is_err() && path.exists(), "nobody listens");
+        let (_listener, second) = listen_privately(&path).unwrap();
+        drop(file);
+        assert!(UnixStream::connect(&short).is_ok(), "the file of the second one stays");
+        drop(second);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     }
 
     #[test]

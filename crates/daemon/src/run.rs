@@ -190,7 +190,7 @@ async fn serve(
 }
 
 /// Returns the number of files that this process may open.
-fn files() -> io::Result<usize> {
+pub fn files() -> io::Result<usize> {
     let (soft, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?;
     Ok(usize::try_from(soft).unwrap_or(usize::MAX))
 }

@@ -15,7 +15,7 @@ async fn it_answers_like_the_daemon_and_ends() {
         clock: ClockChoice::Auto,
     })
     .unwrap();
-    let embedded = embedded(engine).await.unwrap();
+    let embedded = embedded(engine, false).await.unwrap();
     let mut client = DaemonClient::new(embedded.channel());
     let version = client.version(v1::VersionRequest::default()).await.unwrap().into_inner();
     assert_eq!((version.name.as_str(), version.pid.cast_unsigned()), ("ingraft", std::process::id()));

@@ -35,7 +35,7 @@ async fn served() -> Served {
         })
     };
     let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
-    let embedded = embedded(engine).await.unwrap();
+    let embedded = embedded(engine, false).await.unwrap();
     let instrumentation = InstrumentationClient::new(embedded.channel());
     let metrics = MetricsClient::new(embedded.channel());
     Served { embedded, instrumentation, metrics, _dir: dir }

@@ -33,8 +33,10 @@ pub struct Error {
     pub hint: String,
     /// The target, if there is one.
     pub pid: Option<Pid>,
+    /// Process of the engine that holds the target, or of the tracer, if that is the problem and the process is known.
+    pub holder: Option<Pid>,
     /// Diagnostics of MDL, if the definitions are the problem.
-    pub diagnostics: Vec<Diagnostic>,
+    pub diagnostics: Box<[Diagnostic]>,
     /// Number of metric-focus pairs of the request, if there are too many.
     pub pairs: Option<usize>,
 }
@@ -42,7 +44,8 @@ pub struct Error {
 impl Error {
     /// An error without target and diagnostics.
     pub fn new(kind: ErrorKind, reason: &'static str, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Error { kind, reason, what: what.into(), hint: hint.into(), pid: None, diagnostics: Vec::new(), pairs: None }
+        let (what, hint) = (what.into(), hint.into());
+        Error { kind, reason, what, hint, pid: None, holder: None, diagnostics: Box::default(), pairs: None }
     }
 
     /// The same error with a target.
@@ -72,7 +75,7 @@ impl Error {
             _ => "`ingraft metrics` says what can be measured, and where".to_owned(),
         });
         let mut error = Error::new(ErrorKind::Usage, "mdl", what, hint);
-        error.diagnostics = diagnostics;
+        error.diagnostics = diagnostics.into();
         error
     }
 
@@ -107,7 +110,11 @@ impl Error {
             | P::Outside(_)
             | P::Own { .. } => (ErrorKind::Failed, "process"),
         };
-        Error::new(kind, reason, e.to_string(), e.hint()).about(pid)
+        let holder = match &e {
+            P::Denied(d) => tracer(d),
+            _ => None,
+        };
+        Error { holder, ..Error::new(kind, reason, e.to_string(), e.hint()).about(pid) }
     }
 
     /// The error for a plan that was not applied.
@@ -153,7 +160,15 @@ impl Error {
     /// The error for a process that cannot be attached to.
     pub fn denied(pid: Pid, d: &Denial) -> Self {
         let (kind, reason) = denial_class(d);
-        Error::new(kind, reason, d.to_string(), d.hint()).about(pid)
+        Error { holder: tracer(d), ..Error::new(kind, reason, d.to_string(), d.hint()).about(pid) }
+    }
+}
+
+/// The process that traces the target, if that is why it cannot be attached to.
+fn tracer(d: &Denial) -> Option<Pid> {
+    match d {
+        Denial::Traced { tracer_pid, .. } => Some(*tracer_pid),
+        _ => None,
     }
 }
 

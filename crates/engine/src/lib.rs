@@ -24,4 +24,5 @@ pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};
 pub use session::{AtEnd, now_ns};
+pub use state_dir::socket_path;
 pub use undertaking::{StepProgress, Undertaking};

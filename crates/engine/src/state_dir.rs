@@ -18,7 +18,7 @@ impl StateDir {
     /// Opens the directory, creates it (mode 0700) if it does not exist, and tests that files can be written in it.
     pub fn open(root: &Path) -> Result<Self, Error> {
         let refuse = |e: io::Error| unwritable(root, &e);
-        for folder in ["journal", "cache"] {
+        for folder in ["journal", "cache", ENGINES] {
             make_private(&root.join(folder)).map_err(refuse)?;
         }
         // A full disk shows only when bytes are written.
@@ -78,6 +78,9 @@ impl StateDir {
                 self.forget_lock(pid, lock);
             }
         }
+        for engine in self.named(ENGINES, ".sock").into_iter().filter(|pid| !lives(*pid, None)) {
+            let _ = fs::remove_file(socket_path(&self.root, engine));
+        }
     }
 
     /// Whether all engines that have used the directory were in this engine's pid namespace.
@@ -99,8 +102,13 @@ impl StateDir {
 
     /// The processes that have a lock file.
     fn locks(&self) -> Vec<Pid> {
-        let Ok(entries) = fs::read_dir(self.root.join("journal")) else { return Vec::new() };
-        let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".lock")?.parse().ok().map(Pid);
+        self.named("journal", ".lock")
+    }
+
+    /// The processes that have a file with this ending in a folder.
+    fn named(&self, folder: &str, ending: &str) -> Vec<Pid> {
+        let Ok(entries) = fs::read_dir(self.root.join(folder)) else { return Vec::new() };
+        let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(ending)?.parse().ok().map(Pid);
         entries.flatten().filter_map(pid).collect()
     }
 
@@ -118,25 +126,35 @@ impl StateDir {
         Ok(())
     }
 
-    /// The lock of a target, which one engine at a time can hold; `None` if another engine holds it.
+    /// The lock of a target, which one engine at a time can hold; `None` if another engine holds it. The file has the id of the process
+    /// that holds the lock.
     pub fn lock_target(&self, pid: Pid) -> io::Result<Option<File>> {
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.root.join("journal").join(format!("{pid}.lock")))?;
+        let mut file = File::options().create(true).truncate(false).write(true).open(self.lock_path(pid))?;
         match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => {
+                // On a full disk the id is missing, and other commands cannot join this engine.
+                let _ = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+                Ok(Some(file))
+            }
             Err(fs::TryLockError::WouldBlock) => Ok(None),
             Err(fs::TryLockError::Error(e)) => Err(e),
         }
+    }
+
+    /// The process whose engine holds the lock of a target; `None` if it is not known, for example in the moment in which it takes the lock.
+    pub fn lock_holder(&self, pid: Pid) -> Option<Pid> {
+        fs::read_to_string(self.lock_path(pid)).ok()?.parse().ok().map(Pid)
+    }
+
+    fn lock_path(&self, pid: Pid) -> PathBuf {
+        self.root.join("journal").join(format!("{pid}.lock"))
     }
 
     /// Removes the file of a lock, then releases the lock.
     pub fn forget_lock(&self, pid: Pid, lock: File) {
         // The file is removed while the lock is held. A second engine that has opened the file before gets a lock that no later engine
         // sees; the header in the target then decides which engine holds the target.
-        let _ = fs::remove_file(self.root.join("journal").join(format!("{pid}.lock")));
+        let _ = fs::remove_file(self.lock_path(pid));
         drop(lock);
     }
 
@@ -174,6 +192,13 @@ impl StateDir {
     }
 }
 
+/// Path of the socket at which the engine of a process serves other commands of its user, in the folder of such sockets in a state directory.
+pub fn socket_path(state_dir: &Path, engine: Pid) -> PathBuf {
+    state_dir.join(ENGINES).join(format!("{engine}.sock"))
+}
+
+/// Folder of the sockets of engines.
+const ENGINES: &str = "engines";
 /// Name of the file with the mark of ids.
 const ID_MARK: &str = "next-id";
 /// Step by which the mark is raised.
@@ -232,11 +257,16 @@ mod tests {
         for pid in [1, 2, 4] {
             drop(state.lock_target(Pid(pid)).expect("no error").expect("free"));
         }
+        for engine in [2, 5] {
+            fs::write(socket_path(dir.path(), Pid(engine)), "").expect("writable");
+        }
         state.sweep(&|pid, start| pid == Pid(2) && start.is_none_or(|start| start == 21));
         let mut left: Vec<_> = state.journals().into_iter().map(|(pid, start, _)| (pid.0, start)).collect();
         left.sort_unstable();
         assert_eq!(left, [(2, 21), (3, 30)]);
         assert!(!state.locks().iter().any(|pid| [1, 4].contains(&pid.0)), "{:?}", state.locks());
+        let has_socket = |engine| socket_path(dir.path(), Pid(engine)).exists();
+        assert!(has_socket(2) && !has_socket(5));
         drop(held);
     }
 
@@ -246,6 +276,7 @@ mod tests {
         let state = StateDir::open(dir.path()).expect("writable");
         let lock = state.lock_target(Pid(1)).expect("no error").expect("free");
         assert!(state.lock_target(Pid(1)).expect("no error").is_none());
+        assert_eq!(state.lock_holder(Pid(1)), Some(Pid(std::process::id() as i32)));
         assert!(state.lock_target(Pid(2)).expect("no error").is_some());
         state.forget_lock(Pid(1), lock);
         assert!(state.lock_target(Pid(1)).expect("no error").is_some());

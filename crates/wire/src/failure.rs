@@ -120,8 +120,10 @@ pub struct Failure {
     pub hint: String,
     /// Process id of the target, if the error is about one.
     pub pid: Option<Pid>,
+    /// Process id of the engine that holds the target, or of the tracer, if that is the error and the process is known.
+    pub holder: Option<Pid>,
     /// Diagnostics about MDL text, as many as fit.
-    pub diagnostics: Vec<v1::Diagnostic>,
+    pub diagnostics: Box<[v1::Diagnostic]>,
     /// Number of diagnostics that did not fit.
     pub omitted: u32,
     /// Time in milliseconds after which another attempt makes sense; `None` if waiting does not help.
@@ -148,7 +150,8 @@ impl Failure {
             what: what.into(),
             hint: hint.into(),
             pid: None,
-            diagnostics: Vec::new(),
+            holder: None,
+            diagnostics: Box::default(),
             omitted: 0,
         }
     }
@@ -164,12 +167,12 @@ impl Failure {
     pub fn into_status(self) -> Status {
         let what = shortened(self.what, WHAT_BYTES);
         let mut metadata = HashMap::from([("hint".to_owned(), shortened(self.hint, HINT_BYTES))]);
-        if let Some(pid) = self.pid {
-            metadata.insert("pid".to_owned(), pid.to_string());
+        for (key, process) in [("pid", self.pid), ("holder", self.holder)] {
+            metadata.extend(process.map(|process| (key.to_owned(), process.to_string())));
         }
         let info = pb::ErrorInfo { reason: self.reason, domain: DOMAIN.to_owned(), metadata };
         let mut details = vec![detail(ERROR_INFO, &info)];
-        let (diagnostics, left_out) = fitting(self.diagnostics, DIAGNOSTICS_BYTES);
+        let (diagnostics, left_out) = fitting(self.diagnostics.into_vec(), DIAGNOSTICS_BYTES);
         let omitted = self.omitted.saturating_add(left_out);
         if !diagnostics.is_empty() || omitted > 0 {
             details.push(detail(DIAGNOSTICS, &v1::Diagnostics { diagnostics, omitted }));
@@ -209,7 +212,8 @@ impl Failure {
                         && info.domain == DOMAIN
                     {
                         failure.hint = info.metadata.get("hint").cloned().unwrap_or_default();
-                        failure.pid = info.metadata.get("pid").and_then(|p| p.parse().ok()).map(Pid);
+                        let process = |key: &str| info.metadata.get(key).and_then(|p| p.parse().ok()).map(Pid);
+                        (failure.pid, failure.holder) = (process("pid"), process("holder"));
                         failure.reason = info.reason;
                         let mismatch = ["version_mismatch", "unimplemented"].contains(&failure.reason.as_str());
                         if kind == FailureKind::Version && !mismatch {
@@ -223,7 +227,7 @@ impl Failure {
                 }
                 DIAGNOSTICS => {
                     if let Ok(message) = v1::Diagnostics::decode(detail.value.as_slice()) {
-                        failure.diagnostics = message.diagnostics;
+                        failure.diagnostics = message.diagnostics.into();
                         failure.omitted = message.omitted;
                     }
                 }
@@ -397,6 +401,7 @@ mod tests {
             what in ".{1,100}",
             hint in ".{0,100}",
             pid in proptest::option::of(1..i32::MAX),
+            holder in proptest::option::of(1..i32::MAX),
             retry in proptest::option::of(0..100_000_u32),
             messages in proptest::collection::vec(".{0,20}", 0..5),
         ) {
@@ -404,7 +409,7 @@ mod tests {
             let reason = if kind == FailureKind::Version { "version_mismatch".to_owned() } else { reason };
             let mut failure = Failure::new(kind, reason, what, hint);
             failure.retry_ms = retry;
-            failure.pid = pid.map(Pid);
+            (failure.pid, failure.holder) = (pid.map(Pid), holder.map(Pid));
             failure.diagnostics = messages.into_iter().map(diagnostic).collect();
             prop_assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
         }

@@ -260,9 +260,10 @@ fn held_by_another_ingraft() {
     let before = Text::of(target.pid());
     let first = tool();
     let session = first.count(target.pid(), &["work_0"]);
+    // A command with another state directory does not find the engine of the first one.
+    let outcome = tool().run(["count", "-p", &target.pid_text(), "work_1"]).assert_error(4, &["ingraft"]);
+    assert!(outcome.stderr.contains(&session.pid().to_string()), "the holder is named: {outcome:#?}");
     for second in [&tool(), &first] {
-        let outcome = second.run(["count", "-p", &target.pid_text(), "work_1"]).assert_error(4, &["ingraft"]);
-        assert!(outcome.stderr.contains(&session.pid().to_string()), "the holder is named: {outcome:#?}");
         let outcome = second.run(["detach", "-p", &target.pid_text()]);
         assert_eq!(outcome.status.code(), Some(4), "a living holder is not robbed: {outcome:#?}");
     }

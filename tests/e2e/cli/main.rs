@@ -38,6 +38,7 @@ mod holds;
 mod hosts;
 mod inspect;
 mod interrupts;
+mod joining;
 mod jumps;
 mod kernel;
 mod labels;

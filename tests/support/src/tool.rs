@@ -216,6 +216,11 @@ impl Session {
         }
     }
 
+    /// Text that the command has printed on its standard error so far.
+    pub fn stderr(&self) -> &str {
+        &self.stderr
+    }
+
     /// Process id of the command.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
@@ -242,11 +247,16 @@ impl Session {
 
     /// Returns the next object of a type; `None` if the program ends before it.
     pub fn try_wait_for(&mut self, kind: &str) -> Option<Value> {
+        self.try_wait_for_any(&[kind])
+    }
+
+    /// Returns the next object of any of these types; `None` if the program ends before it.
+    pub fn try_wait_for_any(&mut self, kinds: &[&str]) -> Option<Value> {
         let deadline = Instant::now() + BOUND;
         loop {
             while let Some(object) = self.objects.get(self.taken) {
                 self.taken += 1;
-                if object["type"] == kind {
+                if kinds.iter().any(|kind| object["type"] == *kind) {
                     return Some(object.clone());
                 }
             }
@@ -254,7 +264,7 @@ impl Session {
                 Ok(line) => self.accept(line),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => panic!(
-                    "{}: neither '{kind}' nor an end came; objects {:?}\nstderr:\n{}",
+                    "{}: neither {kinds:?} nor an end came; objects {:?}\nstderr:\n{}",
                     self.description, self.objects, self.stderr
                 ),
             }

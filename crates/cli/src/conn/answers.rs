@@ -719,5 +719,6 @@ pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
         | FailureKind::Late
         | FailureKind::Failed => Kind::Failed,
     };
-    Failure { kind, reason: f.reason, what: f.what, hint: f.hint, pid: f.pid.map(|p| p.0), host: None }
+    let (pid, holder) = (f.pid.map(|p| p.0), f.holder.map(|p| p.0));
+    Failure { kind, reason: f.reason, what: f.what, hint: f.hint, pid, holder, host: None }
 }

@@ -1,10 +1,11 @@
 //! Opens the channel to an engine from the engine's address.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use ingraft_model::Pid;
 use ingraft_wire::{PROTOCOL, PROTOCOL_HEADER};
 use tokio::net::UnixStream;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -64,32 +65,43 @@ fn parse(uri: &str) -> Result<Address, Failure> {
     Ok(address(uri.to_owned()))
 }
 
-/// Starts the engine inside this command. With `only_removes`, its state directory need not be writable.
+/// Use that a command makes of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The command measures. Other commands of its user may join its engine.
+    Measures,
+    /// The command only reads.
+    Reads,
+    /// The command only removes code. The state directory need not be writable.
+    Removes,
+}
+
+/// Starts the engine inside this command.
 pub(super) async fn embedded(
     common: &Common,
-    only_removes: bool,
+    purpose: Use,
+    state_dir: PathBuf,
 ) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
-    let state_dir = match common.state_dir.clone() {
-        Some(dir) => dir,
-        None => default_state_dir()?,
-    };
     let max_overhead = ingraft_daemon::MAX_OVERHEAD;
     let clock = common.clock.unwrap_or_default();
     let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned(), max_overhead, clock };
     let cannot = |why: String| Failure::failed(format!("the engine cannot start: {why}"), "please report this");
-    let start = move || match only_removes {
-        true => Ok(ingraft_daemon::Engine::start_for_removal(config)),
-        false => ingraft_daemon::Engine::start(config),
+    let start = move || match purpose {
+        Use::Removes => Ok(ingraft_daemon::Engine::start_for_removal(config)),
+        Use::Measures | Use::Reads => ingraft_daemon::Engine::start(config),
     };
     let engine = tokio::task::spawn_blocking(start).await;
     let engine = engine.map_err(|e| cannot(e.to_string()))?;
     let engine = engine.map_err(|e| super::answers::failure(ingraft_daemon::rpc::convert::failure(e)))?;
-    let embedded = ingraft_daemon::embedded(engine).await.map_err(|e| cannot(chain(&e)))?;
+    let embedded = ingraft_daemon::embedded(engine, purpose == Use::Measures).await.map_err(|e| cannot(chain(&e)))?;
     Ok((embedded.channel(), embedded))
 }
 
-/// Default directory of the journal and the cache.
-fn default_state_dir() -> Result<PathBuf, Failure> {
+/// Directory of the journal and the cache.
+pub(super) fn state_dir(common: &Common) -> Result<PathBuf, Failure> {
+    if let Some(dir) = &common.state_dir {
+        return Ok(dir.clone());
+    }
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/ingraft"));
     }
@@ -145,14 +157,44 @@ async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
         Ok(Err(e)) => return Err(unreachable(uri, &e.to_string())),
         Err(_) => return Err(unreachable(uri, "no answer")),
     }
-    let path = path.to_owned();
+    socket(path.to_owned()).await.map_err(|e| unreachable(uri, &chain(&e)))
+}
+
+/// Opens a channel on a Unix socket.
+async fn socket(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = tower::service_fn(move |_| {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The channel needs an authority, but the connector ignores it.
     let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT);
-    endpoint.connect_with_connector(connector).await.map_err(|e| unreachable(uri, &chain(&e)))
+    endpoint.connect_with_connector(connector).await
+}
+
+/// Socket of the engine of another command.
+#[derive(Debug)]
+pub(super) struct Neighbour {
+    /// The opened directory, through which the path leads.
+    _folder: File,
+    path: PathBuf,
+}
+
+impl Neighbour {
+    /// Finds the socket of the engine of a process; `None` if that engine has none in this state directory.
+    pub(super) fn find(state_dir: &Path, engine: i32) -> Option<Self> {
+        let path = ingraft_daemon::socket_path(state_dir, Pid(engine));
+        let (folder, path) = ingraft_daemon::short(&path).ok()?;
+        fs::symlink_metadata(&path).ok()?;
+        Some(Neighbour { _folder: folder, path })
+    }
+
+    /// Connects to the engine; `None` if no process of this user listens.
+    pub(super) async fn connect(&self) -> Option<Channel> {
+        let own = rustix::process::geteuid().as_raw();
+        let tried = UnixStream::connect(&self.path).await.ok()?;
+        tried.peer_cred().ok().filter(|peer| peer.uid() == own)?;
+        socket(self.path.clone()).await.ok()
+    }
 }
 
 fn unreachable(uri: &str, why: &str) -> Failure {

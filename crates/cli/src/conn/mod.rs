@@ -5,6 +5,7 @@ mod answers;
 mod code;
 mod endpoint;
 mod history;
+mod neighbours;
 mod profiles;
 
 pub(crate) use answers::{
@@ -12,6 +13,7 @@ pub(crate) use answers::{
     Request, Source, Target, ThreadValue, Value, part_of,
 };
 pub(crate) use code::Inspected;
+pub(crate) use endpoint::Use;
 pub(crate) use history::Chapter;
 pub(crate) use profiles::{ThreadTotals, Totals};
 
@@ -35,7 +37,8 @@ use crate::exit::{Failure, Kind};
 use crate::objects;
 use crate::output::progress::Progress;
 use crate::output::words;
-use endpoint::Headers;
+use endpoint::{Headers, Neighbour};
+use neighbours::Neighbours;
 
 type Service = InterceptedService<Channel, Headers>;
 
@@ -54,43 +57,62 @@ pub(crate) struct Client {
     service: Service,
     host: Option<String>,
     streams: Option<Arc<Streams>>,
+    /// Process of the other command whose engine this is; `None` if it is that of this command or of a daemon.
+    joined: Option<i32>,
+    /// Engines of other commands; `None` unless this engine is that of this command.
+    neighbours: Option<Arc<Neighbours>>,
 }
 
 /// Largest number of streams of samples on one connection. A daemon allows a hundred or more on each; a further call would wait until a
 /// stream ends.
 const STREAMS: usize = 64;
 
-/// Connections of a command to one daemon for its streams of samples, apart from the one on which it makes its calls.
+/// Way to an engine outside of this command.
+enum Way {
+    Daemon(String, Common),
+    Neighbour(Neighbour),
+}
+
+/// Connections of a command to one engine for its streams of samples, apart from the one on which it makes its calls.
 struct Streams {
-    uri: String,
-    common: Common,
+    way: Way,
     /// The latest connection, and the number of streams that it has had.
     latest: tokio::sync::Mutex<Option<(Service, usize)>>,
 }
 
 impl Streams {
-    /// A connection for one more stream.
-    async fn next(&self) -> Result<Service, Failure> {
+    fn new(way: Way) -> Self {
+        Streams { way, latest: tokio::sync::Mutex::default() }
+    }
+
+    /// A connection for one more stream; `None` if the engine of another command does not listen any more.
+    async fn next(&self) -> Result<Option<Service>, Failure> {
         let mut latest = self.latest.lock().await;
         if let Some((service, streams)) = latest.as_mut().filter(|(_, streams)| *streams < STREAMS) {
             *streams += 1;
-            return Ok(service.clone());
+            return Ok(Some(service.clone()));
         }
-        let (channel, headers) = endpoint::connect(&self.uri, &self.common).await?;
+        let (channel, headers) = match &self.way {
+            Way::Daemon(uri, common) => endpoint::connect(uri, common).await?,
+            Way::Neighbour(neighbour) => match neighbour.connect().await {
+                Some(channel) => (channel, Headers::default()),
+                None => return Ok(None),
+            },
+        };
         let service = InterceptedService::new(channel, headers);
         *latest = Some((service.clone(), 1));
-        Ok(service)
+        Ok(Some(service))
     }
 }
 
 impl Engines {
     /// Connects to the daemons that the flags name, or starts the embedded engine.
-    /// An embedded engine that only removes code needs no writable state directory.
-    pub(crate) async fn connect(common: &Common, only_removes: bool) -> Result<Self, Failure> {
+    pub(crate) async fn connect(common: &Common, purpose: Use) -> Result<Self, Failure> {
         if common.daemons.is_empty() {
-            let (channel, embedded) = endpoint::embedded(common, only_removes).await?;
-            let client =
-                Client { service: InterceptedService::new(channel, Headers::default()), host: None, streams: None };
+            let state_dir = endpoint::state_dir(common)?;
+            let (channel, embedded) = endpoint::embedded(common, purpose, state_dir.clone()).await?;
+            let neighbours = Some(Arc::new(Neighbours::new(state_dir)));
+            let client = Client { neighbours, ..Client::new(channel, Headers::default(), None) };
             return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
         }
         let several = common.daemons.len() > 1;
@@ -98,9 +120,8 @@ impl Engines {
         for uri in &common.daemons {
             let (channel, headers) = endpoint::connect(uri, common).await?;
             let host = several.then(|| uri.clone());
-            let streams = Streams { uri: uri.clone(), common: common.clone(), latest: tokio::sync::Mutex::default() };
-            let service = InterceptedService::new(channel, headers);
-            clients.push(Client { service, host, streams: Some(Arc::new(streams)) });
+            let streams = Some(Arc::new(Streams::new(Way::Daemon(uri.clone(), common.clone()))));
+            clients.push(Client { streams, ..Client::new(channel, headers, host) });
         }
         Ok(Engines { clients, embedded: None })
     }
@@ -108,8 +129,7 @@ impl Engines {
     /// The engine of a test, on a channel.
     #[cfg(test)]
     pub(crate) fn of_test(channel: Channel) -> Self {
-        let service = InterceptedService::new(channel, Headers::default());
-        Engines { clients: vec![Client { service, host: None, streams: None }], embedded: None }
+        Engines { clients: vec![Client::new(channel, Headers::default(), None)], embedded: None }
     }
 
     /// All engines.
@@ -122,6 +142,20 @@ impl Engines {
         self.embedded.is_some()
     }
 
+    /// Processes of other commands that use the embedded engine.
+    pub(crate) fn others(&self) -> Vec<i32> {
+        self.embedded.as_ref().map(ingraft_daemon::Embedded::others).unwrap_or_default()
+    }
+
+    /// Returns when no other command uses the embedded engine. Leaves the engines that this command has joined, because their commands wait
+    /// for it in the same way.
+    pub(crate) async fn deserted(&mut self) {
+        self.clients.clear();
+        if let Some(embedded) = &mut self.embedded {
+            embedded.deserted().await;
+        }
+    }
+
     /// Ends the embedded engine, which removes what is still inserted.
     pub(crate) async fn close(self) {
         drop(self.clients);
@@ -132,6 +166,11 @@ impl Engines {
 }
 
 impl Client {
+    fn new(channel: Channel, headers: Headers, host: Option<String>) -> Self {
+        let service = InterceptedService::new(channel, headers);
+        Client { service, host, streams: None, joined: None, neighbours: None }
+    }
+
     /// The daemon's address, if there are several.
     pub(crate) fn host(&self) -> Option<String> {
         self.host.clone()
@@ -140,7 +179,7 @@ impl Client {
     fn failure(&self, status: &tonic::Status) -> Failure {
         let mut failure = answers::failure(ingraft_wire::Failure::from_status(status));
         failure.host = self.host();
-        failure
+        self.engine_ended(&failure.reason).unwrap_or(failure)
     }
 
     /// Waits for the next message of an answer; shows progress meanwhile.
@@ -304,8 +343,8 @@ impl Client {
         Ok(out)
     }
 
-    /// Inserts a measurement into a process, or starts a command with it.
-    pub(crate) async fn enable(&self, request: &Request, progress: &mut Progress) -> Result<Enabled, Failure> {
+    /// Inserts a measurement into a process, or starts a command with it. Fails if another engine holds the process.
+    async fn enable_here(&self, request: &Request, progress: &mut Progress) -> Result<Enabled, Failure> {
         let measure = request.to_wire();
         let mut stream = match &request.target {
             Target::Command(command) => {
@@ -369,7 +408,7 @@ impl Client {
         use v1::stream_response::Event as Wire;
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         let service = match &self.streams {
-            Some(streams) => streams.next().await?,
+            Some(streams) => streams.next().await?.unwrap_or_else(|| self.service.clone()),
             None => self.service.clone(),
         };
         let mut client = MetricsClient::new(service);

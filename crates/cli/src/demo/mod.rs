@@ -168,7 +168,7 @@ impl Stage<'_> {
             trace: None,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
-        let enabled = self.client.enable(&request, &mut progress).await?;
+        let (_, enabled) = self.client.enable(&request, &mut progress).await?;
         drop(progress);
         let attach_ms = started.elapsed().as_secs_f64() * 1e3;
         // After a moment, the answers that were on the way have arrived.

@@ -8,9 +8,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Arrival, Session, given_up};
+use super::{Arrival, Made, Session, given_up};
 use crate::args::Follow;
-use crate::conn::{Choice, Client, Enabled, Request, Target};
+use crate::conn::{Choice, Client, Request, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
@@ -80,13 +80,13 @@ impl Session<'_> {
                     },
                     // If a call is cancelled, the engine removes what the call inserts.
                     () = signals.asked() => {
-                        self.add_all(inserting.finished(), client, events, out)?;
+                        self.add_all(inserting.finished(), events, out)?;
                         return Err(given_up().into());
                     }
                 };
                 match enabled {
-                    Ok(enabled) => {
-                        self.add(client, enabled, events, out)?;
+                    Ok(made) => {
+                        self.add(made, events, out)?;
                         if let Some(site) = self.sites.last_mut() {
                             site.is_started = request.target.is_started();
                         }
@@ -97,7 +97,7 @@ impl Session<'_> {
                     // If there are several hosts, a target need not exist on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
                     Err(failure) => {
-                        self.add_all(inserting.finished(), client, events, out)?;
+                        self.add_all(inserting.finished(), events, out)?;
                         return Err(failure.into());
                     }
                 }
@@ -115,14 +115,8 @@ impl Session<'_> {
     }
 
     /// Adds the measurements that were inserted meanwhile, so that the end of the command removes them.
-    fn add_all(
-        &mut self,
-        inserted: Vec<Enabled>,
-        client: &Client,
-        events: &mpsc::Sender<Arrival>,
-        out: &mut Output,
-    ) -> Result<(), Stop> {
-        inserted.into_iter().try_for_each(|enabled| self.add(client, enabled, events, out))
+    fn add_all(&mut self, inserted: Vec<Made>, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+        inserted.into_iter().try_for_each(|made| self.add(made, events, out))
     }
 
     /// Whether the command measures the other targets if one fails in this way. A process that was named by itself may be missing if it is
@@ -153,7 +147,8 @@ impl Session<'_> {
             };
             let host = client.host();
             self.chosen.seen.retain(|(at, pid)| *at != host || found.iter().any(|p| p.pid == *pid));
-            for process in found.into_iter().filter(|process| !process.with_parent) {
+            let with_parent = self.with_parents(client, choice).await;
+            for process in found.into_iter().filter(|p| !p.with_parent && !with_parent.contains(&p.pid)) {
                 let is_new = self.chosen.seen.insert((host.clone(), process.pid));
                 if is_new && !self.living(&host).any(|site| site.enabled.pid == process.pid) {
                     self.kin.begin(client, process.pid);
@@ -161,6 +156,18 @@ impl Session<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The processes of a name or a control group that joined engines at the same host measure with their parents.
+    async fn with_parents(&self, own: &Client, choice: &Choice) -> HashSet<i32> {
+        let mut with_parents = HashSet::new();
+        for client in self.clients().iter().filter(|client| client.host() == own.host() && !client.is(own)) {
+            let mut progress = Progress::new("looking at processes", self.format());
+            // Without this answer, such processes are tried, and the engine refuses them.
+            let found = client.choose(choice, &mut progress).await.unwrap_or_default();
+            with_parents.extend(found.iter().filter(|process| process.with_parent).map(|process| process.pid));
+        }
+        with_parents
     }
 
     /// Whether the command waits for new processes of a name or a control group after all others have ended.
@@ -178,8 +185,8 @@ struct Inserting<'a> {
     begun: usize,
     /// Index of the request whose answer is returned next.
     told: usize,
-    open: JoinSet<(usize, Result<Enabled, Failure>)>,
-    answers: BTreeMap<usize, Result<Enabled, Failure>>,
+    open: JoinSet<(usize, Result<Made, Failure>)>,
+    answers: BTreeMap<usize, Result<Made, Failure>>,
 }
 
 impl<'a> Inserting<'a> {
@@ -190,7 +197,7 @@ impl<'a> Inserting<'a> {
 
     /// Insertions that are complete but that [`Inserting::next`] has not returned yet. The calls that still run are cancelled, and the
     /// engine removes what they insert.
-    fn finished(mut self) -> Vec<Enabled> {
+    fn finished(mut self) -> Vec<Made> {
         while let Some(done) = self.open.try_join_next() {
             match done {
                 Ok((number, answer)) => drop(self.answers.insert(number, answer)),
@@ -201,7 +208,7 @@ impl<'a> Inserting<'a> {
     }
 
     /// The next request with its answer; `None` after the last one. Dropping this value cancels the calls without an answer.
-    async fn next(&mut self) -> Option<(Request, Result<Enabled, Failure>)> {
+    async fn next(&mut self) -> Option<(Request, Result<Made, Failure>)> {
         loop {
             if let Some(answer) = self.answers.remove(&self.told) {
                 let request = self.requests.get(self.told)?.clone();

@@ -138,23 +138,31 @@ impl Session<'_> {
         if !self.plan.follows(Follow::Fork) {
             return Ok(());
         }
+        let mut children: Vec<(Client, i32)> = Vec::new();
+        for client in self.clients() {
+            let theirs = self.sites.iter().filter(|site| site.goes_on() && site.client.is(&client));
+            let parents: Vec<i32> = theirs.map(|site| site.enabled.pid).collect();
+            // The engine that measures a process knows which of its children are measured with it.
+            let found = if parents.is_empty() { Vec::new() } else { client.children(parents).await? };
+            children.extend(found.into_iter().map(|pid| (client.clone(), pid)));
+        }
         for client in self.context.engines.clients() {
             let host = client.host();
-            let parents: Vec<i32> = self.living(&host).map(|site| site.enabled.pid).collect();
-            let children = client.children(parents).await?;
-            self.kin.forget_all_but(&children, &host);
-            for pid in children {
-                let known = self.living(&host).any(|site| site.enabled.pid == pid);
-                let child = (host.clone(), pid);
-                if known || self.kin.leaves(&child) || self.kin.begins(client, pid) {
-                    continue;
-                }
-                let why = self.measure_as_well(client, pid, events, out).await?;
-                let before = self.kin.left_out.remove(&child);
-                let Some(why) = why else { continue };
-                let left = LeftOut::new(pid, why, before, self.format());
-                self.kin.left_out.insert(child, left);
+            let here: Vec<i32> = children.iter().filter(|(at, _)| at.host() == host).map(|(_, pid)| *pid).collect();
+            self.kin.forget_all_but(&here, &host);
+        }
+        for (client, pid) in children {
+            let host = client.host();
+            let known = self.living(&host).any(|site| site.enabled.pid == pid);
+            let child = (host, pid);
+            if known || self.kin.leaves(&child) || self.kin.begins(&client, pid) {
+                continue;
             }
+            let why = self.measure_as_well(&client, pid, events, out).await?;
+            let before = self.kin.left_out.remove(&child);
+            let Some(why) = why else { continue };
+            let left = LeftOut::new(pid, why, before, self.format());
+            self.kin.left_out.insert(child, left);
         }
         Ok(())
     }
@@ -175,10 +183,10 @@ impl Session<'_> {
         let request = Request { target: Target::Pid(pid), wait: Duration::ZERO, ..first.clone() };
         let mut progress = Progress::new("reading the program", self.format());
         match client.enable(&request, &mut progress).await {
-            Ok(enabled) => {
+            Ok(made) => {
                 drop(progress);
-                let late_ns = Some(enabled.since_ns);
-                self.add(client, enabled, events, out)?;
+                let late_ns = Some(made.1.since_ns);
+                self.add(made, events, out)?;
                 if let Some(site) = self.sites.last_mut() {
                     site.late_ns = late_ns;
                 }

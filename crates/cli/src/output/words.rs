@@ -185,6 +185,18 @@ pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Opti
     ))
 }
 
+/// The commands for which this one waits, because they use its engine.
+pub(crate) fn waits_for(others: &[i32]) -> String {
+    let named: Vec<String> = others.iter().map(|pid| format!("ingraft {pid}")).collect();
+    let (these, measure) = (named.join(" and "), if others.len() == 1 { "measures" } else { "measure" });
+    format!("{these} still {measure} with the engine of this command, which waits for the end; Ctrl-C ends all")
+}
+
+/// Code of an ended engine that another command could not remove.
+pub(crate) fn not_taken_over(pid: i32, why: &Failure) -> String {
+    format!("the ended engine has left code in process {pid}: {why}; `ingraft detach -p {pid}` removes it")
+}
+
 /// Warning of fork children that still have springboards.
 pub(crate) fn children_left(pid: i32, children: &[i32]) -> String {
     let children = children.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");

@@ -27,7 +27,7 @@ pub fn failure(error: Error) -> Failure {
         ErrorKind::Failed => ingraft_wire::failure::class_of_failed(error.reason),
     };
     let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
-    failure.pid = error.pid;
+    (failure.pid, failure.holder) = (error.pid, error.holder);
     failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
     failure
 }

@@ -316,7 +316,7 @@ fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, b
     }
     let journal = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));
     let name = journal.map_or_else(|| format!("process {}", holder.pid), |j| j.head.holder);
-    Ok(Some((held(target.pid(), &name), holder.is_ending())))
+    Ok(Some((held(target.pid(), &name, Some(holder.pid)), holder.is_ending())))
 }
 
 /// Restores a target that a dead engine left.
@@ -328,7 +328,9 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
         // a process that is ending releases its locks one by one
         match state.lock_target(target.pid()) {
             Ok(Some(lock)) => break Some(lock),
-            Ok(None) if Instant::now() >= deadline => return Err(held(target.pid(), "another ingraft")),
+            Ok(None) if Instant::now() >= deadline => {
+                return Err(held(target.pid(), "another ingraft", state.lock_holder(target.pid())));
+            }
             Ok(None) => std::thread::sleep(ENDING_LOOK),
             // In a directory without room for the lock, no other engine holds it.
             Err(_) => break None,
@@ -344,13 +346,13 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
     Ok(last.unwrap_or_else(|| untouched(target.pid())))
 }
 
-/// The error for a target in which another engine measures.
-pub fn held(pid: Pid, by: &str) -> Error {
-    Error::new(
+/// The error for a target in which another engine measures; `holder` is the process of that engine, if it is known.
+pub fn held(pid: Pid, by: &str, holder: Option<Pid>) -> Error {
+    let error = Error::new(
         ErrorKind::Denied,
         "held",
         format!("process {pid} is held by {by}"),
         "end that measurement, or go through its daemon with --daemon",
-    )
-    .about(pid)
+    );
+    Error { holder, ..error.about(pid) }
 }

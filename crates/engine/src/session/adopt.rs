@@ -207,7 +207,7 @@ impl Session {
         let counters = contents.counters.min(area.layout().counters());
         let contents = Contents { arenas, counters, ..contents };
         if area.try_lock() == Some(false) {
-            return Err(leftover::held(pid, "another ingraft"));
+            return Err(leftover::held(pid, "another ingraft", None));
         }
         let text = journal::encode(&contents);
         let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;

@@ -178,5 +178,5 @@ impl Session {
 
 pub(super) fn lock_target(context: &Context, pid: Pid) -> Result<File, Error> {
     let lock = context.state.lock_target(pid).map_err(|e| journal_error(pid, &e))?;
-    lock.ok_or_else(|| leftover::held(pid, "another ingraft"))
+    lock.ok_or_else(|| leftover::held(pid, "another ingraft", context.state.lock_holder(pid)))
 }

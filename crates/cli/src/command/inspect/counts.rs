@@ -44,7 +44,7 @@ impl About<'_> {
         let mut signals = Signals::take()?;
         let request = request(pid, &functions);
         let mut progress = Progress::new("inserting", format);
-        let enabled = tokio::select! {
+        let (client, enabled) = &tokio::select! {
             enabled = client.enable(&request, &mut progress) => enabled?,
             () = signals.asked() => return Err(Failure::failed("interrupted before anything was counted", "run it again").into()),
         };
@@ -55,9 +55,9 @@ impl About<'_> {
         enabled.warnings.iter().for_each(|what| output::warn(what, format));
         // From here on, the measurement is removed whatever happens.
         let attach_ms = context.started.elapsed().as_secs_f64() * 1e3;
-        let announced = if is_picture { Ok(()) } else { out.object(&announcement(&enabled, client.host(), attach_ms)) };
+        let announced = if is_picture { Ok(()) } else { out.object(&announcement(enabled, client.host(), attach_ms)) };
         let waited = match announced {
-            Ok(()) => wait(client, &enabled, duration, &mut signals).await.map_err(Stop::from),
+            Ok(()) => wait(client, enabled, duration, &mut signals).await.map_err(Stop::from),
             Err(stop) => Err(stop),
         };
         let mut functions = functions;

@@ -1,0 +1,176 @@
+//! Engines of other commands of the same user. A command whose target such an engine holds joins that engine, which serves it like a daemon.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_wire::failure::may_pass;
+use ingraft_wire::v1;
+use tokio::time::Instant;
+use tonic::service::interceptor::InterceptedService;
+use v1::daemon_client::DaemonClient;
+
+use super::endpoint::{Headers, Neighbour};
+use super::{Client, Enabled, Request, Service, Streams, Target, Way};
+use crate::exit::{Failure, Kind};
+use crate::objects;
+use crate::output::progress::Progress;
+
+/// Longest time that the end of an engine takes. Until then its targets are held, and nobody can join it.
+const ENDING: Duration = Duration::from_secs(40);
+/// Time between two tries to measure a target whose engine is about to end.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Time for the process that takes the lock of a target to write its id there.
+const NAMING: Duration = Duration::from_millis(500);
+/// Longest time for a joined engine to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Reasons of calls that fail because the engine ends or has ended. A call whose connection breaks has no explanation.
+const ENDS: [&str; 5] = ["unavailable", "unexplained", "shutting_down", "ending", "given_up"];
+/// Reason of the failure of a command whose joined engine has ended.
+const ENDED: &str = "engine_ended";
+
+/// The engines of other commands that a command can join.
+pub(super) struct Neighbours {
+    state_dir: PathBuf,
+    joined: tokio::sync::Mutex<BTreeMap<i32, Client>>,
+}
+
+/// Result of the search for the engine that holds a target.
+enum Found {
+    Joined(Client),
+    /// The engine is about to end.
+    Ends,
+    /// The engine cannot be joined: it is that of a daemon, or it has another state directory.
+    Closed,
+}
+
+impl Neighbours {
+    pub(super) fn new(state_dir: PathBuf) -> Self {
+        Neighbours { state_dir, joined: tokio::sync::Mutex::default() }
+    }
+
+    /// Joins the engine of a process.
+    async fn join(&self, engine: i32) -> Result<Found, Failure> {
+        let mut joined = self.joined.lock().await;
+        if let Some(client) = joined.get(&engine) {
+            return Ok(Found::Joined(client.clone()));
+        }
+        let Some(neighbour) = Neighbour::find(&self.state_dir, engine) else { return Ok(Found::Closed) };
+        let Some(channel) = neighbour.connect().await else { return Ok(Found::Ends) };
+        let service: Service = InterceptedService::new(channel, Headers::default());
+        let mut daemon = DaemonClient::new(service.clone());
+        match tokio::time::timeout(ANSWER, daemon.version(v1::VersionRequest::default())).await {
+            Err(_) => return Err(silent(engine)),
+            Ok(Err(_)) => return Ok(Found::Ends),
+            Ok(Ok(_)) => {}
+        }
+        let streams = Arc::new(Streams::new(Way::Neighbour(neighbour)));
+        let client = Client { service, host: None, streams: Some(streams), joined: Some(engine), neighbours: None };
+        joined.insert(engine, client.clone());
+        Ok(Found::Joined(client))
+    }
+
+    async fn forget(&self, engine: i32) {
+        self.joined.lock().await.remove(&engine);
+    }
+}
+
+/// The failure of a command whose target is held by an engine that does not answer.
+fn silent(engine: i32) -> Failure {
+    let hint = format!("if it was stopped, let it go on: kill -CONT {engine}");
+    let what = format!("the process is measured by ingraft {engine}, which does not answer");
+    Failure { reason: "held".to_owned(), ..Failure::new(Kind::Denied, what, hint) }
+}
+
+impl Client {
+    /// Inserts a measurement into a process, or starts a command with it. If the engine of another command of this user holds the process,
+    /// that engine makes the measurement. Returns the client of the engine that made it.
+    pub(crate) async fn enable(
+        &self,
+        request: &Request,
+        progress: &mut Progress,
+    ) -> Result<(Client, Enabled), Failure> {
+        let neighbours = self.neighbours.as_ref().filter(|_| !request.target.is_started());
+        let Some(neighbours) = neighbours else {
+            return Ok((self.clone(), self.enable_here(request, progress).await?));
+        };
+        // A target that is held is not waited for if the command can join the holder.
+        let at_once = Request { wait: Duration::ZERO, ..request.clone() };
+        let begun = Instant::now();
+        let failure = loop {
+            let failure = match self.enable_here(&at_once, progress).await {
+                Ok(enabled) => return Ok((self.clone(), enabled)),
+                Err(failure) => failure,
+            };
+            let patience = match (failure.reason.as_str(), failure.pid, failure.holder) {
+                // An engine traces a target for a moment while it changes the code.
+                ("held" | "already_traced", Some(pid), Some(engine)) => match neighbours.join(engine).await? {
+                    Found::Joined(client) => {
+                        progress.say(&format!("joining ingraft {engine}, which measures process {pid}"));
+                        let request = Request { target: Target::Pid(pid), ..request.clone() };
+                        match client.enable_here(&request, progress).await {
+                            Err(failure) if failure.is_engine_ended() => neighbours.forget(engine).await,
+                            Err(failure) => return Err(failure),
+                            Ok(enabled) => return Ok((client, enabled)),
+                        }
+                        ENDING
+                    }
+                    Found::Ends => ENDING,
+                    Found::Closed => break failure,
+                },
+                ("held", Some(_), None) => NAMING,
+                _ => break failure,
+            };
+            if begun.elapsed() >= patience {
+                break failure;
+            }
+            tokio::time::sleep(PAUSE).await;
+        };
+        if request.wait.is_zero() || !may_pass(&failure.reason) {
+            return Err(failure);
+        }
+        Ok((self.clone(), self.enable_here(request, progress).await?))
+    }
+
+    /// Whether both are clients of the same engine.
+    pub(crate) fn is(&self, other: &Client) -> bool {
+        (&self.host, self.joined) == (&other.host, other.joined)
+    }
+
+    /// The failure of a call to a joined engine, if the engine has ended. The call itself failed for this reason.
+    pub(super) fn engine_ended(&self, reason: &str) -> Option<Failure> {
+        let engine = self.joined.filter(|_| ENDS.contains(&reason))?;
+        let what = format!("ingraft {engine} has ended, whose engine made this measurement too");
+        let failure = Failure::failed(what, "the values are those of the last reading before that; measure again");
+        Some(Failure { reason: ENDED.to_owned(), ..failure })
+    }
+
+    /// Removes what an engine that this command had joined has left in a process, once that engine has ended. Measurements that a daemon
+    /// was asked to keep stay.
+    pub(crate) async fn take_over(
+        &self,
+        pid: i32,
+        progress: &mut Progress,
+    ) -> Result<Option<objects::Removed>, Failure> {
+        let begun = Instant::now();
+        loop {
+            let left = self.inserted(progress).await?.into_iter().find(|inserted| inserted.pid == pid);
+            if left.is_none_or(|left| left.kept > 0) {
+                return Ok(None);
+            }
+            match self.detach(&Target::Pid(pid), progress).await {
+                Err(failure) if failure.reason == "held" && begun.elapsed() < ENDING => tokio::time::sleep(PAUSE).await,
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Failure {
+    /// Whether the command failed because the engine has ended that it had joined.
+    pub(crate) fn is_engine_ended(&self) -> bool {
+        self.reason == ENDED
+    }
+}
