@@ -213,11 +213,19 @@ pub struct EnableRequest {
     pub await_modules: bool,
     /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metrics` is not used.
     pub profile: Option<Profiling>,
-    /// Capacity of the buffer of each thread if `functions` are traced; `None` for other measurements. In a trace, `pairs` is empty and
-    /// `function_metrics` is not used.
-    pub trace: Option<Capacity>,
+    /// The trace of `functions`; `None` for other measurements. In a trace, `pairs` is empty and `function_metrics` is not used.
+    pub trace: Option<Tracing>,
     /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
     pub earlier: Option<Arc<EarlierProfile>>,
+}
+
+/// What the threads write in a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracing {
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
+    /// Whether the entries of functions write the time.
+    pub times: bool,
 }
 
 /// The end of a trace.

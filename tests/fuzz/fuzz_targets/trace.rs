@@ -29,7 +29,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut replay = TraceReplay::new(&traced);
     for record in &records {
         if let TraceRecord::Chunk(chunk) = record {
-            let _ = replay.chunk(chunk, &mut |_| ());
+            let _ = replay.chunk(chunk, &mut |_, _| ());
         }
     }
     let _ = replay.unknown().count();

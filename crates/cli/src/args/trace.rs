@@ -34,6 +34,10 @@ pub(crate) struct TraceArgs {
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
     pub(crate) buffer: u32,
 
+    /// Write the time at each entry of a function; `ingraft replay` prints it
+    #[arg(long)]
+    pub(crate) times: bool,
+
     #[command(flatten)]
     pub(crate) measure: Measure,
 

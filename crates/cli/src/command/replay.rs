@@ -7,8 +7,8 @@ use std::path::Path;
 use ingraft_model::glob::glob_match;
 use ingraft_model::{EdgeTarget, Svma};
 use ingraft_report::{
-    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, SavedProfile, TraceError,
-    TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, SavedProfile, TraceClock,
+    TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
 };
 
 use crate::args::{Format, ReplayArgs};
@@ -85,6 +85,8 @@ fn records_of(path: &Path) -> Result<TraceRecords<BufReader<File>>, Failure> {
 /// A trace without its chunks.
 struct Trace {
     program: TracedProgram,
+    /// The clock of the entries; `None` if they do not tell the time.
+    clock: Option<TraceClock>,
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
 }
@@ -92,18 +94,22 @@ struct Trace {
 impl Trace {
     /// Reads what the chunks refer to. Warns if the file has no end.
     fn read(path: &Path, format: Format) -> Result<Self, Failure> {
-        let mut trace = Trace { program: TracedProgram::default(), modules: Vec::new(), routines: Vec::new() };
+        let program = TracedProgram::default();
+        let mut trace = Trace { program, clock: None, modules: Vec::new(), routines: Vec::new() };
         let mut ended = false;
         for record in records_of(path)? {
             match record {
-                Ok(TraceRecord::Program(program)) => trace.program = program,
+                Ok(TraceRecord::Program(program)) => {
+                    trace.clock = program.clock.map(TraceClock::new);
+                    trace.program = program;
+                }
                 Ok(TraceRecord::Code(code)) => {
                     let before = trace.modules.len();
                     trace.modules.extend(code.modules);
                     let later = |f: TracedRoutine| TracedRoutine { module: f.module + before, ..f };
                     trace.routines.extend(code.functions.into_iter().map(later));
                 }
-                Ok(TraceRecord::Chunk(_)) => {}
+                Ok(TraceRecord::Chunk(chunk)) => trace.clock.iter_mut().for_each(|clock| clock.note(&chunk)),
                 Ok(TraceRecord::End(_)) => ended = true,
                 Err(TraceError::Cut) => break,
                 Err(why) => return Err(unreadable(path, &why)),
@@ -198,6 +204,21 @@ fn edges(routine: &TracedRoutine) -> Vec<EdgeCount> {
     routine.cfg.edges.iter().map(edge).collect()
 }
 
+/// The thread of a step.
+#[derive(Clone, Copy)]
+struct Thread {
+    tid: u32,
+    stream: u32,
+    /// Unix time in nanoseconds of its latest entry, if the trace tells it.
+    time_ns: Option<u64>,
+}
+
+/// Nanoseconds as seconds.
+fn seconds(ns: i128) -> String {
+    let (sign, ns) = (if ns < 0 { "-" } else { "" }, ns.unsigned_abs());
+    format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
 /// A replay, and what it has counted.
 struct Replay<'a> {
     trace: &'a Trace,
@@ -226,9 +247,11 @@ impl Replay<'_> {
                 continue;
             }
             let mut printed = Ok(());
-            let mut take = |step| {
+            let mut take = |step, stamp: Option<u64>| {
                 if printed.is_ok() {
-                    printed = self.step((chunk.tid, chunk.stream), step, out);
+                    let time_ns = stamp.zip(self.trace.clock.as_ref()).and_then(|(stamp, clock)| clock.unix_ns(stamp));
+                    let thread = Thread { tid: chunk.tid, stream: chunk.stream, time_ns };
+                    printed = self.step(thread, step, out);
                 }
             };
             let read = replay.chunk(&chunk, &mut take);
@@ -255,7 +278,7 @@ impl Replay<'_> {
     }
 
     /// Counts a step, or prints it.
-    fn step(&mut self, (tid, stream): (u32, u32), step: TraceStep, out: &mut Output) -> Result<(), Stop> {
+    fn step(&mut self, thread: Thread, step: TraceStep, out: &mut Output) -> Result<(), Stop> {
         let (number, depth) = match step {
             TraceStep::Enter { function, depth }
             | TraceStep::Block { function, depth, .. }
@@ -263,8 +286,9 @@ impl Replay<'_> {
             TraceStep::Gap if self.args.summary => return Ok(()),
             TraceStep::Gap => {
                 let pid = self.trace.program.pid.cast_signed();
+                let Thread { tid, stream, .. } = thread;
                 out.object(&Object::Gap(traces::Gap { pid, tid, stream }))?;
-                return out.text(&format!("{tid}  steps are missing\n"));
+                return out.text(&format!("{}  steps are missing\n", self.begin(thread)));
             }
         };
         if !self.wanted.get(number).copied().unwrap_or_default() {
@@ -274,7 +298,7 @@ impl Replay<'_> {
             self.count(number, step);
             return Ok(());
         }
-        let mut print = |word, at: Option<Svma>| self.print((tid, stream), number, (word, depth, at), out);
+        let mut print = |word, at: Option<Svma>| self.print(thread, number, (word, depth, at), out);
         match step {
             TraceStep::Enter { .. } => print("enter", None),
             TraceStep::Leave { .. } => print("leave", None),
@@ -306,7 +330,7 @@ impl Replay<'_> {
 
     fn print(
         &self,
-        (tid, stream): (u32, u32),
+        thread: Thread,
         number: usize,
         (step, depth, at): (&'static str, u32, Option<Svma>),
         out: &mut Output,
@@ -316,15 +340,26 @@ impl Replay<'_> {
         let at = at.map(|at| records::offset(at, start));
         if out.json() {
             let id = self.id(number, routine);
-            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at }));
+            let Thread { tid, stream, time_ns } = thread;
+            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at, time_ns }));
         }
         let name = self.names.get(number).map(String::as_str).unwrap_or_default();
         let indent = 2 * depth.min(64) as usize;
+        let begin = self.begin(thread);
         out.text(&match (at, step) {
-            (Some(at), "block") => format!("{tid}  {:indent$}  {name}#{at}\n", ""),
-            (Some(at), _) => format!("{tid}  {:indent$}  {name}+{at}\n", ""),
-            (None, step) => format!("{tid}  {:indent$}{step} {name}\n", ""),
+            (Some(at), "block") => format!("{begin}  {:indent$}  {name}#{at}\n", ""),
+            (Some(at), _) => format!("{begin}  {:indent$}  {name}+{at}\n", ""),
+            (None, step) => format!("{begin}  {:indent$}{step} {name}\n", ""),
         })
+    }
+
+    /// The beginning of a line: the thread and, if entries tell it, the time in seconds since the trace began.
+    fn begin(&self, Thread { tid, time_ns, .. }: Thread) -> String {
+        if self.trace.clock.is_none() {
+            return tid.to_string();
+        }
+        let since = time_ns.map(|ns| i128::from(ns) - i128::from(self.trace.program.began_ns));
+        format!("{tid}  {:>15}", since.map(seconds).unwrap_or_default())
     }
 
     fn id(&self, number: usize, routine: &TracedRoutine) -> FunctionId {

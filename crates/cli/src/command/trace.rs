@@ -9,7 +9,7 @@ use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
 use crate::args::TraceArgs;
-use crate::conn::{Request, Target};
+use crate::conn::{Request, Target, Tracing};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{Object, traces};
@@ -18,7 +18,7 @@ use crate::output::{self, Destination, Output};
 
 /// Runs the command.
 pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let TraceArgs { buffer, measure, functions, target } = args;
+    let TraceArgs { buffer, times, measure, functions, target } = args;
     let request = |target: Target| Request {
         await_modules: measure.wait.is_some() || target.is_started(),
         target,
@@ -38,7 +38,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         wait: measure.wait.unwrap_or_default(),
         profile: None,
         earlier: None,
-        trace: Some(buffer << 10),
+        trace: Some(Tracing { buffer: buffer << 10, times }),
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.

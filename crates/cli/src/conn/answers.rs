@@ -96,8 +96,17 @@ pub(crate) struct Request {
     pub(crate) profile: Option<Profiling>,
     /// A saved profile, by whose counts counters are placed.
     pub(crate) earlier: Option<Arc<SavedProfile>>,
-    /// Capacity in bytes of the buffer of each thread, if `functions` are traced.
-    pub(crate) trace: Option<u32>,
+    /// The trace of `functions`; `None` for other measurements.
+    pub(crate) trace: Option<Tracing>,
+}
+
+/// What the threads write in a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tracing {
+    /// Capacity in bytes of the buffer of each thread.
+    pub(crate) buffer: u32,
+    /// Whether the entries of functions write the time.
+    pub(crate) times: bool,
 }
 
 /// Kind of a profile.
@@ -317,7 +326,8 @@ impl Request {
             coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
             branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
             in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
-            trace_buffer: self.trace.unwrap_or(0),
+            trace_buffer: self.trace.map_or(0, |trace| trace.buffer),
+            trace_times: self.trace.is_some_and(|trace| trace.times),
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

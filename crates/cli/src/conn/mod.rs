@@ -9,7 +9,7 @@ mod profiles;
 
 pub(crate) use answers::{
     Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading, RefusedFunction,
-    Request, Source, Target, ThreadValue, Value, part_of,
+    Request, Source, Target, ThreadValue, Tracing, Value, part_of,
 };
 pub(crate) use code::Inspected;
 pub(crate) use history::Chapter;

@@ -38,6 +38,9 @@ pub(crate) struct Step {
     /// Offset of the block or the instruction in the function; left out for `enter` and `leave`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<String>,
+    /// Unix time in nanoseconds of the thread's latest entry; left out if the trace does not tell it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time_ns: Option<u64>,
 }
 
 /// Steps of a thread are missing here.

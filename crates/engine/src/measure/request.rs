@@ -9,11 +9,11 @@ use ingraft_analysis::FunctionKind;
 use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
 use ingraft_model::{
-    Capacity, Focus, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
+    Focus, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
 };
 use ingraft_process::Target;
 
-use crate::api::{EnableRequest, MetricFocus, Profiling};
+use crate::api::{EnableRequest, MetricFocus, Profiling, Tracing};
 use crate::background::{each, in_background};
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
@@ -285,8 +285,8 @@ fn evaluate_request(
     if let Some(profiling) = request.profile {
         return profiled(modules, request, profiling, missing);
     }
-    if let Some(capacity) = request.trace {
-        return traced(modules, request, missing, capacity);
+    if let Some(tracing) = request.trace {
+        return traced(modules, request, missing, tracing);
     }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
@@ -369,7 +369,7 @@ fn traced(
     modules: &Modules,
     request: &EnableRequest,
     missing: Missing,
-    capacity: Capacity,
+    tracing: Tracing,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
     if functions.is_empty() {
@@ -391,7 +391,7 @@ fn traced(
         }
     }
     let unwinds = may_unwind(modules, &functions);
-    let instrumentation = trace::instrumentation(&traced, &refused, capacity, unwinds).ok_or_else(|| {
+    let instrumentation = trace::instrumentation(&traced, &refused, tracing, unwinds).ok_or_else(|| {
         let what = format!("a trace of {} functions is not possible", functions.len());
         Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
     })?;

@@ -12,6 +12,7 @@ use ingraft_model::{
 };
 use ingraft_profile::{NotCounted, NotTraced, Place, TracedFunction};
 
+use crate::api::Tracing;
 use crate::program::callees::may_return_twice;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
@@ -69,15 +70,16 @@ impl TracePlan {
     }
 
     /// The code at the entry and at all places of the function with this number.
-    fn insertions(&self, number: u32, capacity: Capacity, unwinds: bool) -> Option<Vec<Insertion>> {
+    fn insertions(&self, number: u32, Tracing { capacity, times }: Tracing, unwinds: bool) -> Option<Vec<Insertion>> {
         let insertion = |point, parts, appended| insertion(self.function, (point, parts), capacity, appended);
-        let enter = Appended { stack: unwinds || self.resumes.contains(&true), bytes: Token::Enter(number).bytes()? };
+        let stack = unwinds || self.resumes.contains(&true);
+        let enter = Appended { time: times, stack, bytes: Token::Enter(number).bytes()? };
         let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
         for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
             let passage = Token::Passage(n).bytes()?;
             let appended = match resumes {
-                true => Appended { stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() },
-                false => Appended { stack: false, bytes: passage },
+                true => Appended { time: false, stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() },
+                false => Appended { time: false, stack: false, bytes: passage },
             };
             let (point, parts) = self.point(*place)?;
             all.push(insertion(point, parts, appended));
@@ -100,7 +102,7 @@ impl TracePlan {
 
 /// The code that appends a token where a thread leaves calls without a return.
 pub fn mark(function: FunctionRef, point: PointKind, token: Token, capacity: Capacity) -> Option<Insertion> {
-    let appended = Appended { stack: token == Token::Unwound, bytes: token.bytes()? };
+    let appended = Appended { time: false, stack: token == Token::Unwound, bytes: token.bytes()? };
     Some(insertion(function, (point, Parts::All), capacity, appended))
 }
 
@@ -149,12 +151,12 @@ fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
 pub fn instrumentation(
     plans: &[TracePlan],
     refused: &[(FunctionRef, Refusal)],
-    capacity: Capacity,
+    tracing: Tracing,
     unwinds: bool,
 ) -> Option<Instrumentation> {
     let mut insertions = Vec::new();
     for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
-        insertions.extend(plan.insertions(number, capacity, unwinds)?);
+        insertions.extend(plan.insertions(number, tracing, unwinds)?);
     }
     if plans.len() > FUNCTIONS_MAX as usize {
         return None;
@@ -162,7 +164,7 @@ pub fn instrumentation(
     for (function, why) in refused {
         insertions.push(plan::missing(*function, why.clone()));
     }
-    Some(buffered(insertions, capacity))
+    Some(buffered(insertions, tracing.capacity))
 }
 
 /// Code that appends to a buffer of this capacity.

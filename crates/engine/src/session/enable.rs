@@ -95,8 +95,8 @@ impl Session {
         };
         drop(bounded);
         let Inserted { keys, caught_up, dear } = inserted?;
-        if let (Some(capacity), Some(trace)) = (request.trace, trace) {
-            self.note_trace(control, id, capacity, trace);
+        if let (Some(tracing), Some(trace)) = (request.trace, trace) {
+            self.note_trace(control, id, tracing, trace);
         }
         if let Some(profiling) = request.profile {
             self.note_profile(control, id, profiling, plans);

@@ -116,6 +116,8 @@ impl<'a> ThreadReplay<'a> {
     pub fn next(&mut self, token: Token, out: &mut dyn FnMut(Step)) {
         match token {
             Token::Stack(sp) => self.stack = Some(sp),
+            // The reader of the tokens keeps the time.
+            Token::Time(_) => {}
             Token::Resume(function) => self.resumes = Some(function),
             Token::Leaving => {
                 self.doubtful = self.doubtful.max(self.leaving);

@@ -1,6 +1,6 @@
 //! The records of a trace as messages of Protocol Buffers. Numbers of fields are never used again for another meaning.
 
-use ingraft_model::{self as model, Cfg, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_model::{self as model, Cfg, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
 use ingraft_profile::Place;
 use prost::Message;
 
@@ -19,6 +19,11 @@ pub(super) struct Program {
     program: String,
     #[prost(fixed64, tag = "4")]
     began_ns: u64,
+    /// Factor of the clock's scale; 0 without a clock.
+    #[prost(uint32, tag = "5")]
+    clock_mult: u32,
+    #[prost(uint32, tag = "6")]
+    clock_shift: u32,
 }
 
 /// Functions.
@@ -87,6 +92,8 @@ pub(super) struct Chunk {
     time_ns: u64,
     #[prost(bytes = "vec", tag = "5")]
     tokens: Vec<u8>,
+    #[prost(fixed64, tag = "6")]
+    ticks: u64,
 }
 
 /// The end of a trace.
@@ -137,13 +144,22 @@ impl From<&trace::TracedProgram> for Program {
             pid: program.pid,
             program: program.program.clone(),
             began_ns: program.began_ns,
+            clock_mult: program.clock.map_or(0, |scale| scale.mult),
+            clock_shift: program.clock.map_or(0, |scale| scale.shift),
         }
     }
 }
 
 impl Program {
     pub fn read(self) -> trace::TracedProgram {
-        trace::TracedProgram { host: self.host, pid: self.pid, program: self.program, began_ns: self.began_ns }
+        let scale = Scale { mult: self.clock_mult, shift: self.clock_shift };
+        trace::TracedProgram {
+            host: self.host,
+            pid: self.pid,
+            program: self.program,
+            began_ns: self.began_ns,
+            clock: (scale.mult != 0).then_some(scale),
+        }
     }
 }
 
@@ -294,6 +310,7 @@ impl From<&trace::Chunk> for Chunk {
             sequence: chunk.sequence,
             time_ns: chunk.time_ns,
             tokens: chunk.tokens.clone(),
+            ticks: chunk.ticks,
         }
     }
 }
@@ -306,6 +323,7 @@ impl Chunk {
             sequence: self.sequence,
             time_ns: self.time_ns,
             tokens: self.tokens,
+            ticks: self.ticks,
         }
     }
 }

@@ -14,25 +14,30 @@
 //! A chunk has tokens of one thread, and begins and ends between two tokens. So a file that was cut at any byte, because its writer was
 //! killed, is readable up to the last whole record, and every chunk can be read without the ones before it.
 //!
+//! Version 2 has stamps: the token of a time, the scale of the clock in the record of the program, and the clock's ticks in chunks. Files of
+//! version 1 are read too.
+//!
 //! *Invariant: any bytes give records whose indexes are valid, or an error.* Property tests check this.
 
+mod clock;
 mod messages;
 mod replay;
 
 use std::io::{self, Read};
 
-use ingraft_model::Cfg;
+use ingraft_model::{Cfg, Scale};
 use ingraft_profile::{Place, TracedFunction};
 use prost::Message;
 
 use crate::FileError;
 use crate::saved::{ModuleInfo, Refused};
+pub use clock::TraceClock;
 pub use replay::{TraceReplay, functions_of};
 
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"INGTRACE";
-/// Version of the format that this crate writes and reads.
-const VERSION: u32 = 1;
+/// Version of the format that this crate writes.
+const VERSION: u32 = 2;
 /// Length of the beginning of a record in bytes.
 const HEADER: usize = 12;
 /// Largest content of a record in bytes. A larger number is a defect of the file.
@@ -49,6 +54,8 @@ pub struct TracedProgram {
     pub program: String,
     /// Time at which the trace began, in nanoseconds of Unix time.
     pub began_ns: u64,
+    /// Length in nanoseconds of the ticks in which entries tell the time; `None` if they do not.
+    pub clock: Option<Scale>,
 }
 
 /// Functions that a trace contains, and those that it does not.
@@ -96,6 +103,8 @@ pub struct Chunk {
     pub sequence: u64,
     /// Time at which the tokens were read, in nanoseconds of Unix time.
     pub time_ns: u64,
+    /// Ticks of the trace's clock at that time; 0 if they are not known.
+    pub ticks: u64,
     /// Whole tokens, see [`ingraft_model::token`].
     pub tokens: Vec<u8>,
 }
@@ -202,7 +211,7 @@ impl<R: Read> TraceRecords<R> {
         let version = begin.get(..length).and_then(|begin| begin.strip_prefix(&MAGIC)).ok_or(FileError::NotATrace)?;
         let version = version.first_chunk().ok_or(FileError::NotATrace)?;
         match u32::from_le_bytes(*version) {
-            VERSION => Ok(TraceRecords { reader, over: false }),
+            1..=VERSION => Ok(TraceRecords { reader, over: false }),
             found => Err(FileError::TraceVersion { found }.into()),
         }
     }
