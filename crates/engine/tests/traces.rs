@@ -32,7 +32,7 @@ fn engine() -> (Engine, tempfile::TempDir) {
 }
 
 fn tracing(bytes: u32) -> Option<Tracing> {
-    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false })
+    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false, when: None })
 }
 
 fn request(pid: i32, functions: &[&str]) -> EnableRequest {
@@ -149,7 +149,7 @@ fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
             Step::Block { function, block, .. } => {
                 found.push(code.functions[function as usize].cfg.blocks[block].range.start.0);
             }
-            Step::Enter { .. } | Step::Leave { .. } => {}
+            Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             Step::Gap => panic!("the trace has a gap"),
         };
         replay.chunk(chunk, &mut note).unwrap();
@@ -238,7 +238,7 @@ fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<U
             Step::Enter { function, .. } => {
                 *found.entry(code.functions[function as usize].name.clone()).or_default() += 1;
             }
-            Step::Block { .. } | Step::Leave { .. } | Step::Gap => {}
+            Step::Block { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => {}
         };
         replay.chunk(chunk, &mut note).unwrap();
     }
@@ -291,7 +291,10 @@ fn a_full_buffer_leaves_a_gap_that_is_told() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &[]);
     let capacity = Capacity::of_bytes(0).unwrap();
-    let request = EnableRequest { trace: Some(Tracing { capacity, times: false }), ..request(target.pid(), &["work_0"]) };
+    let request = EnableRequest {
+        trace: Some(Tracing { capacity, times: false, when: None }),
+        ..request(target.pid(), &["work_0"])
+    };
     let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
     let (_, code) = engine.traced(id, Caller::Engine).unwrap();
     target.ask("solo 5000");

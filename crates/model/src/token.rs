@@ -10,6 +10,7 @@
 //! | 0xf9 | 3 | [`Token::Resume`] |
 //! | 0xfa, then 0x80 to 0xff | 5 | [`Token::Stack`] |
 //! | 0xfa, then 0x01 | 11 | [`Token::Time`] |
+//! | 0xfa, then 0x02 | 2 | [`Token::Condition`] |
 //! | 0xfb | 1 | [`Token::Leaving`] |
 //! | 0xfc | 1 | [`Token::Unwound`] |
 //! | 0xfd | 1 | [`Token::Switched`] |
@@ -29,11 +30,13 @@ pub const FUNCTIONS_MAX: u32 = DIGITS * DIGITS;
 pub const TOKEN_MAX: usize = TIME_BYTES as usize;
 /// Number of bytes of [`Token::Stack`].
 pub const STACK_BYTES: u32 = 5;
-/// First byte of [`Token::Stack`] and [`Token::Time`]. The bytes of the number each have seven of its bits, the lowest ones first, and their
+/// First byte of [`Token::Stack`], [`Token::Time`] and [`Token::Condition`]. The bytes of the number each have seven of its bits, the lowest ones first, and their
 /// highest bit is 1.
 pub const STACK: u8 = 0xfa;
 /// Second byte of [`Token::Time`]. The second byte of [`Token::Stack`] is above.
 pub const TIME: u8 = 0x01;
+/// Second byte of [`Token::Condition`].
+const CONDITION: u8 = 0x02;
 /// Number of bytes of the number in [`Token::Time`].
 pub const TIME_DIGITS: u32 = 9;
 /// Number of bytes of [`Token::Time`].
@@ -70,6 +73,8 @@ pub enum Token {
     Stack(u32),
     /// Time at the next entry, in ticks of the clock of timers: its lowest 63 bits.
     Time(u64),
+    /// The condition of the trace holds.
+    Condition,
     /// The thread is about to leave activations by an exception or a longjmp. A resume or an unwound tells which ones.
     Leaving,
     /// The same, for an exception that goes on after a cleanup.
@@ -118,6 +123,7 @@ impl Token {
                 let digits = (0..TIME_DIGITS).map(|n| 0x80 | (ticks >> (7 * n)) as u8);
                 [STACK, TIME].into_iter().chain(digits).collect()
             }
+            Token::Condition => vec![STACK, CONDITION],
             Token::Leaving => vec![LEAVING],
             Token::Continuing => vec![CONTINUING],
             Token::Unwound => vec![UNWOUND],
@@ -149,6 +155,7 @@ impl Token {
             STACK if at(1) == Some(TIME) => {
                 digits(bytes.get(2..), TIME_DIGITS)?.map(|ticks| (Token::Time(ticks), TIME_BYTES as usize))
             }
+            STACK if at(1) == Some(CONDITION) => Some((Token::Condition, 2)),
             STACK => digits(bytes.get(1..), STACK_BYTES - 1)?.map(|sp| (Token::Stack(sp as u32), STACK_BYTES as usize)),
             LEAVING => Some((Token::Leaving, 1)),
             UNWOUND => Some((Token::Unwound, 1)),
@@ -187,10 +194,15 @@ mod tests {
         let numbers = (0..300).chain([2039, 2040, 4302, FUNCTIONS_MAX - 1]);
         let tokens = numbers.flat_map(|n| [Token::Enter(n), Token::Passage(n % PLACES_MAX), Token::Resume(n)]);
         let stacks = [0, 8, 0x7ffc_1234_5678, u64::MAX].map(Token::stack);
+        let conditions = [Token::Condition];
         let times = [0, 1, 0x7f, 1 << 62, (1 << 63) - 1].map(Token::Time);
-        for token in
-            tokens.chain(stacks).chain(times).chain([Token::Leaving, Token::Continuing, Token::Unwound, Token::Switched, Token::Gap])
-        {
+        for token in tokens.chain(stacks).chain(times).chain(conditions).chain([
+            Token::Leaving,
+            Token::Continuing,
+            Token::Unwound,
+            Token::Switched,
+            Token::Gap,
+        ]) {
             let bytes = token.bytes().expect("a small number");
             assert!(bytes.len() <= TOKEN_MAX && !bytes.contains(&0), "{token:?} {bytes:x?}");
             assert_eq!(Token::read(&bytes), Ok(Some((token, bytes.len()))));
@@ -219,7 +231,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_tokens() {
         assert_eq!(Token::read(&[0xfa, 0x80, 0x7f]), Err(NoToken(0x7f)));
-        assert_eq!(Token::read(&[0xfa, 0x02]), Err(NoToken(0x02)));
+        assert_eq!(Token::read(&[0xfa, 0x03]), Err(NoToken(0x03)));
         assert_eq!(Token::read(&[0xfa, 0x01, 0x80, 0x01]), Err(NoToken(0x01)));
     }
 }

@@ -56,6 +56,7 @@ mod output;
 mod patterns;
 mod postgres;
 mod profiles;
+mod recorder;
 mod rounds;
 mod selfpatch;
 mod servers;

@@ -87,6 +87,8 @@ struct Trace {
     program: TracedProgram,
     /// The clock of the entries; `None` if they do not tell the time.
     clock: Option<TraceClock>,
+    /// Whether the file has only the newest part.
+    newest: bool,
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
 }
@@ -95,7 +97,7 @@ impl Trace {
     /// Reads what the chunks refer to. Warns if the file has no end.
     fn read(path: &Path, format: Format) -> Result<Self, Failure> {
         let program = TracedProgram::default();
-        let mut trace = Trace { program, clock: None, modules: Vec::new(), routines: Vec::new() };
+        let mut trace = Trace { program, clock: None, newest: false, modules: Vec::new(), routines: Vec::new() };
         let mut ended = false;
         for record in records_of(path)? {
             match record {
@@ -111,6 +113,7 @@ impl Trace {
                 }
                 Ok(TraceRecord::Chunk(chunk)) => trace.clock.iter_mut().for_each(|clock| clock.note(&chunk)),
                 Ok(TraceRecord::End(_)) => ended = true,
+                Ok(TraceRecord::Newest(_)) => trace.newest = true,
                 Err(TraceError::Cut) => break,
                 Err(why) => return Err(unreadable(path, &why)),
             }
@@ -237,10 +240,13 @@ impl Replay<'_> {
     /// Replays all chunks. Returns what is not known of each thread.
     fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::Replayed>, Stop> {
         let mut replay = TraceReplay::new(traced);
+        if self.trace.newest {
+            replay = replay.of_newest_part();
+        }
         for record in records_of(&self.args.file)? {
             let chunk = match record {
                 Ok(TraceRecord::Chunk(chunk)) => chunk,
-                Ok(TraceRecord::Program(_) | TraceRecord::Code(_) | TraceRecord::End(_)) => continue,
+                Ok(_) => continue,
                 Err(_) => break, // The first reading has told why.
             };
             if !self.args.threads.is_empty() && !self.args.threads.contains(&chunk.tid) {
@@ -283,7 +289,13 @@ impl Replay<'_> {
             TraceStep::Enter { function, depth }
             | TraceStep::Block { function, depth, .. }
             | TraceStep::Leave { function, depth } => (function as usize, depth),
-            TraceStep::Gap if self.args.summary => return Ok(()),
+            TraceStep::Gap | TraceStep::Condition if self.args.summary => return Ok(()),
+            TraceStep::Condition => {
+                let Thread { tid, stream, time_ns } = thread;
+                let pid = self.trace.program.pid.cast_signed();
+                out.object(&Object::Condition(traces::Held { pid, tid, stream, time_ns }))?;
+                return out.text(&format!("{}  the condition holds\n", self.begin(thread)));
+            }
             TraceStep::Gap => {
                 let pid = self.trace.program.pid.cast_signed();
                 let Thread { tid, stream, .. } = thread;
@@ -300,6 +312,7 @@ impl Replay<'_> {
         }
         let mut print = |word, at: Option<Svma>| self.print(thread, number, (word, depth, at), out);
         match step {
+            TraceStep::Condition => Ok(()),
             TraceStep::Enter { .. } => print("enter", None),
             TraceStep::Leave { .. } => print("leave", None),
             TraceStep::Gap => Ok(()),
@@ -324,7 +337,7 @@ impl Replay<'_> {
                     block.count += 1;
                 }
             }
-            TraceStep::Leave { .. } | TraceStep::Gap => {}
+            TraceStep::Leave { .. } | TraceStep::Gap | TraceStep::Condition => {}
         }
     }
 

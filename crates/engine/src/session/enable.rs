@@ -86,7 +86,7 @@ impl Session {
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
-        let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
+        let trace = self.begin_trace(control, id, &mut wanted);
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
@@ -95,7 +95,7 @@ impl Session {
         };
         drop(bounded);
         let Inserted { keys, caught_up, dear } = inserted?;
-        if let (Some(tracing), Some(trace)) = (request.trace, trace) {
+        if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
             self.note_trace(control, id, tracing, trace);
         }
         if let Some(profiling) = request.profile {

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::{MeasurementId, TraceRest, Tracing};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
-use crate::profile::trace::{TracePlan, buffered, mark};
+use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
 use crate::program::modules::Modules;
 use crate::readings::values::Shards;
 
@@ -75,16 +75,12 @@ struct Stream {
 
 impl Session {
     /// Makes the pair of a trace its own, because it has its own buffers, and adds the code that tells where a thread leaves calls.
-    pub(super) fn begin_trace(
-        &self,
-        control: &Control,
-        (id, tracing): (MeasurementId, Option<Tracing>),
-        wanted: &mut [Wanted],
-    ) -> Option<NewTrace> {
+    pub(super) fn begin_trace(&self, control: &Control, id: MeasurementId, wanted: &mut [Wanted]) -> Option<NewTrace> {
         let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
         let mut marked = FxHashSet::default();
         // If such a function is traced itself, its entry comes after the mark.
-        let mut insertions = self.new_marks(control, tracing?.capacity, &mut marked);
+        let buffer = Buffer::of(&traced.instrumentation.variables)?;
+        let mut insertions = self.new_marks(control, buffer, &mut marked);
         insertions.append(&mut traced.instrumentation.insertions);
         traced.instrumentation.insertions = insertions;
         traced.helpers = format!("trace {}", id.0).into();
@@ -95,24 +91,26 @@ impl Session {
     fn new_marks(
         &self,
         control: &Control,
-        capacity: Capacity,
+        buffer: Buffer,
         marked: &mut FxHashSet<(MdlFunction, PointKind)>,
     ) -> Vec<Insertion> {
         let all = self.marks(&control.modules).into_iter();
         let new = all.filter(|(function, kind, _)| marked.insert((*function, *kind)));
-        new.filter_map(|(function, kind, token)| mark(function, kind, token, capacity)).collect()
+        new.filter_map(|(function, kind, token)| mark(function, kind, token, buffer)).collect()
     }
 
     /// Weaves the code that tells where a thread leaves calls into libraries that were loaded since.
-    pub(super) fn mark_more(&self, control: &mut Control, id: MeasurementId, capacity: Capacity) -> Result<(), Error> {
+    pub(super) fn mark_more(&self, control: &mut Control, id: MeasurementId) -> Result<(), Error> {
         let Some(trace) = control.traces.get(&id) else { return Ok(()) };
         let (key, mut marked) = (trace.key.clone(), trace.marked.clone());
-        let Some(counters) = control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
-        let insertions = self.new_marks(control, capacity, &mut marked);
+        let pair = control.pairs.get(&key).map(|pair| (pair.counters.clone(), pair.variables.clone()));
+        let Some((counters, variables)) = pair else { return Ok(()) };
+        let Some(buffer) = Buffer::of(&variables) else { return Ok(()) };
+        let insertions = self.new_marks(control, buffer, &mut marked);
         if insertions.is_empty() {
             return Ok(());
         }
-        self.extend(control, vec![(key, buffered(insertions, capacity), counters)])?;
+        self.extend(control, vec![(key, buffered(insertions, variables), counters)])?;
         if let Some(trace) = control.traces.get_mut(&id) {
             trace.marked = marked;
         }
@@ -124,14 +122,12 @@ impl Session {
         &self,
         control: &mut Control,
         id: MeasurementId,
-        Tracing { capacity, times }: Tracing,
+        &Tracing { capacity, times, .. }: &Tracing,
         NewTrace { key, plans, marked }: NewTrace,
     ) {
         let Some(pair) = control.pairs.get(&key) else { return };
-        let (Some(first), Some(code)) = (pair.counters.first().copied(), code_of(&control.modules, pair, &plans))
-        else {
-            return;
-        };
+        let first = Buffer::of(&pair.variables).and_then(|buffer| buffer.first(&pair.counters));
+        let (Some(first), Some(code)) = (first, code_of(&control.modules, pair, &plans)) else { return };
         let program = TracedProgram {
             host: String::new(),
             pid: u32::try_from(self.pid().0).unwrap_or_default(),

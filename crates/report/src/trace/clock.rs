@@ -86,6 +86,6 @@ mod tests {
     fn moments_that_go_back_are_left_out() {
         let clock = clock(&[(0, 9), (1000, 5000), (900, 6000), (2000, 4000), (2000, 6000)]);
         assert_eq!(clock.moments, [(1000, 5000), (2000, 6000)]);
-        assert_eq!(super::TraceClock::new(Scale::ONE).unix_ns(1), None);
+        assert_eq!(TraceClock::new(Scale::ONE).unix_ns(1), None);
     }
 }

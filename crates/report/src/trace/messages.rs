@@ -105,6 +105,20 @@ pub(super) struct End {
     unbuffered: u64,
 }
 
+/// The newest part of a trace.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Newest {
+    #[prost(fixed64, tag = "1")]
+    from_ns: u64,
+    #[prost(fixed64, tag = "2")]
+    until_ns: u64,
+    /// 0: the end, 1: the condition, 2: a signal.
+    #[prost(uint32, tag = "3")]
+    cause: u32,
+    #[prost(uint64, tag = "4")]
+    dropped: u64,
+}
+
 /// Reasons for ways in, in the order of their numbers.
 const REASONS: [WayInReason; 11] = [
     WayInReason::Entry,
@@ -337,5 +351,27 @@ impl From<&trace::TraceEnd> for End {
 impl End {
     pub fn read(self) -> trace::TraceEnd {
         trace::TraceEnd { ended_ns: self.ended_ns, unbuffered: self.unbuffered }
+    }
+}
+
+impl From<&trace::Newest> for Newest {
+    fn from(newest: &trace::Newest) -> Self {
+        let cause = match newest.cause {
+            trace::Cause::End => 0,
+            trace::Cause::Condition => 1,
+            trace::Cause::Signal => 2,
+        };
+        Newest { from_ns: newest.from_ns, until_ns: newest.until_ns, cause, dropped: newest.dropped }
+    }
+}
+
+impl Newest {
+    pub fn read(self) -> trace::Newest {
+        let cause = match self.cause {
+            1 => trace::Cause::Condition,
+            2 => trace::Cause::Signal,
+            _ => trace::Cause::End,
+        };
+        trace::Newest { from_ns: self.from_ns, until_ns: self.until_ns, cause, dropped: self.dropped }
     }
 }

@@ -7,14 +7,16 @@
 //! | --- | --- | --- |
 //! | 0 | 4 | length of the content in bytes |
 //! | 4 | 4 | CRC-32 (IEEE) of the kind and the content |
-//! | 8 | 4 | kind: 1 program, 2 functions, 3 chunk, 4 end |
+//! | 8 | 4 | kind: 1 program, 2 functions, 3 chunk, 4 end, 5 newest part |
 //! | 12 | | content: a message of Protocol Buffers (`messages.rs`) |
 //!
 //! A reader skips records of other kinds. The record of the program comes first. A record of functions comes before the chunks that use them.
 //! A chunk has tokens of one thread, and begins and ends between two tokens. So a file that was cut at any byte, because its writer was
 //! killed, is readable up to the last whole record, and every chunk can be read without the ones before it.
 //!
-//! Version 2 has stamps: the token of a time, the scale of the clock in the record of the program, and the clock's ticks in chunks. Files of
+//! If only the newest part of a trace was kept, a record before the chunks says so. The first chunk of a stream then has any sequence.
+//!
+//! Version 2 has stamps and conditions: their tokens, the scale of the clock in the record of the program, and the clock's ticks in chunks. Files of
 //! version 1 are read too.
 //!
 //! *Invariant: any bytes give records whose indexes are valid, or an error.* Property tests check this.
@@ -118,6 +120,31 @@ pub struct TraceEnd {
     pub unbuffered: u64,
 }
 
+/// Reason why the newest part of a trace was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// The trace ended.
+    #[default]
+    End,
+    /// The condition of the trace held.
+    Condition,
+    /// A signal killed the program.
+    Signal,
+}
+
+/// The newest part of a trace, of which the rest was not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Newest {
+    /// Unix time in nanoseconds from which on all tokens were kept.
+    pub from_ns: u64,
+    /// Unix time in nanoseconds of the event that is the reason.
+    pub until_ns: u64,
+    /// Reason why the part was written.
+    pub cause: Cause,
+    /// Number of bytes of older tokens, which were not kept.
+    pub dropped: u64,
+}
+
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceRecord {
@@ -129,6 +156,8 @@ pub enum TraceRecord {
     Chunk(Chunk),
     /// The end.
     End(TraceEnd),
+    /// Only the newest part was kept.
+    Newest(Newest),
 }
 
 impl TraceRecord {
@@ -138,6 +167,7 @@ impl TraceRecord {
             TraceRecord::Code(_) => 2,
             TraceRecord::Chunk(_) => 3,
             TraceRecord::End(_) => 4,
+            TraceRecord::Newest(_) => 5,
         }
     }
 
@@ -148,6 +178,7 @@ impl TraceRecord {
             TraceRecord::Code(code) => messages::Code::from(code).encode_to_vec(),
             TraceRecord::Chunk(chunk) => messages::Chunk::from(chunk).encode_to_vec(),
             TraceRecord::End(end) => messages::End::from(end).encode_to_vec(),
+            TraceRecord::Newest(newest) => messages::Newest::from(newest).encode_to_vec(),
         };
         let length = u32::try_from(content.len()).ok().filter(|length| *length <= CONTENT_MAX)?;
         let kind = self.kind();
@@ -165,6 +196,7 @@ impl TraceRecord {
             2 => TraceRecord::Code(messages::Code::decode(content)?.read()?),
             3 => TraceRecord::Chunk(messages::Chunk::decode(content)?.read()),
             4 => TraceRecord::End(messages::End::decode(content)?.read()),
+            5 => TraceRecord::Newest(messages::Newest::decode(content)?.read()),
             _ => return Ok(None),
         }))
     }

@@ -12,7 +12,7 @@ use crate::trace::{Chunk, TraceRecord, TracedRoutine};
 pub fn functions_of(records: &[TraceRecord]) -> Vec<&TracedRoutine> {
     let code = records.iter().filter_map(|record| match record {
         TraceRecord::Code(code) => Some(&code.functions),
-        TraceRecord::Program(_) | TraceRecord::Chunk(_) | TraceRecord::End(_) => None,
+        TraceRecord::Program(_) | TraceRecord::Chunk(_) | TraceRecord::End(_) | TraceRecord::Newest(_) => None,
     });
     code.flatten().collect()
 }
@@ -33,6 +33,8 @@ struct Stream<'a> {
 pub struct TraceReplay<'a> {
     functions: &'a [TracedFunction],
     streams: BTreeMap<u32, Stream<'a>>,
+    /// Whether streams may begin with any chunk.
+    newest: bool,
     /// Number of bytes of all chunks.
     bytes: u64,
 }
@@ -40,14 +42,20 @@ pub struct TraceReplay<'a> {
 impl<'a> TraceReplay<'a> {
     /// Begins before the first chunk. `functions` has the functions of the file.
     pub fn new(functions: &'a [TracedFunction]) -> Self {
-        TraceReplay { functions, streams: BTreeMap::new(), bytes: 0 }
+        TraceReplay { functions, streams: BTreeMap::new(), newest: false, bytes: 0 }
+    }
+
+    /// Replays the newest part of a trace: the first chunk of a stream may have any sequence.
+    pub fn of_newest_part(self) -> Self {
+        TraceReplay { newest: true, ..self }
     }
 
     /// Regenerates the steps of a chunk and gives them to `out`, each with the stamp of the latest entry before it. If chunks of the stream
     /// are missing, a gap comes first. Fails if the chunk does not consist of whole tokens; the steps before the wrong one were given to
     /// `out`.
     pub fn chunk(&mut self, chunk: &Chunk, out: &mut dyn FnMut(Step, Option<u64>)) -> Result<(), FileError> {
-        let new = || Stream { tid: chunk.tid, next: 0, replay: ThreadReplay::new(self.functions), stamp: None };
+        let next = if self.newest { chunk.sequence } else { 0 };
+        let new = || Stream { tid: chunk.tid, next, replay: ThreadReplay::new(self.functions), stamp: None };
         let stream = self.streams.entry(chunk.stream).or_insert_with(new);
         if stream.next != chunk.sequence {
             stream.take(Token::Gap, out);

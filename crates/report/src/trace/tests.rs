@@ -46,10 +46,17 @@ fn records() -> Vec<TraceRecord> {
     let clock = Some(Scale { mult: 5, shift: 3 });
     let module = ModuleInfo { name: "m".to_owned(), build_id: vec![1, 2], ..ModuleInfo::default() };
     vec![
-        TraceRecord::Program(TracedProgram { host: "h".to_owned(), pid: 9, program: "/p".to_owned(), began_ns: 3, clock }),
+        TraceRecord::Program(TracedProgram {
+            host: "h".to_owned(),
+            pid: 9,
+            program: "/p".to_owned(),
+            began_ns: 3,
+            clock,
+        }),
         TraceRecord::Code(TracedCode { modules: vec![module], functions: vec![routine()], refused: Vec::new() }),
         chunk(0, &[Token::Enter(0), place(1), place(2)]),
         chunk(1, &[place(1), place(3)]),
+        TraceRecord::Newest(Newest { from_ns: 4, until_ns: 7, cause: Cause::Condition, dropped: 9 }),
         TraceRecord::End(TraceEnd { ended_ns: 8, unbuffered: 0 }),
     ]
 }
@@ -84,7 +91,7 @@ fn blocks(records: &[TraceRecord]) -> Vec<usize> {
             let mut note = |step, _| match step {
                 Step::Block { block, .. } => blocks.push(block),
                 Step::Gap => blocks.push(usize::MAX),
-                Step::Enter { .. } | Step::Leave { .. } => {}
+                Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             };
             replay.chunk(chunk, &mut note).expect("tokens");
         }
@@ -140,6 +147,22 @@ fn a_missing_chunk_is_a_gap() {
 }
 
 #[test]
+fn the_newest_part_begins_with_any_chunk() {
+    let mut records = records();
+    records.remove(2);
+    let traced: Vec<TracedFunction> = functions_of(&records).iter().map(|f| f.traced().expect("a function")).collect();
+    let (mut replay, mut steps) = (TraceReplay::new(&traced).of_newest_part(), 0);
+    for record in &records {
+        if let TraceRecord::Chunk(chunk) = record {
+            replay.chunk(chunk, &mut |_, _| steps += 1).expect("tokens");
+        }
+    }
+    // The tokens belong to no known activation, which is no gap.
+    let unknown: Vec<_> = replay.unknown().map(|(.., unknown)| (unknown.gaps, unknown.skipped)).collect();
+    assert_eq!((steps, unknown), (0, vec![(0, 2)]));
+}
+
+#[test]
 fn a_later_kind_of_record_is_skipped() {
     let mut bytes = trace_beginning();
     let content = b"later";
@@ -147,8 +170,8 @@ fn a_later_kind_of_record_is_skipped() {
     bytes.extend(checksum(77, content).to_le_bytes());
     bytes.extend(77_u32.to_le_bytes());
     bytes.extend(content);
-    bytes.extend(records()[4].to_bytes().expect("a record"));
-    assert_eq!(read(&bytes).0, records()[4..]);
+    bytes.extend(records()[5].to_bytes().expect("a record"));
+    assert_eq!(read(&bytes).0, records()[5..]);
     bytes[8] = 3;
     assert!(matches!(read(&bytes).1, Some(TraceError::Content(FileError::TraceVersion { found: 3 }))));
 }
@@ -183,7 +206,7 @@ fn steps_have_the_stamp_of_the_latest_entry() {
 
 proptest! {
     #[test]
-    fn any_content_is_valid_or_refused(kind in 0_u32..6, content in vec(any::<u8>(), 0..200), at in 0_usize..400,
+    fn any_content_is_valid_or_refused(kind in 0_u32..7, content in vec(any::<u8>(), 0..200), at in 0_usize..400,
                                        to in any::<u8>()) {
         let mut bytes = trace_beginning();
         bytes.extend((content.len() as u32).to_le_bytes());
