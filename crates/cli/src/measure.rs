@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ingraft_report::Cause;
 use ingraft_wire::profile::Profile;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -33,6 +34,7 @@ use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
 use chosen::Chosen;
 use kin::Kin;
+pub(crate) use pull::Kept;
 use pull::Puller;
 
 /// Default time between two readings.
@@ -54,8 +56,8 @@ pub(crate) struct Plan {
     phases: Option<Duration>,
     /// Whether values of events that were counted for a part of the time are scaled up to all of it.
     scaled: bool,
-    /// File of the trace; `None` if the measurement is no trace, or if the trace has begun.
-    trace: Option<Destination>,
+    /// File of the trace, and the part that is kept; `None` if the measurement is no trace, or if the trace has begun.
+    trace: Option<(Destination, Kept)>,
     /// Reading of a profile while it runs; `None` if it is read at the end only.
     query: Option<Query>,
     /// Whether the command passes on the exit status of the program that it starts.
@@ -106,8 +108,8 @@ impl Plan {
     }
 
     /// Returns the plan with a trace that is written to this file.
-    pub(crate) fn traced_to(self, file: Destination) -> Self {
-        Plan { trace: Some(file), ..self }
+    pub(crate) fn traced_to(self, file: Destination, kept: Kept) -> Self {
+        Plan { trace: Some((file, kept)), ..self }
     }
 
     /// Returns the plan with or without scaling of events that were counted for a part of the time.
@@ -149,6 +151,8 @@ pub(crate) struct Site {
     exec: bool,
     /// Exit status of the target, 128 + N after signal N; `None` if the target runs, or if the kernel does not tell.
     status: Option<u8>,
+    /// Signal that killed the target, as far as the kernel tells.
+    signal: Option<i32>,
     /// Whether the command started the target.
     is_started: bool,
     /// Failure after which no reading follows.
@@ -250,8 +254,8 @@ impl Session<'_> {
         let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
         self.streams.push(tokio::spawn(stream));
         let trace = self.plan.trace.take();
-        let trace = trace.map(|file| Puller::start((client.clone(), id), file, (self.sites.len(), events.clone())));
-        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client, enabled) });
+        let trace = trace.map(|to| Puller::start((client.clone(), id), to, (self.sites.len(), events.clone())));
+        self.sites.push(Site { scaled: self.plan.scaled, trace, ..Site::new(client.clone(), enabled) });
         self.announce(out)
     }
 
@@ -328,11 +332,15 @@ impl Session<'_> {
                     match event {
                         Ok(Event::Reading(reading)) => {
                             site.take(reading);
+                            if site.has_held() {
+                                return Ok(());
+                            }
                             view.reading(&self.sites, at, out)?;
                             self.tell_taken_out(at, out)?;
                             self.tell_shares(at);
                         }
                         Ok(Event::Grown(grown)) => site.grow(grown, format),
+                        Ok(Event::Held) => return Ok(()),
                         Ok(Event::Ended(ended)) => {
                             site.end(ended, format, out)?;
                             self.depart(at, ended.exec, out).await?;
@@ -629,6 +637,7 @@ impl Site {
             ended: false,
             exec: false,
             status: None,
+            signal: None,
             is_started: false,
             lost: None,
             late_ns: None,
@@ -742,6 +751,7 @@ impl Site {
         }
         let Ended { status, signal, exec } = ended;
         self.exec = exec;
+        self.signal = signal;
         let number = status.or(signal.map(|signal| 128 + signal));
         self.status = number.and_then(|number| u8::try_from(number).ok());
         let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
@@ -752,6 +762,20 @@ impl Site {
             output::warn(&crashed, format);
         }
         Ok(())
+    }
+
+    /// Whether a thread had no room to tell that the condition of a trace has held.
+    fn has_held(&self) -> bool {
+        self.trace.as_ref().is_some_and(Puller::awaits_condition) && self.reading.values.iter().any(|v| v.value != 0)
+    }
+
+    /// Reason why the newest part of a trace is written, as far as the file does not tell it.
+    fn cause(&self) -> Cause {
+        match self.has_held() {
+            true => Cause::Condition,
+            false if self.signal.is_some() => Cause::Signal,
+            false => Cause::End,
+        }
     }
 
     fn announcement(&self, attach_ms: f64) -> Object {
@@ -824,9 +848,6 @@ impl Site {
             puller.end();
         }
         let Farewell { mut removed, grown, last, profile, trace, ended } = self.client.remove(id, pairs).await?;
-        if let Some(puller) = self.trace.take() {
-            self.unwritten = puller.finish(&trace).await.err();
-        }
         if let Some(grown) = grown {
             self.grow(grown, format);
         }
@@ -836,6 +857,10 @@ impl Site {
         self.profile = profile;
         if let Some(ended) = ended {
             self.end(ended, format, out)?;
+        }
+        let cause = self.cause();
+        if let Some(puller) = self.trace.take() {
+            self.unwritten = puller.finish(&trace, cause).await.err();
         }
         self.awaited.clone_from(&removed.awaited);
         if self.ended && removed.text_restored == Some(true) {

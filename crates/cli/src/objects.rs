@@ -16,7 +16,7 @@ use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn,
 use ingraft_model::{Activations, Bin};
 use serde::Serialize;
 use totals::{EventTotals, ProfileHead};
-use traces::{Gap, Replayed, Step, Traced};
+use traces::{Gap, Held, Replayed, Step, Traced};
 
 use crate::conn::PairInfo;
 
@@ -53,6 +53,7 @@ pub(crate) enum Object {
     Traced(Traced),
     Step(Step),
     Gap(Gap),
+    Condition(Held),
     Replayed(Replayed),
     FunctionChange(FunctionChange),
     BlockChange(BlockChange),

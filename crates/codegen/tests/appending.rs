@@ -5,12 +5,12 @@ mod support;
 use std::cell::RefCell;
 
 use ingraft_codegen::verify::{Flaw, verify_weave};
-use ingraft_codegen::{CodegenError, MiniRequest, PointRequest, TextSpace, weave_points};
+use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::buffer::{CLOSED, Capacity, LOST, POSITION, Reader, SLACK, TAKEN, Taken, Words};
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::Token;
-use ingraft_model::{Bias, Snippet, Stmt, ThreadIdentity, VariableId};
-use support::image::{Outcome, Program, Step, TEXT};
+use ingraft_model::{Avma, Bias, Snippet, Stmt, ThreadIdentity, VariableId, WallClock};
+use support::image::{Outcome, Program, Step, TELL_TIME, TEXT};
 use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -22,7 +22,7 @@ fn capacity() -> Capacity {
 }
 
 fn append(stack: bool, bytes: &[u8]) -> Snippet {
-    Snippet { stmts: vec![Stmt::Append(V, capacity(), Appended { stack, bytes: bytes.to_vec() })] }
+    Snippet { stmts: vec![Stmt::Append(V, capacity(), Appended { time: false, stack, bytes: bytes.to_vec() })] }
 }
 
 fn run(identity: ThreadIdentity, snippets: &[Snippet], steps: Vec<Step>) -> (Outcome, Outcome) {
@@ -35,6 +35,23 @@ fn run(identity: ThreadIdentity, snippets: &[Snippet], steps: Vec<Step>) -> (Out
         counters: capacity().slots() as usize + snippets.len(),
     };
     (program(vec![]).run(), program(vec![&w.weave.plan]).run())
+}
+
+/// Runs a snippet in an environment, and without it.
+fn run_in(env: &Environment, snippet: &Snippet, steps: Vec<Step>) -> (Outcome, Outcome) {
+    let (site, mut arena, mut text) = (site(&CODE), arena(), TextSpace::new());
+    let minis = [MiniRequest { id: 0, snippet, counters: &[0] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[], probe: None }];
+    let weave = weave_points(env, &mut arena, &mut text, &requests).expect("woven");
+    verify_weave(env, &arena, &text, &requests, &weave).expect("right");
+    let program = |plans| Program {
+        env,
+        text: CODE.to_vec(),
+        plans,
+        steps: steps.clone(),
+        counters: capacity().slots() as usize,
+    };
+    (program(vec![]).run(), program(vec![&weave.plan]).run())
 }
 
 fn calls(count: usize) -> Vec<Step> {
@@ -99,6 +116,42 @@ fn the_stack_pointer_is_that_at_the_point() {
         }
     }
     assert_eq!(rest, []);
+}
+
+/// The tokens in these bytes.
+fn tokens(mut bytes: &[u8]) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    while let Some((token, length)) = Token::read(bytes).expect("a token") {
+        tokens.push(token);
+        bytes = &bytes[length..];
+    }
+    assert_eq!(bytes, []);
+    tokens
+}
+
+#[test]
+fn the_time_is_read_at_the_point() {
+    let bytes = Token::Enter(3).bytes().expect("small");
+    for wall in [WallClock::Tsc, WallClock::SystemCall, WallClock::Vdso(Avma(TELL_TIME))] {
+        for stack in [false, true] {
+            let appended = Appended { time: true, stack, bytes: bytes.clone() };
+            let timed = Snippet { stmts: vec![Stmt::Append(V, capacity(), appended)] };
+            let env = Environment { wall, ..environment(GLIBC) };
+            let (plain, out) = run_in(&env, &timed, calls(30));
+            assert_eq!(plain.calls, out.calls);
+            assert_eq!(plain.scratch, out.scratch);
+            let all = tokens(&taken(&out).0.bytes);
+            let ticks = |token: &Token| if let Token::Time(ticks) = token { Some(*ticks) } else { None };
+            let times: Vec<u64> = all.iter().filter_map(ticks).collect();
+            assert!(
+                times.len() == 30 && times[0] > 0 && times.is_sorted() && times[0] < times[29],
+                "{wall:?} {times:?}"
+            );
+            for call in all.chunks(all.len() / 30) {
+                assert_eq!((call.len(), call.last()), (if stack { 3 } else { 2 }, Some(&Token::Enter(3))));
+            }
+        }
+    }
 }
 
 #[test]

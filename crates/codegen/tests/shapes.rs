@@ -203,9 +203,9 @@ fn snippets() {
     use BinaryOp as B;
     use Expr::{Arg, Const, Variable};
     let mut listing = String::new();
-    let append = |stack, bytes: &[u8]| {
+    let append = |time, stack, bytes: &[u8]| {
         let capacity = Capacity::of_bytes(1 << 16).expect("a capacity");
-        Stmt::Append(v(0), capacity, Appended { stack, bytes: bytes.to_vec() })
+        Stmt::Append(v(0), capacity, Appended { time, stack, bytes: bytes.to_vec() })
     };
     let shift = op(B::ShiftLeft, Const(1), op(B::And, Arg(3), Const(7)));
     let range = op(B::LogicalAnd, op(B::GreaterOrEqual, Arg(1), Const(16)), op(B::Less, Arg(1), Const(4096)));
@@ -217,8 +217,9 @@ fn snippets() {
         (GLIBC, vec![Stmt::AddAt(v(0), op(B::Add, Arg(0), Const(8)), Arg(3))]),
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::new(-4, 30, 10).expect("granules"), Arg(0), Arg(1))]),
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::numbers(5).expect("granules"), Const(2), Const(1))]),
-        (GLIBC, vec![append(false, &[0x17])]),
-        (GLIBC, vec![append(true, &[0xf0, 0x01])]),
+        (GLIBC, vec![append(false, false, &[0x17])]),
+        (GLIBC, vec![append(false, true, &[0xf0, 0x01])]),
+        (GLIBC, vec![append(true, false, &[0xf0, 0x01])]),
         (GLIBC, vec![Stmt::Mark(v(0), Arg(0), ObjectState { kind: ObjectKind::RwLock, retired: true })]),
         (GLIBC, vec![Stmt::If(Expr::ValueAt(v(0), Box::new(Arg(0))), vec![Stmt::AddAt(v(0), Arg(1), Const(2))])]),
         (GLIBC, vec![Stmt::If(Expr::ValueIn(v(0), Ranges::numbers(5).expect("granules"), Box::new(Arg(0))), vec![])]),

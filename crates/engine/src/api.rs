@@ -213,11 +213,31 @@ pub struct EnableRequest {
     pub await_modules: bool,
     /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metrics` is not used.
     pub profile: Option<Profiling>,
-    /// Capacity of the buffer of each thread if `functions` are traced; `None` for other measurements. In a trace, `pairs` is empty and
-    /// `function_metrics` is not used.
-    pub trace: Option<Capacity>,
+    /// The trace of `functions`; `None` for other measurements. In a trace, `pairs` is empty and `function_metrics` is not used.
+    pub trace: Option<Tracing>,
     /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
     pub earlier: Option<Arc<EarlierProfile>>,
+}
+
+/// A condition that a trace waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceCondition {
+    /// Pattern of the function at which the condition is tested. It must match one function.
+    pub function: String,
+    /// Expression of MDL's code language; empty if the condition holds at each entry of the function. An expression that uses the result or
+    /// the time of a call is tested at the returns, others at the entry.
+    pub expression: String,
+}
+
+/// Contents of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracing {
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
+    /// Whether the entries of functions write the time.
+    pub times: bool,
+    /// The condition at which threads write a token; the value of the pair is the number of times at which it held.
+    pub when: Option<TraceCondition>,
 }
 
 /// The end of a trace.

@@ -16,6 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::api::*;
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
+use crate::measure::condition;
 use crate::measure::internal::Internal;
 use crate::measure::lower;
 use crate::measure::request::{Missing, resolve_patterns};
@@ -309,17 +310,20 @@ impl Engine {
 
     /// Definitions for a request, and one line for each definition that is wrong but not needed.
     fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
-        if request.definitions.is_empty() {
+        let condition = request.trace.as_ref().and_then(|trace| trace.when.as_ref());
+        if request.definitions.is_empty() && condition.is_none() {
             return Ok((self.library_with(&[])?, Vec::new()));
         }
         let mut sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
         sources.extend_from_slice(&request.definitions);
+        sources.extend(condition.map(condition::definition));
         let (library, mut diagnostics) = load_all(&sources);
         diagnostics.retain(Diagnostic::is_error);
         let own = |metric: &str| Internal::ALL.into_iter().any(|own| own.info().name == metric);
         let concerned = |metric: &str| library.concerned(metric) && !own(metric);
         let by_function = request.function_metrics.iter().map(String::as_str).filter(|_| !request.functions.is_empty());
-        let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function);
+        let of_trace = condition.map(|_| condition::METRIC);
+        let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function).chain(of_trace);
         if !diagnostics.is_empty() && asked.any(concerned) {
             return Err(Error::mdl(diagnostics));
         }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, TargetSpec};
+use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, TargetSpec, Tracing};
 use ingraft_model::Capacity;
 use ingraft_model::buffer::SLACK;
 use ingraft_profile::{Step, TracedFunction, Unknown};
@@ -31,6 +31,10 @@ fn engine() -> (Engine, tempfile::TempDir) {
     (Engine::start(config).unwrap(), dir)
 }
 
+fn tracing(bytes: u32) -> Option<Tracing> {
+    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false, when: None })
+}
+
 fn request(pid: i32, functions: &[&str]) -> EnableRequest {
     EnableRequest {
         target: TargetSpec::Pid(ingraft_model::Pid(pid)),
@@ -48,7 +52,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         max_pairs: None,
         await_modules: false,
         profile: None,
-        trace: Capacity::of_bytes(1 << 16),
+        trace: tracing(1 << 16),
         earlier: None,
     }
 }
@@ -141,11 +145,11 @@ fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
     let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
     let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
     for chunk in chunks {
-        let mut note = |step| match step {
+        let mut note = |step, _| match step {
             Step::Block { function, block, .. } => {
                 found.push(code.functions[function as usize].cfg.blocks[block].range.start.0);
             }
-            Step::Enter { .. } | Step::Leave { .. } => {}
+            Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             Step::Gap => panic!("the trace has a gap"),
         };
         replay.chunk(chunk, &mut note).unwrap();
@@ -230,11 +234,11 @@ fn entries(code: &TracedCode, chunks: &[Chunk]) -> (BTreeMap<String, u64>, Vec<U
     let traced: Vec<TracedFunction> = code.functions.iter().map(|f| f.traced().unwrap()).collect();
     let (mut replay, mut found) = (TraceReplay::new(&traced), BTreeMap::new());
     for chunk in chunks {
-        let mut note = |step| match step {
+        let mut note = |step, _| match step {
             Step::Enter { function, .. } => {
                 *found.entry(code.functions[function as usize].name.clone()).or_default() += 1;
             }
-            Step::Block { .. } | Step::Leave { .. } | Step::Gap => {}
+            Step::Block { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => {}
         };
         replay.chunk(chunk, &mut note).unwrap();
     }
@@ -268,7 +272,7 @@ fn traces_follow_each_other_beside_another_measurement() {
     let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
     for round in 1..=3 {
         // The buffer of the trace before is reused, and was full.
-        let small = EnableRequest { trace: Capacity::of_bytes(0), ..request(target.pid(), &["work_0"]) };
+        let small = EnableRequest { trace: tracing(0), ..request(target.pid(), &["work_0"]) };
         let id = engine.enable(&small, Caller::Engine, &|_| ()).unwrap().id;
         let (_, code) = engine.traced(id, Caller::Engine).unwrap();
         target.ask("solo 40");
@@ -287,7 +291,10 @@ fn a_full_buffer_leaves_a_gap_that_is_told() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &[]);
     let capacity = Capacity::of_bytes(0).unwrap();
-    let request = EnableRequest { trace: Some(capacity), ..request(target.pid(), &["work_0"]) };
+    let request = EnableRequest {
+        trace: Some(Tracing { capacity, times: false, when: None }),
+        ..request(target.pid(), &["work_0"])
+    };
     let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
     let (_, code) = engine.traced(id, Caller::Engine).unwrap();
     target.ask("solo 5000");

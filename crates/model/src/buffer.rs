@@ -10,7 +10,7 @@
 //! A thread appends in three steps. It compares the position with the bytes taken, it reserves room by one instruction (`xadd`), and it stores
 //! its bytes, none of which is 0. A signal handler may run in between. It then reserves its own room, before or after that of the thread, so no
 //! byte is overwritten. The comparison keeps [`SLACK`] bytes free for the handlers that run between comparison and reservation. They would
-//! have to nest more than 60 deep, each interrupted between these two instructions, to use them up.
+//! have to nest more than 50 deep, each interrupted between these two instructions, to use them up.
 //!
 //! The engine takes bytes up to the first 0, writes zeros over them, and then stores the new number of bytes taken. The processor keeps the
 //! order of the stores of each side, so a thread that sees the number finds zeros, and appends only there.

@@ -469,6 +469,8 @@ pub enum Stmt {
 /// Bytes that a snippet appends to a buffer as a whole: a signal handler that interrupts the snippet appends its own before or after them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Appended {
+    /// Whether the time by the clock of wall timers precedes the others, as [`crate::token::Token::Time`].
+    pub time: bool,
     /// Whether the stack pointer at the point precedes the bytes, as [`crate::token::Token::Stack`].
     pub stack: bool,
     /// At most [`Appended::BYTES_MAX`] bytes, none of which is 0.
@@ -479,9 +481,11 @@ impl Appended {
     /// Largest number of bytes.
     pub const BYTES_MAX: usize = 8;
 
-    /// Number of bytes with those for the stack pointer.
+    /// Number of bytes with those for the time and the stack pointer.
     pub fn length(&self) -> u32 {
-        self.bytes.len() as u32 + if self.stack { crate::token::STACK_BYTES } else { 0 }
+        let time = if self.time { crate::token::TIME_BYTES } else { 0 };
+        let stack = if self.stack { crate::token::STACK_BYTES } else { 0 };
+        self.bytes.len() as u32 + time + stack
     }
 }
 
@@ -510,6 +514,7 @@ impl Snippet {
                 | Stmt::CloseHanded(record, body) => record.kept.contains(&Kept::Time(clock)) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
+                Stmt::Append(_, _, appended) => appended.time && clock == Clock::Wall,
                 Stmt::Add(..)
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
@@ -517,7 +522,6 @@ impl Snippet {
                 | Stmt::AddListed(..)
                 | Stmt::Prune
                 | Stmt::Observe(..)
-                | Stmt::Append(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..)

@@ -8,15 +8,17 @@
 //! | 0xf0 to 0xf7 | 2 | [`Token::Enter`] of a function up to 2,039 |
 //! | 0xf8 | 3 | [`Token::Enter`] of any function |
 //! | 0xf9 | 3 | [`Token::Resume`] |
-//! | 0xfa | 5 | [`Token::Stack`] |
+//! | 0xfa, then 0x80 to 0xff | 5 | [`Token::Stack`] |
+//! | 0xfa, then 0x01 | 11 | [`Token::Time`] |
+//! | 0xfa, then 0x02 | 2 | [`Token::Condition`] |
 //! | 0xfb | 1 | [`Token::Leaving`] |
 //! | 0xfc | 1 | [`Token::Unwound`] |
 //! | 0xfd | 1 | [`Token::Switched`] |
 //! | 0xfe | 1 | [`Token::Continuing`] |
 //! | 0xff | 1 | [`Token::Gap`] |
 //!
-//! No byte of a token is 0. So a reader of a buffer, in which unwritten bytes are 0, sees whether a token is complete. The first byte tells
-//! the length, so a reader that does not know the function of a passage finds the next token.
+//! No byte of a token is 0. So a reader of a buffer, in which unwritten bytes are 0, sees whether a token is complete. The first two bytes
+//! tell the length, so a reader that does not know the function of a passage finds the next token.
 
 /// Number of places of a function whose passage takes one byte.
 pub const SHORT_PLACES: u32 = 0xdf;
@@ -25,11 +27,20 @@ pub const PLACES_MAX: u32 = SHORT_PLACES + 16 * DIGITS;
 /// Largest number of functions of a trace.
 pub const FUNCTIONS_MAX: u32 = DIGITS * DIGITS;
 /// Largest number of bytes of a token.
-pub const TOKEN_MAX: usize = 5;
+pub const TOKEN_MAX: usize = TIME_BYTES as usize;
 /// Number of bytes of [`Token::Stack`].
 pub const STACK_BYTES: u32 = 5;
-/// First byte of [`Token::Stack`]. Four bytes follow. Each has seven bits of the number, the lowest ones first, and its highest bit is 1.
+/// First byte of [`Token::Stack`], [`Token::Time`] and [`Token::Condition`]. The bytes of the number each have seven of its bits, the lowest ones first, and their
+/// highest bit is 1.
 pub const STACK: u8 = 0xfa;
+/// Second byte of [`Token::Time`]. The second byte of [`Token::Stack`] is above.
+pub const TIME: u8 = 0x01;
+/// Second byte of [`Token::Condition`].
+const CONDITION: u8 = 0x02;
+/// Number of bytes of the number in [`Token::Time`].
+pub const TIME_DIGITS: u32 = 9;
+/// Number of bytes of [`Token::Time`].
+pub const TIME_BYTES: u32 = 2 + TIME_DIGITS;
 /// Number of bits that [`Token::Stack`] keeps of a stack pointer.
 pub const STACK_BITS: u32 = 28;
 
@@ -60,6 +71,10 @@ pub enum Token {
     Resume(u32),
     /// Stack pointer at the next token, which is an entry, a resume or an unwound: bits 3 to 30.
     Stack(u32),
+    /// Time at the next entry, in ticks of the clock of timers: its lowest 63 bits.
+    Time(u64),
+    /// The condition of the trace holds.
+    Condition,
     /// The thread is about to leave activations by an exception or a longjmp. A resume or an unwound tells which ones.
     Leaving,
     /// The same, for an exception that goes on after a cleanup.
@@ -104,12 +119,17 @@ impl Token {
                 let part = |shift: u32| 0x80 | (sp >> shift) as u8;
                 vec![STACK, part(0), part(7), part(14), part(21)]
             }
+            Token::Time(ticks) if ticks >> (7 * TIME_DIGITS) == 0 => {
+                let digits = (0..TIME_DIGITS).map(|n| 0x80 | (ticks >> (7 * n)) as u8);
+                [STACK, TIME].into_iter().chain(digits).collect()
+            }
+            Token::Condition => vec![STACK, CONDITION],
             Token::Leaving => vec![LEAVING],
             Token::Continuing => vec![CONTINUING],
             Token::Unwound => vec![UNWOUND],
             Token::Switched => vec![SWITCHED],
             Token::Gap => vec![GAP],
-            Token::Passage(_) | Token::Enter(_) | Token::Resume(_) | Token::Stack(_) => return None,
+            Token::Passage(_) | Token::Enter(_) | Token::Resume(_) | Token::Stack(_) | Token::Time(_) => return None,
         })
     }
 
@@ -132,17 +152,11 @@ impl Token {
             }
             LONG_ENTER => number().map(|function| (Token::Enter(function), 3)),
             RESUME => number().map(|function| (Token::Resume(function), 3)),
-            STACK => {
-                let parts = [at(1), at(2), at(3), at(4)];
-                if let Some(wrong) = parts.into_iter().flatten().find(|byte| byte & 0x80 == 0) {
-                    return Err(NoToken(wrong));
-                }
-                let [Some(a), Some(b), Some(c), Some(d)] = parts.map(|part| part.map(|byte| u32::from(byte & 0x7f)))
-                else {
-                    return Ok(None);
-                };
-                Some((Token::Stack(a | b << 7 | c << 14 | d << 21), 5))
+            STACK if at(1) == Some(TIME) => {
+                digits(bytes.get(2..), TIME_DIGITS)?.map(|ticks| (Token::Time(ticks), TIME_BYTES as usize))
             }
+            STACK if at(1) == Some(CONDITION) => Some((Token::Condition, 2)),
+            STACK => digits(bytes.get(1..), STACK_BYTES - 1)?.map(|sp| (Token::Stack(sp as u32), STACK_BYTES as usize)),
             LEAVING => Some((Token::Leaving, 1)),
             UNWOUND => Some((Token::Unwound, 1)),
             SWITCHED => Some((Token::Switched, 1)),
@@ -151,6 +165,19 @@ impl Token {
         };
         Ok(token)
     }
+}
+
+/// The number that this many bytes hold, seven bits each; `None` if one of them is missing or 0.
+fn digits(bytes: Option<&[u8]>, count: u32) -> Result<Option<u64>, NoToken> {
+    let mut number = 0;
+    for n in 0..count {
+        match bytes.and_then(|bytes| bytes.get(n as usize)) {
+            None | Some(0) => return Ok(None),
+            Some(byte) if byte & 0x80 == 0 => return Err(NoToken(*byte)),
+            Some(byte) => number |= u64::from(byte & 0x7f) << (7 * n),
+        }
+    }
+    Ok(Some(number))
 }
 
 /// A byte for the lowest digit of a number.
@@ -167,9 +194,15 @@ mod tests {
         let numbers = (0..300).chain([2039, 2040, 4302, FUNCTIONS_MAX - 1]);
         let tokens = numbers.flat_map(|n| [Token::Enter(n), Token::Passage(n % PLACES_MAX), Token::Resume(n)]);
         let stacks = [0, 8, 0x7ffc_1234_5678, u64::MAX].map(Token::stack);
-        for token in
-            tokens.chain(stacks).chain([Token::Leaving, Token::Continuing, Token::Unwound, Token::Switched, Token::Gap])
-        {
+        let conditions = [Token::Condition];
+        let times = [0, 1, 0x7f, 1 << 62, (1 << 63) - 1].map(Token::Time);
+        for token in tokens.chain(stacks).chain(times).chain(conditions).chain([
+            Token::Leaving,
+            Token::Continuing,
+            Token::Unwound,
+            Token::Switched,
+            Token::Gap,
+        ]) {
             let bytes = token.bytes().expect("a small number");
             assert!(bytes.len() <= TOKEN_MAX && !bytes.contains(&0), "{token:?} {bytes:x?}");
             assert_eq!(Token::read(&bytes), Ok(Some((token, bytes.len()))));
@@ -189,6 +222,7 @@ mod tests {
             Token::Enter(FUNCTIONS_MAX),
             Token::Resume(FUNCTIONS_MAX),
             Token::Stack(1 << 28),
+            Token::Time(1 << 63),
         ] {
             assert_eq!(token.bytes(), None, "{token:?}");
         }
@@ -197,5 +231,7 @@ mod tests {
     #[test]
     fn other_bytes_are_no_tokens() {
         assert_eq!(Token::read(&[0xfa, 0x80, 0x7f]), Err(NoToken(0x7f)));
+        assert_eq!(Token::read(&[0xfa, 0x03]), Err(NoToken(0x03)));
+        assert_eq!(Token::read(&[0xfa, 0x01, 0x80, 0x01]), Err(NoToken(0x01)));
     }
 }

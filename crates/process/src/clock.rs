@@ -144,6 +144,17 @@ impl TickClock {
         }
     }
 
+    /// Present time in ticks, and Unix time in nanoseconds at nearly the same moment.
+    pub fn with_unix_time(&self) -> (u64, u64) {
+        let one = || {
+            let before = self.ticks();
+            let unix = clock_ns(clock_gettime(ClockId::Realtime));
+            let between = self.ticks().wrapping_sub(before);
+            (between, (before.wrapping_add(between / 2), unix))
+        };
+        (0..TRIES).map(|_| one()).min().unwrap_or_default().1
+    }
+
     /// Scale from ticks to nanoseconds. It has the kernel's own factors if the kernel publishes them. Otherwise both clocks are compared
     /// for 20 ms, and the scale is off by some millionths. The scale never changes, because a value must not decrease from one reading to
     /// the next, and the bounds of a histogram must stay the same.

@@ -26,6 +26,6 @@ pub use saved::{
     SavedProfile,
 };
 pub use trace::{
-    Chunk, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode, TracedProgram, TracedRoutine,
-    functions_of, trace_beginning,
+    Cause, Chunk, Newest, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode,
+    TracedProgram, TracedRoutine, functions_of, trace_beginning,
 };

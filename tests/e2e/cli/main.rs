@@ -58,6 +58,7 @@ mod output;
 mod patterns;
 mod postgres;
 mod profiles;
+mod recorder;
 mod rounds;
 mod selfpatch;
 mod servers;

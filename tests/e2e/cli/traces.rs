@@ -2,6 +2,7 @@
 //! compare them with single steps.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, open_directory, output, program, wait_until};
@@ -194,6 +195,74 @@ fn what_a_trace_cannot_do_is_refused() {
     let _ = tool.run(["trace", "-p", &pid, "absent", "-o", &file]).assert_error(3, &["absent"]);
     let _ =
         tool.run(["trace", "-p", &pid, "work_0", "--follow", "fork", "-o", &file]).assert_error(2, &["one program"]);
+}
+
+/// Each call of `tick` by thread: Unix time before and after it, as the program has read it.
+fn read_calls(path: &Path) -> BTreeMap<u64, Vec<(i128, i128)>> {
+    let mut calls: BTreeMap<u64, Vec<(i128, i128)>> = BTreeMap::new();
+    for line in std::fs::read_to_string(path).expect("the program's readings").lines() {
+        let numbers: Vec<i128> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
+        calls.entry(u64::try_from(numbers[0]).expect("a thread")).or_default().push((numbers[1], numbers[2]));
+    }
+    calls
+}
+
+/// Largest difference in nanoseconds between two readings of one clock by different ways.
+const CLOCKS_DIFFER_NS: i128 = 20_000;
+
+#[test]
+fn entries_tell_their_times() {
+    const THREADS: usize = 4;
+    const CALLS: usize = 3_000;
+    let directory = open_directory();
+    for clock in ["auto", "vdso"] {
+        let file = directory.path().join(clock).to_str().expect("a path").to_owned();
+        let readings = directory.path().join(format!("{clock}.readings"));
+        let mut target = Mutatee::start("stamps", &[]);
+        let before = Text::of(target.pid());
+        let tool = tool().with_clock(clock);
+        let trace = ["-o", &file, "--times", "tick", "tock"];
+        let session = tool.measure("trace", target.pid(), &trace);
+        target.ask(&format!("go {THREADS} {CALLS} {}", readings.display())).assert_right();
+        let _ = session.interrupt().assert_code(0).assert_removed();
+        target::assert_clean(target.pid(), &before);
+        let replay = tool.run(["replay", &file]).assert_code(0);
+        assert_whole(&replay);
+        let calls = read_calls(&readings);
+        let mut entered: BTreeMap<u64, Vec<i128>> = BTreeMap::new();
+        let mut last: BTreeMap<u64, i128> = BTreeMap::new();
+        for step in replay.all("step") {
+            let tid = step["tid"].as_u64().expect("a thread");
+            let time = i128::from(step["time_ns"].as_u64().expect("a time"));
+            let latest = last.insert(tid, time).unwrap_or_default();
+            match step["step"].as_str().expect("a word") {
+                "enter" => assert!(latest <= time, "{latest} {time}"),
+                _ => assert_eq!(latest, time, "a block has the time of the entry before it"),
+            }
+            if step["step"] == "enter" && step["function"] == "tick" {
+                entered.entry(tid).or_default().push(time);
+            }
+        }
+        assert_eq!(entered.len(), THREADS);
+        for (tid, times) in entered {
+            assert_eq!(times.len(), CALLS);
+            for (time, (before, after)) in times.into_iter().zip(&calls[&tid]) {
+                let is_between = before - CLOCKS_DIFFER_NS <= time && time <= after + CLOCKS_DIFFER_NS;
+                assert!(is_between, "{clock}: {before} {time} {after}");
+            }
+        }
+        let text = tool.plain_command(["replay", &file, "tick"]).output().expect("run");
+        let text = String::from_utf8(text.stdout).expect("a text");
+        let line = text.lines().next().expect("a line");
+        assert!(line.contains("enter tick") && line.contains('.'), "{line}");
+    }
+    let without = directory.path().join("none").to_str().expect("a path").to_owned();
+    let mut target = Mutatee::start("threads", &["1"]);
+    let session = tool().measure("trace", target.pid(), &["-o", &without, "work_0"]);
+    target.ask("solo 20");
+    let _ = session.interrupt().assert_code(0);
+    let replay = tool().run(["replay", &without]).assert_code(0);
+    assert!(replay.all("step").iter().all(|step| step.get("time_ns").is_none()));
 }
 
 /// A file system of a few KiB, unmounted when it is dropped.

@@ -9,7 +9,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let (mut file, mut rest) = (trace_beginning(), data);
     while let [kind, length, content @ ..] = rest {
         let (content, after) = content.split_at(content.len().min(4 * usize::from(*length)));
-        let kind = u32::from(kind % 5);
+        let kind = u32::from(kind % 6);
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&kind.to_le_bytes());
         hasher.update(content);
@@ -29,7 +29,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut replay = TraceReplay::new(&traced);
     for record in &records {
         if let TraceRecord::Chunk(chunk) = record {
-            let _ = replay.chunk(chunk, &mut |_| ());
+            let _ = replay.chunk(chunk, &mut |_, _| ());
         }
     }
     let _ = replay.unknown().count();

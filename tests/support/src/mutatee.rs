@@ -42,6 +42,8 @@ const STEPS: &[&str] =
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
+        "recorder" => ("gcc", C, &["recorder.c"], false),
+        "stamps" => ("gcc", C, &["stamps.c"], false),
         "threads-stripped" => ("gcc", C, &["threads.c"], true),
         "threads-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-static-pie" => ("gcc", &["-O2", "-g", "-pthread", "-static-pie"] as &[_], &["threads.c"], false),

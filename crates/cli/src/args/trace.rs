@@ -1,6 +1,7 @@
 //! Arguments of `ingraft trace` and `ingraft replay`.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 
@@ -18,6 +19,7 @@ use crate::exit::Failure;
   ingraft trace -p 4711 'parse*' --for 2s -o parse.trace
   ingraft trace -n redis-server dictFind dictAdd --for 1s -o dict.trace
   ingraft trace --until-exit compute -o compute.trace -- ./program
+  ingraft trace -p 4711 'parse*' --last 10s --when 'parse_end:$return == 0' -o failed.trace
   ingraft replay parse.trace
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The file gets one byte or so for
@@ -27,12 +29,29 @@ and is named with the reason.
 
 Each thread writes to a buffer of its own, which is emptied while it runs. If a thread is faster, its
 buffer becomes full, and the trace has a gap there, which the replay tells. The file is readable at
-any time, also if this command is killed."
+any time, also if this command is killed.
+
+With --last, the trace is a flight recorder: the file has only the newest part. It is written when
+the condition of --when holds, when the program ends or a signal kills it, or when this command ends.
+A condition is tested at the entry of its function. If its expression uses the result or the time of
+the call ($return, $elapsed, $cpu), it is tested at the returns."
 )]
 pub(crate) struct TraceArgs {
     /// Size of the buffer of each thread in KiB, from 4 to 65536; rounded up to a power of two
     #[arg(long, value_name = "KIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
     pub(crate) buffer: u32,
+
+    /// Write the time at each entry of a function; `ingraft replay` prints it
+    #[arg(long)]
+    pub(crate) times: bool,
+
+    /// Keep only the newest part of the trace, of this length, in memory, and write it at the end
+    #[arg(long, value_name = "DURATION", value_parser = super::duration, allow_hyphen_values = true)]
+    pub(crate) last: Option<Duration>,
+
+    /// End the trace when a condition holds: FUNCTION, or FUNCTION:EXPRESSION of MDL
+    #[arg(long, value_name = "CONDITION", requires = "last")]
+    pub(crate) when: Option<String>,
 
     #[command(flatten)]
     pub(crate) measure: Measure,

@@ -8,7 +8,8 @@ use ingraft_model::glob::glob_match;
 use ingraft_model::{EdgeTarget, Svma};
 use ingraft_report::{
     BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, Refused, SavedProfile,
-    TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+    TraceClock, TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram,
+    TracedRoutine,
 };
 
 use crate::args::{Format, ReplayArgs};
@@ -87,6 +88,10 @@ fn records_of(path: &Path) -> Result<TraceRecords<BufReader<File>>, Failure> {
 /// A trace without its chunks.
 struct Trace {
     program: TracedProgram,
+    /// The clock of the entries; `None` if they do not tell the time.
+    clock: Option<TraceClock>,
+    /// Whether the file has only the newest part.
+    newest: bool,
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
     /// Functions that were asked for and are not traced.
@@ -97,11 +102,15 @@ impl Trace {
     /// Reads what the chunks refer to. Warns if the file has no end.
     fn read(path: &Path, format: Format) -> Result<Self, Failure> {
         let program = TracedProgram::default();
-        let mut trace = Trace { program, modules: Vec::new(), routines: Vec::new(), refused: Vec::new() };
+        let (modules, routines, refused) = (Vec::new(), Vec::new(), Vec::new());
+        let mut trace = Trace { program, clock: None, newest: false, modules, routines, refused };
         let mut ended = false;
         for record in records_of(path)? {
             match record {
-                Ok(TraceRecord::Program(program)) => trace.program = program,
+                Ok(TraceRecord::Program(program)) => {
+                    trace.clock = program.clock.map(TraceClock::new);
+                    trace.program = program;
+                }
                 Ok(TraceRecord::Code(code)) => {
                     let before = trace.modules.len();
                     trace.modules.extend(code.modules);
@@ -110,8 +119,9 @@ impl Trace {
                     let later = |f: Refused| Refused { module: f.module + before, ..f };
                     trace.refused.extend(code.refused.into_iter().map(later));
                 }
-                Ok(TraceRecord::Chunk(_)) => {}
+                Ok(TraceRecord::Chunk(chunk)) => trace.clock.iter_mut().for_each(|clock| clock.note(&chunk)),
                 Ok(TraceRecord::End(_)) => ended = true,
+                Ok(TraceRecord::Newest(_)) => trace.newest = true,
                 Err(TraceError::Cut) => break,
                 Err(why) => return Err(unreadable(path, &why)),
             }
@@ -218,6 +228,21 @@ fn edges(routine: &TracedRoutine) -> Vec<EdgeCount> {
     routine.cfg.edges.iter().map(edge).collect()
 }
 
+/// The thread of a step.
+#[derive(Clone, Copy)]
+struct Thread {
+    tid: u32,
+    stream: u32,
+    /// Unix time in nanoseconds of its latest entry, if the trace tells it.
+    time_ns: Option<u64>,
+}
+
+/// Nanoseconds as seconds.
+fn seconds(ns: i128) -> String {
+    let (sign, ns) = (if ns < 0 { "-" } else { "" }, ns.unsigned_abs());
+    format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
+}
+
 /// A replay, and what it has counted.
 struct Replay<'a> {
     trace: &'a Trace,
@@ -236,19 +261,24 @@ impl Replay<'_> {
     /// Replays all chunks. Returns what is not known of each thread.
     fn all(&mut self, traced: &[TracedFunction], out: &mut Output) -> Result<Vec<traces::Replayed>, Stop> {
         let mut replay = TraceReplay::new(traced);
+        if self.trace.newest {
+            replay = replay.of_newest_part();
+        }
         for record in records_of(&self.args.file)? {
             let chunk = match record {
                 Ok(TraceRecord::Chunk(chunk)) => chunk,
-                Ok(TraceRecord::Program(_) | TraceRecord::Code(_) | TraceRecord::End(_)) => continue,
+                Ok(_) => continue,
                 Err(_) => break, // The first reading has told why.
             };
             if !self.args.threads.is_empty() && !self.args.threads.contains(&chunk.tid) {
                 continue;
             }
             let mut printed = Ok(());
-            let mut take = |step| {
+            let mut take = |step, stamp: Option<u64>| {
                 if printed.is_ok() {
-                    printed = self.step((chunk.tid, chunk.stream), step, out);
+                    let time_ns = stamp.zip(self.trace.clock.as_ref()).and_then(|(stamp, clock)| clock.unix_ns(stamp));
+                    let thread = Thread { tid: chunk.tid, stream: chunk.stream, time_ns };
+                    printed = self.step(thread, step, out);
                 }
             };
             let read = replay.chunk(&chunk, &mut take);
@@ -275,16 +305,23 @@ impl Replay<'_> {
     }
 
     /// Counts a step, or prints it.
-    fn step(&mut self, (tid, stream): (u32, u32), step: TraceStep, out: &mut Output) -> Result<(), Stop> {
+    fn step(&mut self, thread: Thread, step: TraceStep, out: &mut Output) -> Result<(), Stop> {
         let (number, depth) = match step {
             TraceStep::Enter { function, depth }
             | TraceStep::Block { function, depth, .. }
             | TraceStep::Leave { function, depth } => (function as usize, depth),
-            TraceStep::Gap if self.args.summary => return Ok(()),
+            TraceStep::Gap | TraceStep::Condition if self.args.summary => return Ok(()),
+            TraceStep::Condition => {
+                let Thread { tid, stream, time_ns } = thread;
+                let pid = self.trace.program.pid.cast_signed();
+                out.object(&Object::Condition(traces::Held { pid, tid, stream, time_ns }))?;
+                return out.text(&format!("{}  the condition holds\n", self.begin(thread)));
+            }
             TraceStep::Gap => {
                 let pid = self.trace.program.pid.cast_signed();
+                let Thread { tid, stream, .. } = thread;
                 out.object(&Object::Gap(traces::Gap { pid, tid, stream }))?;
-                return out.text(&format!("{tid}  steps are missing\n"));
+                return out.text(&format!("{}  steps are missing\n", self.begin(thread)));
             }
         };
         if !self.wanted.get(number).copied().unwrap_or_default() {
@@ -294,8 +331,9 @@ impl Replay<'_> {
             self.count(number, step);
             return Ok(());
         }
-        let mut print = |word, at: Option<Svma>| self.print((tid, stream), number, (word, depth, at), out);
+        let mut print = |word, at: Option<Svma>| self.print(thread, number, (word, depth, at), out);
         match step {
+            TraceStep::Condition => Ok(()),
             TraceStep::Enter { .. } => print("enter", None),
             TraceStep::Leave { .. } => print("leave", None),
             TraceStep::Gap => Ok(()),
@@ -320,13 +358,13 @@ impl Replay<'_> {
                     block.count += 1;
                 }
             }
-            TraceStep::Leave { .. } | TraceStep::Gap => {}
+            TraceStep::Leave { .. } | TraceStep::Gap | TraceStep::Condition => {}
         }
     }
 
     fn print(
         &self,
-        (tid, stream): (u32, u32),
+        thread: Thread,
         number: usize,
         (step, depth, at): (&'static str, u32, Option<Svma>),
         out: &mut Output,
@@ -336,15 +374,26 @@ impl Replay<'_> {
         let at = at.map(|at| records::offset(at, start));
         if out.json() {
             let id = self.id(number, routine);
-            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at }));
+            let Thread { tid, stream, time_ns } = thread;
+            return out.object(&Object::Step(traces::Step { id, tid, stream, step, depth, at, time_ns }));
         }
         let name = self.names.get(number).map(String::as_str).unwrap_or_default();
         let indent = 2 * depth.min(64) as usize;
+        let begin = self.begin(thread);
         out.text(&match (at, step) {
-            (Some(at), "block") => format!("{tid}  {:indent$}  {name}#{at}\n", ""),
-            (Some(at), _) => format!("{tid}  {:indent$}  {name}+{at}\n", ""),
-            (None, step) => format!("{tid}  {:indent$}{step} {name}\n", ""),
+            (Some(at), "block") => format!("{begin}  {:indent$}  {name}#{at}\n", ""),
+            (Some(at), _) => format!("{begin}  {:indent$}  {name}+{at}\n", ""),
+            (None, step) => format!("{begin}  {:indent$}{step} {name}\n", ""),
         })
+    }
+
+    /// The beginning of a line: the thread and, if entries tell it, the time in seconds since the trace began.
+    fn begin(&self, Thread { tid, time_ns, .. }: Thread) -> String {
+        if self.trace.clock.is_none() {
+            return tid.to_string();
+        }
+        let since = time_ns.map(|ns| i128::from(ns) - i128::from(self.trace.program.began_ns));
+        format!("{tid}  {:>15}", since.map(seconds).unwrap_or_default())
     }
 
     fn id(&self, number: usize, routine: &TracedRoutine) -> FunctionId {

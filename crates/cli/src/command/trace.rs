@@ -9,16 +9,18 @@ use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
 use crate::args::TraceArgs;
-use crate::conn::{Request, Target};
+use crate::conn::{Condition, Request, Target, Tracing};
 use crate::exit::{Failure, Stop};
-use crate::measure::{self, Context, Plan, Site, View};
+use crate::measure::{self, Context, Kept, Plan, Site, View};
 use crate::objects::{Object, traces};
 use crate::output::number::{grouped, plural};
 use crate::output::{self, Destination, Output};
 
 /// Runs the command.
 pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let TraceArgs { buffer, measure, functions, target } = args;
+    let TraceArgs { buffer, times, last, when, measure, functions, target } = args;
+    let when = when.as_deref().map(condition);
+    let kept = last.map_or(Kept::All, |last| Kept::Newest { last, when: when.is_some() });
     let request = |target: Target| Request {
         await_modules: measure.wait.is_some() || target.is_started(),
         target,
@@ -38,14 +40,24 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         wait: measure.wait.unwrap_or_default(),
         profile: None,
         earlier: None,
-        trace: Some(buffer << 10),
+        trace: Some(Tracing { buffer: buffer << 10, times, when: when.clone() }),
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.
     let file = Destination::prepare(&path)?;
-    let plan = Plan::new(&measure, &target, request, out).traced_to(file);
+    let plan = Plan::new(&measure, &target, request, out).traced_to(file, kept);
     let format = context.common.format;
     measure::run(plan, context, &mut Traces { path: &path, format }, out).await
+}
+
+/// The function and the expression of a condition. The expression begins after the last colon before its first value.
+fn condition(text: &str) -> Condition {
+    const VALUES: [&str; 4] = ["$", "readSymbol", "readAddress", "Call("];
+    let value = VALUES.iter().filter_map(|word| text.find(word)).min();
+    let colon = value.and_then(|value| text.get(..value)?.rfind(':'));
+    let parts = colon.and_then(|colon| Some((text.get(..colon)?, text.get(colon + 1..)?)));
+    let (function, expression) = parts.unwrap_or((text, ""));
+    Condition { function: function.to_owned(), expression: expression.trim().to_owned() }
 }
 
 struct Traces<'a> {
@@ -82,6 +94,9 @@ impl View for Traces<'_> {
             plural(traced.functions, "function", "functions"),
             traced.file,
         ))?;
+        if let Some(newest) = &traced.newest {
+            out.text(&newest.words())?;
+        }
         out.object(&Object::Traced(traced))
     }
 }
@@ -98,6 +113,7 @@ impl Traces<'_> {
             bytes: 0,
             gaps: 0,
             unbuffered: 0,
+            newest: None,
         };
         let mut streams = BTreeSet::new();
         for record in TraceRecords::new(BufReader::new(File::open(self.path)?))? {
@@ -114,9 +130,30 @@ impl Traces<'_> {
                     }
                 }
                 TraceRecord::End(end) => traced.unbuffered = end.unbuffered,
+                TraceRecord::Newest(newest) => traced.newest = Some(traces::Newest::of(&newest)),
             }
         }
         traced.threads = streams.len() as u64;
         Ok(traced)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_is_a_function_and_an_expression() {
+        for (text, function, expression) in [
+            ("fail", "fail", ""),
+            ("libc.so.6:abort", "libc.so.6:abort", ""),
+            ("parse:$return == 0", "parse", "$return == 0"),
+            ("shop:parse: $arg[0] > 5", "shop:parse", "$arg[0] > 5"),
+            ("ns::parse:($arg[1] & 3) != 0", "ns::parse", "($arg[1] & 3) != 0"),
+            ("parse:readSymbol(\"file.c:level\") > 2", "parse", "readSymbol(\"file.c:level\") > 2"),
+        ] {
+            let found = condition(text);
+            assert_eq!((found.function.as_str(), found.expression.as_str()), (function, expression));
+        }
     }
 }

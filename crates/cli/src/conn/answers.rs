@@ -96,8 +96,28 @@ pub(crate) struct Request {
     pub(crate) profile: Option<Profiling>,
     /// A saved profile, by whose counts counters are placed.
     pub(crate) earlier: Option<Arc<SavedProfile>>,
-    /// Capacity in bytes of the buffer of each thread, if `functions` are traced.
-    pub(crate) trace: Option<u32>,
+    /// The trace of `functions`; `None` for other measurements.
+    pub(crate) trace: Option<Tracing>,
+}
+
+/// Contents of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tracing {
+    /// Capacity in bytes of the buffer of each thread.
+    pub(crate) buffer: u32,
+    /// Whether the entries of functions write the time.
+    pub(crate) times: bool,
+    /// The condition that the trace waits for.
+    pub(crate) when: Option<Condition>,
+}
+
+/// A condition that a trace waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    /// Pattern of the function at which the condition is tested.
+    pub(crate) function: String,
+    /// Expression of MDL; empty if the condition holds at each entry.
+    pub(crate) expression: String,
 }
 
 /// Kind of a profile.
@@ -236,6 +256,8 @@ pub(crate) enum Event {
     Grown(Grown),
     Reading(Reading),
     Ended(Ended),
+    /// The condition of a trace has held.
+    Held,
 }
 
 /// All pairs of a measurement: more than at the insertion if libraries were loaded since.
@@ -317,7 +339,12 @@ impl Request {
             coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
             branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
             in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
-            trace_buffer: self.trace.unwrap_or(0),
+            trace_buffer: self.trace.as_ref().map_or(0, |trace| trace.buffer),
+            trace_times: self.trace.as_ref().is_some_and(|trace| trace.times),
+            trace_when: self.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| v1::TraceCondition {
+                function: when.function.clone(),
+                expression: when.expression.clone(),
+            }),
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

@@ -9,8 +9,8 @@ mod neighbours;
 mod profiles;
 
 pub(crate) use answers::{
-    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading, RefusedFunction,
-    Request, Source, Target, ThreadValue, Value, part_of,
+    Choice, Condition, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading,
+    RefusedFunction, Request, Source, Target, ThreadValue, Tracing, Value, part_of,
 };
 pub(crate) use code::Inspected;
 pub(crate) use endpoint::Use;

@@ -241,8 +241,8 @@ impl Stage<'_> {
                         }
                         before = Some(reading);
                     }
-                    // The request names its functions one by one, so a library cannot add any.
-                    Some((_, Ok(Event::Grown(_)))) => {}
+                    // The request names its functions one by one, so a library cannot add any. It is no trace with a condition.
+                    Some((_, Ok(Event::Grown(_) | Event::Held))) => {}
                     Some((_, Err(failure))) => break Err(failure.into()),
                     Some((_, Ok(Event::Ended(_)))) | None => {
                         break Err(Failure::failed("the demo's server ended", "run the demo again; if it stays so, please report it").into());

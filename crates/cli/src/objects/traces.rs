@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use ingraft_report::Cause;
+
 use super::{FunctionId, Host};
 
 /// A trace that was written.
@@ -21,6 +23,45 @@ pub(crate) struct Traced {
     pub(crate) gaps: u64,
     /// Number of tokens of threads without a buffer.
     pub(crate) unbuffered: u64,
+    /// The part that the file has, if it has only the newest one.
+    #[serde(flatten)]
+    pub(crate) newest: Option<Newest>,
+}
+
+/// The newest part of a trace.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Newest {
+    /// Reason why it was written: `condition`, `signal` or `end`.
+    pub(crate) cause: &'static str,
+    /// Unix time in nanoseconds from which on the file has all.
+    pub(crate) from_ns: u64,
+    /// Unix time in nanoseconds of the event that is the reason.
+    pub(crate) until_ns: u64,
+    /// Number of bytes of older tokens.
+    pub(crate) dropped: u64,
+}
+
+impl Newest {
+    pub(crate) fn of(newest: &ingraft_report::Newest) -> Self {
+        let cause = match newest.cause {
+            Cause::End => "end",
+            Cause::Condition => "condition",
+            Cause::Signal => "signal",
+        };
+        let ingraft_report::Newest { from_ns, until_ns, dropped, .. } = *newest;
+        Newest { cause, from_ns, until_ns, dropped }
+    }
+
+    /// One line for people.
+    pub(crate) fn words(&self) -> String {
+        let event = match self.cause {
+            "condition" => "the condition held",
+            "signal" => "a signal killed the program",
+            _ => "the trace ended",
+        };
+        let seconds = self.until_ns.saturating_sub(self.from_ns) as f64 / 1e9;
+        format!("the file has the last {seconds:.3} s before {event}\n")
+    }
 }
 
 /// A step of a thread.
@@ -38,6 +79,20 @@ pub(crate) struct Step {
     /// Offset of the block or the instruction in the function; left out for `enter` and `leave`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<String>,
+    /// Unix time in nanoseconds of the thread's latest entry; left out if the trace does not tell it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time_ns: Option<u64>,
+}
+
+/// The condition of the trace holds here.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Held {
+    pub(crate) pid: i32,
+    pub(crate) tid: u32,
+    pub(crate) stream: u32,
+    /// Unix time in nanoseconds of the thread's latest entry; left out if the trace does not tell it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) time_ns: Option<u64>,
 }
 
 /// Steps of a thread are missing here.

@@ -18,6 +18,12 @@ impl Generator<'_> {
         }
         self.used[0] = true;
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
+        if appended.time {
+            // The clock is read before room is reserved: the time is not after the entry.
+            self.used = [true; 3];
+            self.wall_clock()?;
+            self.a.mov(rcx, rax)?;
+        }
         self.a.mov(rax, self.word_of(v, POSITION))?;
         self.a.sub(rax, self.word_of(v, TAKEN))?;
         self.a.cmp(rax, (capacity.bytes() - SLACK) as i32)?;
@@ -25,6 +31,12 @@ impl Generator<'_> {
         self.a.mov(eax, appended.length())?;
         self.a.xadd(self.word_of(v, POSITION), rax)?;
         self.mask_place(capacity)?;
+        if appended.time {
+            self.a.mov(self.at_byte(v), i32::from(token::STACK))?;
+            self.next_place(capacity)?;
+            self.a.mov(self.at_byte(v), i32::from(token::TIME))?;
+            self.append_digits(v, capacity, token::TIME_DIGITS)?;
+        }
         if appended.stack {
             self.append_stack(v, capacity)?;
         }
@@ -47,12 +59,17 @@ impl Generator<'_> {
         self.a.lea(rcx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?;
         self.a.shr(rcx, 3)?;
         self.a.mov(self.at_byte(v), i32::from(token::STACK))?;
-        for _ in 1..token::STACK_BYTES {
+        self.append_digits(v, capacity, token::STACK_BYTES - 1)
+    }
+
+    /// Appends the lowest bits of rcx, seven in each byte, after the place in eax. The place of the next byte is then in eax.
+    fn append_digits(&mut self, v: VariableId, capacity: Capacity, count: u32) -> Result<(), Assembly> {
+        for _ in 0..count {
             self.next_place(capacity)?;
             self.a.mov(edx, ecx)?;
             self.a.or(edx, 0x80)?;
             self.a.mov(self.at_byte(v), dl)?;
-            self.a.shr(ecx, 7)?;
+            self.a.shr(rcx, 7)?;
         }
         self.next_place(capacity)
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use ingraft_engine::{
     Earlier, EarlierProfile, EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted,
     LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo,
-    PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
+    PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, TraceCondition, Tracing,
+    UntypedSymbol,
 };
 use ingraft_model::{Capacity, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
@@ -117,8 +118,8 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
 fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableRequest, FieldError> {
     let measure = required(measure, "measure")?;
     let profile = profiling(&measure)?;
+    let trace = tracing(&measure)?;
     let earlier = earlier(measure.earlier, profile)?;
-    let trace = buffer(measure.trace_buffer)?;
     if trace.is_some() && profile.is_some() {
         return Err(FieldError::new("measure.trace_buffer", "is set with `profile`"));
     }
@@ -205,10 +206,25 @@ fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
     }
 }
 
-/// The capacity of the buffers of a trace; `None` if the request is for none.
-fn buffer(bytes: u32) -> Result<Option<Capacity>, FieldError> {
+/// Contents of the trace that a request asks for; `None` if it asks for no trace.
+fn tracing(measure: &v1::Measure) -> Result<Option<Tracing>, FieldError> {
+    let v1::Measure { trace_buffer, trace_times, .. } = *measure;
+    let without = |field: &str| Err(FieldError::new(format!("measure.{field}"), "is set without `trace_buffer`"));
+    let when = match &measure.trace_when {
+        Some(_) if trace_buffer == 0 => return without("trace_when"),
+        _ if trace_times && trace_buffer == 0 => return without("trace_times"),
+        Some(when) if when.function.is_empty() => return Err(FieldError::missing("measure.trace_when.function")),
+        Some(v1::TraceCondition { function, expression }) => {
+            Some(TraceCondition { function: function.clone(), expression: expression.clone() })
+        }
+        None => None,
+    };
     let too_large = || FieldError::new("measure.trace_buffer", format!("is above {}", Capacity::MOST));
-    (bytes > 0).then(|| Capacity::of_bytes(bytes).ok_or_else(too_large)).transpose()
+    if trace_buffer == 0 {
+        return Ok(None);
+    }
+    let capacity = Capacity::of_bytes(trace_buffer).ok_or_else(too_large)?;
+    Ok(Some(Tracing { capacity, times: trace_times, when }))
 }
 
 /// Checks that a request is for a trace.

@@ -20,8 +20,15 @@ impl v1::traces_server::Traces for Service {
     async fn start(&self, request: Request<v1::StartTraceRequest>) -> Result<Response<Self::StartStream>, Status> {
         let caller = auth::caller(&request)?;
         let client = auth::client(&request);
-        let v1::StartTraceRequest { target, functions, wait_ns, buffer } = request.into_inner();
-        let measure = v1::Measure { functions, wait_ns, trace_buffer: buffer, ..v1::Measure::default() };
+        let v1::StartTraceRequest { target, functions, wait_ns, buffer, times, when } = request.into_inner();
+        let measure = v1::Measure {
+            functions,
+            wait_ns,
+            trace_buffer: buffer,
+            trace_times: times,
+            trace_when: when,
+            ..v1::Measure::default()
+        };
         let name = audit::target(target.as_ref());
         let order = enable::Order::of(client, &name, Some(&measure));
         let request = v1::EnableRequest { target, measure: Some(measure) };

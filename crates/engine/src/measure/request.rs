@@ -9,15 +9,15 @@ use ingraft_analysis::FunctionKind;
 use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
 use ingraft_model::{
-    Capacity, Focus, FunctionBody, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape,
-    Snippet, Tid,
+    Focus, FunctionBody, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
 };
 use ingraft_process::Target;
 
-use crate::api::{EnableRequest, MetricFocus, Profiling};
+use crate::api::{EnableRequest, MetricFocus, Profiling, Tracing};
 use crate::background::{each, in_background};
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
+use crate::measure::condition;
 use crate::measure::foci;
 use crate::measure::source_lines;
 use crate::names::some_of;
@@ -289,8 +289,8 @@ fn evaluate_request(
     if let Some(profiling) = request.profile {
         return profiled(modules, (request, leaps), profiling, missing);
     }
-    if let Some(capacity) = request.trace {
-        return traced(modules, request, missing, capacity);
+    if let Some(tracing) = &request.trace {
+        return traced((library, modules), request, missing, tracing);
     }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
@@ -371,10 +371,10 @@ fn texts(modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<ModuleRef, T
 
 /// The pair of a trace, with the code of all functions. A function that cannot be traced has code that is refused for the reason.
 fn traced(
-    modules: &Modules,
+    (library, modules): (&Library, &Modules),
     request: &EnableRequest,
     missing: Missing,
-    capacity: Capacity,
+    tracing: &Tracing,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
     if functions.is_empty() {
@@ -382,6 +382,8 @@ fn traced(
         let hint = "trace the running program (-p) once it has loaded the library";
         return Err(Error::new(ErrorKind::NotFound, "not_loaded_yet", what, hint));
     }
+    let when = tracing.when.as_ref();
+    let condition = when.map(|when| condition::evaluate(library, modules, request, when)).transpose()?;
     let texts = texts(modules, &functions);
     let plan = |function: &FunctionRef| {
         let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
@@ -396,10 +398,11 @@ fn traced(
         }
     }
     let unwinds = may_unwind(modules, &functions);
-    let instrumentation = trace::instrumentation(&traced, &refused, capacity, unwinds).ok_or_else(|| {
-        let what = format!("a trace of {} functions is not possible", functions.len());
-        Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
-    })?;
+    let instrumentation =
+        trace::instrumentation(&traced, &refused, (tracing, condition), unwinds).ok_or_else(|| {
+            let what = format!("a trace of {} functions is not possible", functions.len());
+            Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
+        })?;
     Ok(vec![Wanted {
         pair: Arc::new(MetricFocus { metric: trace::METRIC.to_owned(), focus: Focus::default() }),
         function: None,
@@ -580,7 +583,8 @@ fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
         // Any module may have code of the file.
         return Vec::new();
     }
-    let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
+    let when = request.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| &when.function);
+    let mut out: Vec<Pattern> = request.functions.iter().chain(when).map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match Pattern::of_module(&pair.focus) {
             // consecutive foci are usually about the same module

@@ -12,6 +12,7 @@ use ingraft_model::{
 };
 use ingraft_profile::{NotCounted, NotTraced, Place, TracedFunction};
 
+use crate::api::Tracing;
 use crate::program::callees::may_return_twice;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
@@ -21,8 +22,30 @@ use super::plan;
 /// Name of the metric that the pair of a trace has.
 pub const METRIC: &str = "block_trace";
 
-/// The buffer of a trace.
-const BUFFER: VariableId = VariableId(0);
+/// Group of the condition's code. Where it cannot be woven, the function may be traced all the same, and the other way round.
+const CONDITION: u32 = 1;
+
+/// The buffer of a trace, a variable of its pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    variable: VariableId,
+    capacity: Capacity,
+}
+
+impl Buffer {
+    /// The buffer of a pair with these variables; `None` if the pair is no trace.
+    pub fn of(variables: &[Variable]) -> Option<Self> {
+        (0..).zip(variables).find_map(|(n, variable)| match variable.shape {
+            Shape::Buffer(capacity) => Some(Buffer { variable: VariableId(n), capacity }),
+            _ => None,
+        })
+    }
+
+    /// The first counter of the buffer, if the variables have these.
+    pub fn first(self, counters: &[u32]) -> Option<u32> {
+        counters.get(usize::try_from(self.variable.0).ok()?).copied()
+    }
+}
 
 /// The plan to trace one function.
 #[derive(Debug)]
@@ -70,15 +93,18 @@ impl TracePlan {
     }
 
     /// The code at the entry and at all places of the function with this number.
-    fn insertions(&self, number: u32, capacity: Capacity, unwinds: bool) -> Option<Vec<Insertion>> {
-        let insertion = |point, parts, appended| insertion(self.function, (point, parts), capacity, appended);
-        let enter = Appended { stack: unwinds || self.resumes.contains(&true), bytes: Token::Enter(number).bytes()? };
+    fn insertions(&self, number: u32, buffer: Buffer, (times, unwinds): (bool, bool)) -> Option<Vec<Insertion>> {
+        let insertion = |point, parts, appended| insertion(self.function, (point, parts), buffer, appended);
+        let stack = unwinds || self.resumes.contains(&true);
+        let enter = Appended { time: times, stack, bytes: Token::Enter(number).bytes()? };
         let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
         for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
             let passage = Token::Passage(n).bytes()?;
             let appended = match resumes {
-                true => Appended { stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() },
-                false => Appended { stack: false, bytes: passage },
+                true => {
+                    Appended { time: false, stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() }
+                }
+                false => Appended { time: false, stack: false, bytes: passage },
             };
             let (point, parts) = self.point(*place)?;
             all.push(insertion(point, parts, appended));
@@ -100,15 +126,15 @@ impl TracePlan {
 }
 
 /// The code that appends a token where a thread leaves calls without a return.
-pub fn mark(function: FunctionRef, point: PointKind, token: Token, capacity: Capacity) -> Option<Insertion> {
-    let appended = Appended { stack: token == Token::Unwound, bytes: token.bytes()? };
-    Some(insertion(function, (point, Parts::All), capacity, appended))
+pub fn mark(function: FunctionRef, point: PointKind, token: Token, buffer: Buffer) -> Option<Insertion> {
+    let appended = Appended { time: false, stack: token == Token::Unwound, bytes: token.bytes()? };
+    Some(insertion(function, (point, Parts::All), buffer, appended))
 }
 
 fn insertion(
     function: FunctionRef,
     (point, parts): (PointKind, Parts),
-    capacity: Capacity,
+    buffer: Buffer,
     appended: Appended,
 ) -> Insertion {
     Insertion {
@@ -117,7 +143,7 @@ fn insertion(
         parts,
         order: Order::Append,
         role: Role::Metric,
-        snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(BUFFER, capacity, appended)] }),
+        snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(buffer.variable, buffer.capacity, appended)] }),
         group: 0,
         except: [].into(),
     }
@@ -145,35 +171,63 @@ fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
 }
 
 /// The code of a trace: all functions append to one buffer of each thread. The number of a function is its index. The functions of
-/// `refused` have code that is refused for the reason. `unwinds` says whether a thread may leave calls without a return, so that all entries
-/// write the stack pointer.
+/// `refused` have code that is refused for the reason. The code of the condition appends a token when it counts. `unwinds` says whether a
+/// thread may leave calls without a return, so that all entries write the stack pointer.
 pub fn instrumentation(
     plans: &[TracePlan],
     refused: &[(FunctionRef, Refusal)],
-    capacity: Capacity,
+    (tracing, condition): (&Tracing, Option<Instrumentation>),
     unwinds: bool,
 ) -> Option<Instrumentation> {
+    let (mut variables, conditions) = condition.map(|c| (c.variables.to_vec(), c.insertions)).unwrap_or_default();
+    variables.push(Variable {
+        name: "buffer".to_owned(),
+        kind: VariableKind::Scratch,
+        shape: Shape::Buffer(tracing.capacity),
+        unit: ValueUnit::Plain,
+        sampled: variables.is_empty(),
+    });
+    let buffer = Buffer::of(&variables)?;
     let mut insertions = Vec::new();
     for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
-        insertions.extend(plan.insertions(number, capacity, unwinds)?);
+        insertions.extend(plan.insertions(number, buffer, (tracing.times, unwinds))?);
     }
     if plans.len() > FUNCTIONS_MAX as usize {
         return None;
     }
+    for insertion in conditions {
+        let snippet = told(&insertion.snippet, &variables, buffer)?;
+        insertions.push(Insertion { snippet, group: CONDITION + insertion.group, ..insertion });
+    }
     for (function, why) in refused {
         insertions.push(plan::missing(*function, why.clone()));
     }
-    Some(buffered(insertions, capacity))
+    Some(buffered(insertions, variables.into()))
 }
 
-/// Code that appends to a buffer of this capacity.
-pub fn buffered(insertions: Vec<Insertion>, capacity: Capacity) -> Instrumentation {
-    let variable = Variable {
-        name: "buffer".to_owned(),
-        kind: VariableKind::Scratch,
-        shape: Shape::Buffer(capacity),
-        unit: ValueUnit::Plain,
-        sampled: true,
-    };
-    Instrumentation { variables: [variable].into(), ..plan::empty(insertions, plan::metric_named(METRIC)) }
+/// The snippet of a condition, which appends a token whenever it counts.
+fn told(snippet: &Snippet, variables: &[Variable], buffer: Buffer) -> Option<Arc<Snippet>> {
+    fn all(stmts: &[Stmt], value: VariableId, append: &Stmt) -> Vec<Stmt> {
+        let body = |stmts: &[Stmt]| all(stmts, value, append);
+        let one = |stmt: &Stmt| match stmt {
+            Stmt::Add(v, _) if *v == value => vec![stmt.clone(), append.clone()],
+            Stmt::If(c, stmts) => vec![Stmt::If(c.clone(), body(stmts))],
+            Stmt::Open(record, stmts) => vec![Stmt::Open(record.clone(), body(stmts))],
+            Stmt::Close(record, stmts) => vec![Stmt::Close(record.clone(), body(stmts))],
+            Stmt::HandOver(record, whose, stmts) => vec![Stmt::HandOver(record.clone(), *whose, body(stmts))],
+            Stmt::GiveUp(record, whose, stmts) => vec![Stmt::GiveUp(record.clone(), *whose, body(stmts))],
+            Stmt::CloseHanded(record, stmts) => vec![Stmt::CloseHanded(record.clone(), body(stmts))],
+            other => vec![other.clone()],
+        };
+        stmts.iter().flat_map(one).collect()
+    }
+    let value = variables.iter().position(|variable| variable.kind == VariableKind::Counter)?;
+    let appended = Appended { time: false, stack: false, bytes: Token::Condition.bytes()? };
+    let append = Stmt::Append(buffer.variable, buffer.capacity, appended);
+    Some(Arc::new(Snippet { stmts: all(&snippet.stmts, VariableId(u32::try_from(value).ok()?), &append) }))
+}
+
+/// Code of a pair with these variables, one of which is a buffer.
+pub fn buffered(insertions: Vec<Insertion>, variables: Arc<[Variable]>) -> Instrumentation {
+    Instrumentation { variables, ..plan::empty(insertions, plan::metric_named(METRIC)) }
 }

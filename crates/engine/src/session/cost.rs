@@ -50,7 +50,8 @@ pub(super) struct Predicted {
 
 /// Whether code with these variables does more than count.
 pub(super) fn is_costly(variables: &[Variable]) -> bool {
-    variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Buffer(_)))
+    let is_trace = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
+    !is_trace && variables.iter().any(|v| v.shape != Shape::Counter)
 }
 
 impl Pair {

@@ -81,6 +81,7 @@ impl Session {
             function: None,
             instrumentation: leaps::instrumentation(modules)?,
             plan: None,
+            body: None,
             traced: Arc::default(),
             warnings: Vec::new(),
             helpers: format!("profile {}", id.0).into(),

@@ -87,7 +87,7 @@ impl Session {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = Session::begin_profile(control, id, &mut wanted);
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
-        let trace = self.begin_trace(control, (id, request.trace), &mut wanted);
+        let trace = self.begin_trace(control, id, &mut wanted);
         let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
@@ -98,8 +98,8 @@ impl Session {
         drop((bounded, bodies));
         let Inserted { mut keys, caught_up, dear } = inserted?;
         control.add_users(&keys);
-        if let (Some(capacity), Some(trace)) = (request.trace, trace) {
-            self.note_trace(control, id, capacity, trace);
+        if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
+            self.note_trace(control, id, tracing, trace);
         }
         let leaps = request.profile.and_then(|of| self.note_profile(control, (id, of), plans, &mut keys));
         warnings.extend(self.insertion_warnings(control, &keys));

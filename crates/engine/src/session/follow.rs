@@ -228,8 +228,8 @@ impl Session {
         if request.pairs.is_empty() && request.functions.is_empty() {
             return Ok(None); // adopted, so the request is not known any more
         }
-        if let Some(capacity) = request.trace {
-            self.mark_more(control, id, capacity)?;
+        if request.trace.is_some() {
+            self.mark_more(control, id)?;
             return Ok(None); // the numbers of its functions are those of the beginning
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));

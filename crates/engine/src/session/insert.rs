@@ -366,7 +366,8 @@ impl Session {
     fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
         let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_) | Shape::Buffer(_));
-        if !bound.iter().all(|(_, i, _)| i.variables.iter().all(counts)) {
+        let is_timed = |i: &Instrumentation| !i.variables.iter().all(counts) || reads(i, Clock::Wall);
+        if bound.iter().any(|(_, i, _)| is_timed(i)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
             self.keep_time(control, cpu)?;
         }

@@ -6,14 +6,14 @@ use ingraft_analysis::Function;
 use ingraft_model::buffer::{LOST, Reader, Words as _};
 use ingraft_model::token::Token;
 use ingraft_model::{Capacity, FunctionRef as MdlFunction, Insertion, ModuleRef, PointKind, Tid};
-use ingraft_process::SharedArea;
+use ingraft_process::{SharedArea, TickClock};
 use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, TracedRoutine};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{MeasurementId, TraceRest};
+use crate::api::{MeasurementId, TraceRest, Tracing};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
-use crate::profile::trace::{TracePlan, buffered, mark};
+use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
 use crate::program::modules::Modules;
 use crate::readings::values::Shards;
 
@@ -52,6 +52,8 @@ pub(super) struct Drain {
     /// First counter of the buffer in every shard.
     first: u32,
     capacity: Capacity,
+    /// Whether the entries of functions write the time.
+    times: bool,
     /// The stream of each shard that a thread holds.
     streams: FxHashMap<u32, Stream>,
     /// Number of the next stream.
@@ -73,16 +75,12 @@ struct Stream {
 
 impl Session {
     /// Makes the pair of a trace its own, because it has its own buffers, and adds the code that tells where a thread leaves calls.
-    pub(super) fn begin_trace(
-        &self,
-        control: &Control,
-        (id, capacity): (MeasurementId, Option<Capacity>),
-        wanted: &mut [Wanted],
-    ) -> Option<NewTrace> {
+    pub(super) fn begin_trace(&self, control: &Control, id: MeasurementId, wanted: &mut [Wanted]) -> Option<NewTrace> {
         let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
         let mut marked = FxHashSet::default();
         // If such a function is traced itself, its entry comes after the mark.
-        let mut insertions = self.new_marks(control, capacity?, &mut marked);
+        let buffer = Buffer::of(&traced.instrumentation.variables)?;
+        let mut insertions = self.new_marks(control, buffer, &mut marked);
         insertions.append(&mut traced.instrumentation.insertions);
         traced.instrumentation.insertions = insertions;
         traced.helpers = format!("trace {}", id.0).into();
@@ -93,24 +91,26 @@ impl Session {
     fn new_marks(
         &self,
         control: &Control,
-        capacity: Capacity,
+        buffer: Buffer,
         marked: &mut FxHashSet<(MdlFunction, PointKind)>,
     ) -> Vec<Insertion> {
         let all = self.marks(&control.modules).into_iter();
         let new = all.filter(|(function, kind, _)| marked.insert((*function, *kind)));
-        new.filter_map(|(function, kind, token)| mark(function, kind, token, capacity)).collect()
+        new.filter_map(|(function, kind, token)| mark(function, kind, token, buffer)).collect()
     }
 
     /// Weaves the code that tells where a thread leaves calls into libraries that were loaded since.
-    pub(super) fn mark_more(&self, control: &mut Control, id: MeasurementId, capacity: Capacity) -> Result<(), Error> {
+    pub(super) fn mark_more(&self, control: &mut Control, id: MeasurementId) -> Result<(), Error> {
         let Some(trace) = control.traces.get(&id) else { return Ok(()) };
         let (key, mut marked) = (trace.key.clone(), trace.marked.clone());
-        let Some(counters) = control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
-        let insertions = self.new_marks(control, capacity, &mut marked);
+        let pair = control.pairs.get(&key).map(|pair| (pair.counters.clone(), pair.variables.clone()));
+        let Some((counters, variables)) = pair else { return Ok(()) };
+        let Some(buffer) = Buffer::of(&variables) else { return Ok(()) };
+        let insertions = self.new_marks(control, buffer, &mut marked);
         if insertions.is_empty() {
             return Ok(());
         }
-        self.extend(control, vec![(key, buffered(insertions, capacity), counters)])?;
+        self.extend(control, vec![(key, buffered(insertions, variables), counters)])?;
         if let Some(trace) = control.traces.get_mut(&id) {
             trace.marked = marked;
         }
@@ -122,21 +122,20 @@ impl Session {
         &self,
         control: &mut Control,
         id: MeasurementId,
-        capacity: Capacity,
+        &Tracing { capacity, times, .. }: &Tracing,
         NewTrace { key, plans, marked }: NewTrace,
     ) {
         let Some(pair) = control.pairs.get(&key) else { return };
-        let (Some(first), Some(code)) = (pair.counters.first().copied(), code_of(&control.modules, pair, &plans))
-        else {
-            return;
-        };
+        let first = Buffer::of(&pair.variables).and_then(|buffer| buffer.first(&pair.counters));
+        let (Some(first), Some(code)) = (first, code_of(&control.modules, pair, &plans)) else { return };
         let program = TracedProgram {
             host: String::new(),
             pid: u32::try_from(self.pid().0).unwrap_or_default(),
             program: self.program(),
             began_ns: now_ns(),
+            clock: times.then(|| self.clocks.wall().ok().map(TickClock::scale)).flatten(),
         };
-        let drain = Drain { first, capacity, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
+        let drain = Drain { first, capacity, times, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
         self.shared_mut().traces.insert(id, drain);
         control.traces.insert(id, Trace { key, code, program, marked });
     }
@@ -166,8 +165,11 @@ impl Session {
         let drain = traces.get_mut(&id).ok_or_else(|| no_trace(id))?;
         let mut chunks = std::mem::take(&mut drain.ended);
         let Some(area) = area else { return Ok(chunks) };
+        // A moment of the clock before the tokens are taken is later than the stamps of the chunk before.
+        let clock = self.clocks.wall().ok().filter(|_| drain.times);
+        let now = clock.map_or_else(|| (0, now_ns()), TickClock::with_unix_time);
         for (shard, identity) in Shards::claims(&**area) {
-            chunks.extend(drain.take(area, shard, identity, tids));
+            chunks.extend(drain.take(area, (shard, identity), tids, now));
         }
         Ok(chunks)
     }
@@ -177,7 +179,7 @@ impl Shared {
     /// Takes the last tokens of a thread that has ended, before its shard is freed.
     pub(super) fn end_streams(&mut self, area: &SharedArea, shard: u32, identity: u64) {
         for drain in self.traces.values_mut() {
-            let last = drain.take(area, shard, identity, &self.tids);
+            let last = drain.take(area, (shard, identity), &self.tids, (0, now_ns()));
             let held: usize = drain.ended.iter().map(|chunk| chunk.tokens.len()).sum();
             // Nobody may come for the tokens.
             let bounded = |chunk: Chunk| match held.saturating_add(chunk.tokens.len()) <= ENDED_MAX {
@@ -191,8 +193,14 @@ impl Shared {
 }
 
 impl Drain {
-    /// Takes the tokens of the thread that holds a shard.
-    fn take(&mut self, area: &SharedArea, shard: u32, identity: u64, tids: &FxHashMap<u64, Tid>) -> Option<Chunk> {
+    /// Takes the tokens of the thread that holds a shard. `ticks` is the time by the trace's clock, or 0.
+    fn take(
+        &mut self,
+        area: &SharedArea,
+        (shard, identity): (u32, u64),
+        tids: &FxHashMap<u64, Tid>,
+        (ticks, time_ns): (u64, u64),
+    ) -> Option<Chunk> {
         let buffer = area.buffer(shard, self.first, self.capacity.slots())?;
         let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
         if !known {
@@ -228,7 +236,7 @@ impl Drain {
         let sequence = stream.sequence;
         stream.sequence += 1;
         let tid = tids.get(&identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
-        Some(Chunk { tid, stream: stream.number, sequence, time_ns: now_ns(), tokens })
+        Some(Chunk { tid, stream: stream.number, sequence, time_ns, ticks, tokens })
     }
 }
 

@@ -158,8 +158,9 @@ impl fmt::Display for Stmt {
             Stmt::Mark(v, key, ObjectState { kind, retired: true }) => {
                 write!(f, "retire v{}, {key}, {};", v.0, kind.name())
             }
-            Stmt::Append(v, _, Appended { stack, bytes }) => {
+            Stmt::Append(v, _, Appended { time, stack, bytes }) => {
                 write!(f, "append v{}", v.0)?;
+                f.write_str(if *time { " time" } else { "" })?;
                 f.write_str(if *stack { " sp" } else { "" })?;
                 bytes.iter().try_for_each(|byte| write!(f, " {byte:02x}"))?;
                 f.write_str(";")

@@ -32,6 +32,8 @@ pub enum Step {
         /// Depth of the activation.
         depth: u32,
     },
+    /// The condition of the trace holds.
+    Condition,
     /// Steps are missing. The activations before and after are not related.
     Gap,
 }
@@ -116,6 +118,9 @@ impl<'a> ThreadReplay<'a> {
     pub fn next(&mut self, token: Token, out: &mut dyn FnMut(Step)) {
         match token {
             Token::Stack(sp) => self.stack = Some(sp),
+            // The reader of the tokens keeps the time.
+            Token::Time(_) => {}
+            Token::Condition => out(Step::Condition),
             Token::Resume(function) => self.resumes = Some(function),
             Token::Leaving => {
                 self.doubtful = self.doubtful.max(self.leaving);

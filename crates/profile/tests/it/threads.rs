@@ -266,6 +266,7 @@ fn activations(steps: &[Step]) -> Vec<(usize, Vec<usize>)> {
                 assert_eq!(*depth as usize + 1, open.len());
                 open.pop();
             }
+            Step::Condition => {}
             Step::Gap => panic!("no token was lost"),
         }
     }
@@ -277,7 +278,7 @@ fn is_part(told: &[Step], real: &[Step]) -> u64 {
     let blocks = |steps: &[Step]| -> Vec<(u32, usize)> {
         let one = |step: &Step| match step {
             Step::Block { function, block, .. } => Some((*function, *block)),
-            Step::Enter { .. } | Step::Leave { .. } | Step::Gap => None,
+            Step::Enter { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => None,
         };
         steps.iter().filter_map(one).collect()
     };

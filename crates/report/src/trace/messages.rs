@@ -1,6 +1,6 @@
 //! The records of a trace as messages of Protocol Buffers. Numbers of fields are never used again for another meaning.
 
-use ingraft_model::{self as model, Cfg, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_model::{self as model, Cfg, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
 use ingraft_profile::Place;
 use prost::Message;
 
@@ -19,6 +19,11 @@ pub(super) struct Program {
     program: String,
     #[prost(fixed64, tag = "4")]
     began_ns: u64,
+    /// Factor of the clock's scale; 0 without a clock.
+    #[prost(uint32, tag = "5")]
+    clock_mult: u32,
+    #[prost(uint32, tag = "6")]
+    clock_shift: u32,
 }
 
 /// Functions.
@@ -87,6 +92,8 @@ pub(super) struct Chunk {
     time_ns: u64,
     #[prost(bytes = "vec", tag = "5")]
     tokens: Vec<u8>,
+    #[prost(fixed64, tag = "6")]
+    ticks: u64,
 }
 
 /// The end of a trace.
@@ -96,6 +103,20 @@ pub(super) struct End {
     ended_ns: u64,
     #[prost(uint64, tag = "2")]
     unbuffered: u64,
+}
+
+/// The newest part of a trace.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Newest {
+    #[prost(fixed64, tag = "1")]
+    from_ns: u64,
+    #[prost(fixed64, tag = "2")]
+    until_ns: u64,
+    /// 0: the end, 1: the condition, 2: a signal.
+    #[prost(uint32, tag = "3")]
+    cause: u32,
+    #[prost(uint64, tag = "4")]
+    dropped: u64,
 }
 
 /// Reasons for ways in, in the order of their numbers.
@@ -137,13 +158,22 @@ impl From<&trace::TracedProgram> for Program {
             pid: program.pid,
             program: program.program.clone(),
             began_ns: program.began_ns,
+            clock_mult: program.clock.map_or(0, |scale| scale.mult),
+            clock_shift: program.clock.map_or(0, |scale| scale.shift),
         }
     }
 }
 
 impl Program {
     pub fn read(self) -> trace::TracedProgram {
-        trace::TracedProgram { host: self.host, pid: self.pid, program: self.program, began_ns: self.began_ns }
+        let scale = Scale { mult: self.clock_mult, shift: self.clock_shift };
+        trace::TracedProgram {
+            host: self.host,
+            pid: self.pid,
+            program: self.program,
+            began_ns: self.began_ns,
+            clock: (scale.mult != 0).then_some(scale),
+        }
     }
 }
 
@@ -294,6 +324,7 @@ impl From<&trace::Chunk> for Chunk {
             sequence: chunk.sequence,
             time_ns: chunk.time_ns,
             tokens: chunk.tokens.clone(),
+            ticks: chunk.ticks,
         }
     }
 }
@@ -306,6 +337,7 @@ impl Chunk {
             sequence: self.sequence,
             time_ns: self.time_ns,
             tokens: self.tokens,
+            ticks: self.ticks,
         }
     }
 }
@@ -319,5 +351,27 @@ impl From<&trace::TraceEnd> for End {
 impl End {
     pub fn read(self) -> trace::TraceEnd {
         trace::TraceEnd { ended_ns: self.ended_ns, unbuffered: self.unbuffered }
+    }
+}
+
+impl From<&trace::Newest> for Newest {
+    fn from(newest: &trace::Newest) -> Self {
+        let cause = match newest.cause {
+            trace::Cause::End => 0,
+            trace::Cause::Condition => 1,
+            trace::Cause::Signal => 2,
+        };
+        Newest { from_ns: newest.from_ns, until_ns: newest.until_ns, cause, dropped: newest.dropped }
+    }
+}
+
+impl Newest {
+    pub fn read(self) -> trace::Newest {
+        let cause = match self.cause {
+            1 => trace::Cause::Condition,
+            2 => trace::Cause::Signal,
+            _ => trace::Cause::End,
+        };
+        trace::Newest { from_ns: self.from_ns, until_ns: self.until_ns, cause, dropped: self.dropped }
     }
 }

@@ -7,32 +7,39 @@
 //! | --- | --- | --- |
 //! | 0 | 4 | length of the content in bytes |
 //! | 4 | 4 | CRC-32 (IEEE) of the kind and the content |
-//! | 8 | 4 | kind: 1 program, 2 functions, 3 chunk, 4 end |
+//! | 8 | 4 | kind: 1 program, 2 functions, 3 chunk, 4 end, 5 newest part |
 //! | 12 | | content: a message of Protocol Buffers (`messages.rs`) |
 //!
 //! A reader skips records of other kinds. The record of the program comes first. A record of functions comes before the chunks that use them.
 //! A chunk has tokens of one thread, and begins and ends between two tokens. So a file that was cut at any byte, because its writer was
 //! killed, is readable up to the last whole record, and every chunk can be read without the ones before it.
 //!
+//! If only the newest part of a trace was kept, a record before the chunks says so. The first chunk of a stream then has any sequence.
+//!
+//! Version 2 has stamps and conditions: their tokens, the scale of the clock in the record of the program, and the clock's ticks in chunks. Files of
+//! version 1 are read too.
+//!
 //! *Invariant: any bytes give records whose indexes are valid, or an error.* Property tests check this.
 
+mod clock;
 mod messages;
 mod replay;
 
 use std::io::{self, Read};
 
-use ingraft_model::Cfg;
+use ingraft_model::{Cfg, Scale};
 use ingraft_profile::{Place, TracedFunction};
 use prost::Message;
 
 use crate::FileError;
 use crate::saved::{ModuleInfo, Refused};
+pub use clock::TraceClock;
 pub use replay::{TraceReplay, functions_of};
 
 /// First bytes of a file.
 const MAGIC: [u8; 8] = *b"INGTRACE";
-/// Version of the format that this crate writes and reads.
-const VERSION: u32 = 1;
+/// Version of the format that this crate writes.
+const VERSION: u32 = 2;
 /// Length of the beginning of a record in bytes.
 const HEADER: usize = 12;
 /// Largest content of a record in bytes. A larger number is a defect of the file.
@@ -49,6 +56,8 @@ pub struct TracedProgram {
     pub program: String,
     /// Time at which the trace began, in nanoseconds of Unix time.
     pub began_ns: u64,
+    /// Length in nanoseconds of the ticks in which entries tell the time; `None` if they do not.
+    pub clock: Option<Scale>,
 }
 
 /// Functions that a trace contains, and those that it does not.
@@ -96,6 +105,8 @@ pub struct Chunk {
     pub sequence: u64,
     /// Time at which the tokens were read, in nanoseconds of Unix time.
     pub time_ns: u64,
+    /// Ticks of the trace's clock at that time; 0 if they are not known.
+    pub ticks: u64,
     /// Whole tokens, see [`ingraft_model::token`].
     pub tokens: Vec<u8>,
 }
@@ -109,6 +120,31 @@ pub struct TraceEnd {
     pub unbuffered: u64,
 }
 
+/// Reason why the newest part of a trace was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cause {
+    /// The trace ended.
+    #[default]
+    End,
+    /// The condition of the trace held.
+    Condition,
+    /// A signal killed the program.
+    Signal,
+}
+
+/// The newest part of a trace, of which the rest was not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Newest {
+    /// Unix time in nanoseconds from which on all tokens were kept.
+    pub from_ns: u64,
+    /// Unix time in nanoseconds of the event that is the reason.
+    pub until_ns: u64,
+    /// Reason why the part was written.
+    pub cause: Cause,
+    /// Number of bytes of older tokens, which were not kept.
+    pub dropped: u64,
+}
+
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceRecord {
@@ -120,6 +156,8 @@ pub enum TraceRecord {
     Chunk(Chunk),
     /// The end.
     End(TraceEnd),
+    /// Only the newest part was kept.
+    Newest(Newest),
 }
 
 impl TraceRecord {
@@ -129,6 +167,7 @@ impl TraceRecord {
             TraceRecord::Code(_) => 2,
             TraceRecord::Chunk(_) => 3,
             TraceRecord::End(_) => 4,
+            TraceRecord::Newest(_) => 5,
         }
     }
 
@@ -139,6 +178,7 @@ impl TraceRecord {
             TraceRecord::Code(code) => messages::Code::from(code).encode_to_vec(),
             TraceRecord::Chunk(chunk) => messages::Chunk::from(chunk).encode_to_vec(),
             TraceRecord::End(end) => messages::End::from(end).encode_to_vec(),
+            TraceRecord::Newest(newest) => messages::Newest::from(newest).encode_to_vec(),
         };
         let length = u32::try_from(content.len()).ok().filter(|length| *length <= CONTENT_MAX)?;
         let kind = self.kind();
@@ -156,6 +196,7 @@ impl TraceRecord {
             2 => TraceRecord::Code(messages::Code::decode(content)?.read()?),
             3 => TraceRecord::Chunk(messages::Chunk::decode(content)?.read()),
             4 => TraceRecord::End(messages::End::decode(content)?.read()),
+            5 => TraceRecord::Newest(messages::Newest::decode(content)?.read()),
             _ => return Ok(None),
         }))
     }
@@ -202,7 +243,7 @@ impl<R: Read> TraceRecords<R> {
         let version = begin.get(..length).and_then(|begin| begin.strip_prefix(&MAGIC)).ok_or(FileError::NotATrace)?;
         let version = version.first_chunk().ok_or(FileError::NotATrace)?;
         match u32::from_le_bytes(*version) {
-            VERSION => Ok(TraceRecords { reader, over: false }),
+            1..=VERSION => Ok(TraceRecords { reader, over: false }),
             found => Err(FileError::TraceVersion { found }.into()),
         }
     }

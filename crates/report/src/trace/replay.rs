@@ -12,17 +12,29 @@ use crate::trace::{Chunk, TraceRecord, TracedRoutine};
 pub fn functions_of(records: &[TraceRecord]) -> Vec<&TracedRoutine> {
     let code = records.iter().filter_map(|record| match record {
         TraceRecord::Code(code) => Some(&code.functions),
-        TraceRecord::Program(_) | TraceRecord::Chunk(_) | TraceRecord::End(_) => None,
+        TraceRecord::Program(_) | TraceRecord::Chunk(_) | TraceRecord::End(_) | TraceRecord::Newest(_) => None,
     });
     code.flatten().collect()
+}
+
+/// The replay of one stream.
+#[derive(Clone, Debug)]
+struct Stream<'a> {
+    tid: u32,
+    /// Number of the next chunk.
+    next: u64,
+    replay: ThreadReplay<'a>,
+    /// Stamp of the latest entry; `None` before the first one, and after a gap.
+    stamp: Option<u64>,
 }
 
 /// The replay of all threads.
 #[derive(Clone, Debug)]
 pub struct TraceReplay<'a> {
     functions: &'a [TracedFunction],
-    /// For each stream, its thread, the number of its next chunk, and the replay.
-    streams: BTreeMap<u32, (u32, u64, ThreadReplay<'a>)>,
+    streams: BTreeMap<u32, Stream<'a>>,
+    /// Whether streams may begin with any chunk.
+    newest: bool,
     /// Number of bytes of all chunks.
     bytes: u64,
 }
@@ -30,26 +42,33 @@ pub struct TraceReplay<'a> {
 impl<'a> TraceReplay<'a> {
     /// Begins before the first chunk. `functions` has the functions of the file.
     pub fn new(functions: &'a [TracedFunction]) -> Self {
-        TraceReplay { functions, streams: BTreeMap::new(), bytes: 0 }
+        TraceReplay { functions, streams: BTreeMap::new(), newest: false, bytes: 0 }
     }
 
-    /// Regenerates the steps of a chunk and gives them to `out`. If chunks of the stream are missing, a gap comes first. Fails if the chunk
-    /// does not consist of whole tokens; the steps before the wrong one were given to `out`.
-    pub fn chunk(&mut self, chunk: &Chunk, out: &mut dyn FnMut(Step)) -> Result<(), FileError> {
-        let new = || (chunk.tid, 0, ThreadReplay::new(self.functions));
-        let (_, next, replay) = self.streams.entry(chunk.stream).or_insert_with(new);
-        if *next != chunk.sequence {
-            replay.next(Token::Gap, out);
+    /// Replays the newest part of a trace: the first chunk of a stream may have any sequence.
+    pub fn of_newest_part(self) -> Self {
+        TraceReplay { newest: true, ..self }
+    }
+
+    /// Regenerates the steps of a chunk and gives them to `out`, each with the stamp of the latest entry before it. If chunks of the stream
+    /// are missing, a gap comes first. Fails if the chunk does not consist of whole tokens; the steps before the wrong one were given to
+    /// `out`.
+    pub fn chunk(&mut self, chunk: &Chunk, out: &mut dyn FnMut(Step, Option<u64>)) -> Result<(), FileError> {
+        let next = if self.newest { chunk.sequence } else { 0 };
+        let new = || Stream { tid: chunk.tid, next, replay: ThreadReplay::new(self.functions), stamp: None };
+        let stream = self.streams.entry(chunk.stream).or_insert_with(new);
+        if stream.next != chunk.sequence {
+            stream.take(Token::Gap, out);
         }
-        *next = chunk.sequence.saturating_add(1);
+        stream.next = chunk.sequence.saturating_add(1);
         self.bytes += chunk.tokens.len() as u64;
         let mut rest = chunk.tokens.as_slice();
         while !rest.is_empty() {
             let Ok(Some((token, length))) = Token::read(rest) else {
-                replay.next(Token::Gap, out);
+                stream.take(Token::Gap, out);
                 return Err(FileError::Contradiction { what: "a chunk does not consist of tokens" });
             };
-            replay.next(token, out);
+            stream.take(token, out);
             rest = rest.get(length..).unwrap_or_default();
         }
         Ok(())
@@ -57,11 +76,23 @@ impl<'a> TraceReplay<'a> {
 
     /// Each stream with its thread, and the parts of the execution that its steps do not tell. Sorted by stream.
     pub fn unknown(&self) -> impl Iterator<Item = (u32, u32, Unknown)> {
-        self.streams.iter().map(|(stream, (tid, _, replay))| (*stream, *tid, replay.unknown()))
+        self.streams.iter().map(|(number, stream)| (*number, stream.tid, stream.replay.unknown()))
     }
 
     /// Number of bytes of all tokens.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+impl Stream<'_> {
+    fn take(&mut self, token: Token, out: &mut dyn FnMut(Step, Option<u64>)) {
+        match token {
+            Token::Time(stamp) => self.stamp = Some(stamp),
+            Token::Gap => self.stamp = None,
+            _ => {}
+        }
+        let stamp = self.stamp;
+        self.replay.next(token, &mut |step| out(step, stamp));
     }
 }

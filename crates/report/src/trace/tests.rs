@@ -35,7 +35,7 @@ fn routine() -> TracedRoutine {
 
 fn chunk(sequence: u64, tokens: &[Token]) -> TraceRecord {
     let tokens = tokens.iter().flat_map(|token| token.bytes().expect("small")).collect();
-    TraceRecord::Chunk(Chunk { tid: 7, stream: 1, sequence, time_ns: 5, tokens })
+    TraceRecord::Chunk(Chunk { tid: 7, stream: 1, sequence, time_ns: 5, ticks: 6, tokens })
 }
 
 fn records() -> Vec<TraceRecord> {
@@ -43,12 +43,20 @@ fn records() -> Vec<TraceRecord> {
         let place = routine().places.iter().position(|place| *place == Place::Edge(edge)).expect("a place");
         Token::Passage(place as u32)
     };
+    let clock = Some(Scale { mult: 5, shift: 3 });
     let module = ModuleInfo { name: "m".to_owned(), build_id: vec![1, 2], ..ModuleInfo::default() };
     vec![
-        TraceRecord::Program(TracedProgram { host: "h".to_owned(), pid: 9, program: "/p".to_owned(), began_ns: 3 }),
+        TraceRecord::Program(TracedProgram {
+            host: "h".to_owned(),
+            pid: 9,
+            program: "/p".to_owned(),
+            began_ns: 3,
+            clock,
+        }),
         TraceRecord::Code(TracedCode { modules: vec![module], functions: vec![routine()], refused: Vec::new() }),
         chunk(0, &[Token::Enter(0), place(1), place(2)]),
         chunk(1, &[place(1), place(3)]),
+        TraceRecord::Newest(Newest { from_ns: 4, until_ns: 7, cause: Cause::Condition, dropped: 9 }),
         TraceRecord::End(TraceEnd { ended_ns: 8, unbuffered: 0 }),
     ]
 }
@@ -80,10 +88,10 @@ fn blocks(records: &[TraceRecord]) -> Vec<usize> {
     let (mut replay, mut blocks) = (TraceReplay::new(&traced), Vec::new());
     for record in records {
         if let TraceRecord::Chunk(chunk) = record {
-            let mut note = |step| match step {
+            let mut note = |step, _| match step {
                 Step::Block { block, .. } => blocks.push(block),
                 Step::Gap => blocks.push(usize::MAX),
-                Step::Enter { .. } | Step::Leave { .. } => {}
+                Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             };
             replay.chunk(chunk, &mut note).expect("tokens");
         }
@@ -139,6 +147,22 @@ fn a_missing_chunk_is_a_gap() {
 }
 
 #[test]
+fn the_newest_part_begins_with_any_chunk() {
+    let mut records = records();
+    records.remove(2);
+    let traced: Vec<TracedFunction> = functions_of(&records).iter().map(|f| f.traced().expect("a function")).collect();
+    let (mut replay, mut steps) = (TraceReplay::new(&traced).of_newest_part(), 0);
+    for record in &records {
+        if let TraceRecord::Chunk(chunk) = record {
+            replay.chunk(chunk, &mut |_, _| steps += 1).expect("tokens");
+        }
+    }
+    // The tokens belong to no known activation, which is no gap.
+    let unknown: Vec<_> = replay.unknown().map(|(.., unknown)| (unknown.gaps, unknown.skipped)).collect();
+    assert_eq!((steps, unknown), (0, vec![(0, 2)]));
+}
+
+#[test]
 fn a_later_kind_of_record_is_skipped() {
     let mut bytes = trace_beginning();
     let content = b"later";
@@ -146,15 +170,43 @@ fn a_later_kind_of_record_is_skipped() {
     bytes.extend(checksum(77, content).to_le_bytes());
     bytes.extend(77_u32.to_le_bytes());
     bytes.extend(content);
-    bytes.extend(records()[4].to_bytes().expect("a record"));
-    assert_eq!(read(&bytes).0, records()[4..]);
-    bytes[8] = 2;
-    assert!(matches!(read(&bytes).1, Some(TraceError::Content(FileError::TraceVersion { found: 2 }))));
+    bytes.extend(records()[5].to_bytes().expect("a record"));
+    assert_eq!(read(&bytes).0, records()[5..]);
+    bytes[8] = 3;
+    assert!(matches!(read(&bytes).1, Some(TraceError::Content(FileError::TraceVersion { found: 3 }))));
+}
+
+#[test]
+fn a_file_of_the_first_version_is_read() {
+    let mut bytes = file(&records());
+    bytes[8] = 1;
+    let (found, why) = read(&bytes);
+    assert!(why.is_none(), "{why:?}");
+    assert_eq!(found, records());
+}
+
+#[test]
+fn steps_have_the_stamp_of_the_latest_entry() {
+    let mut records = records();
+    let next = |sequence| chunk(sequence, &[Token::Time(500), Token::Enter(0)]);
+    records[2] = chunk(0, &[Token::Enter(0), Token::Time(100), Token::Enter(0)]);
+    records[3] = next(1);
+    records.push(next(3));
+    let traced: Vec<TracedFunction> = functions_of(&records).iter().map(|f| f.traced().expect("a function")).collect();
+    let (mut replay, mut found) = (TraceReplay::new(&traced), Vec::new());
+    for record in &records {
+        if let TraceRecord::Chunk(chunk) = record {
+            replay.chunk(chunk, &mut |step, stamp| found.push((matches!(step, Step::Gap), stamp))).expect("tokens");
+        }
+    }
+    found.dedup();
+    let stamps = [(false, None), (false, Some(100)), (false, Some(500)), (true, None), (false, Some(500))];
+    assert_eq!(found, stamps);
 }
 
 proptest! {
     #[test]
-    fn any_content_is_valid_or_refused(kind in 0_u32..6, content in vec(any::<u8>(), 0..200), at in 0_usize..400,
+    fn any_content_is_valid_or_refused(kind in 0_u32..7, content in vec(any::<u8>(), 0..200), at in 0_usize..400,
                                        to in any::<u8>()) {
         let mut bytes = trace_beginning();
         bytes.extend((content.len() as u32).to_le_bytes());
