@@ -337,7 +337,6 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     };
     // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;
-    let library = Arc::clone(library);
     Measurement {
         views: Arc::new(views.into()),
         pairs: Arc::new(infos),
@@ -345,7 +344,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         handled: false,
         grown: false,
         request,
-        library,
+        library: Arc::clone(library),
         awaited: Vec::new(),
         keep: true,
         // the request is not known any more, so nothing is ever woven for it

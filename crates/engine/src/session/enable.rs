@@ -66,10 +66,8 @@ impl Session {
         if missing == Missing::ModulesMayCome {
             request::refuse_absent(&control.modules, request)?;
         }
-        let awaited = match missing {
-            Missing::Fails => Vec::new(),
-            Missing::MayCome | Missing::ModulesMayCome => request::awaited(&control.modules, request),
-        };
+        let may_come = missing != Missing::Fails;
+        let awaited = if may_come { request::awaited(&control.modules, request) } else { Vec::new() };
         request::refuse_empty(&self.target, &wanted)?;
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         warnings.extend(warnings::of_request(&control.modules, new, &awaited));
@@ -102,8 +100,8 @@ impl Session {
             self.note_trace(control, id, tracing, trace);
         }
         let leaps = request.profile.and_then(|of| self.note_profile(control, (id, of), plans, &mut keys));
-        warnings.extend(self.insertion_warnings(control, &keys));
-        warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));
+        let of_clocks = self.clock_warnings(control, reads_wall, reads_cpu);
+        warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {

@@ -45,6 +45,28 @@ impl Exits {
     }
 }
 
+/// The entry sites of functions with exits that only the entry can hold. Such an exit is refused if its entry cannot be woven.
+pub(super) fn hosts(
+    text: &Text<'_>,
+    modules: &Modules,
+    wanted: &[Wanted<'_>],
+    sites: &mut [Result<Vec<Found>, Refusal>],
+) -> FxHashMap<FunctionRef, Arc<Site>> {
+    let mut hosts = FxHashMap::default();
+    for (w, found) in wanted.iter().zip(sites) {
+        let mut within: Vec<_> =
+            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.is_within_entry())).collect();
+        if within.is_empty() || hosts.contains_key(&w.function) {
+            continue;
+        }
+        match entry_site(text, modules, w.function) {
+            Ok(site) => drop(hosts.insert(w.function, site)),
+            Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
+        }
+    }
+    hosts
+}
+
 #[cfg(test)]
 mod tests {
 
@@ -66,26 +88,4 @@ mod tests {
         let others = Exits::But(Arc::new(FxHashSet::from_iter([Svma(16)])));
         assert!(!others.contains(Svma(16), &woven) && others.contains(Svma(17), &woven));
     }
-}
-
-/// The entry sites of functions with exits that only the entry can hold. Such an exit is refused if its entry cannot be woven.
-pub(super) fn hosts(
-    text: &Text<'_>,
-    modules: &Modules,
-    wanted: &[Wanted<'_>],
-    sites: &mut [Result<Vec<Found>, Refusal>],
-) -> FxHashMap<FunctionRef, Arc<Site>> {
-    let mut hosts = FxHashMap::default();
-    for (w, found) in wanted.iter().zip(sites) {
-        let mut within: Vec<_> =
-            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.is_within_entry())).collect();
-        if within.is_empty() || hosts.contains_key(&w.function) {
-            continue;
-        }
-        match entry_site(text, modules, w.function) {
-            Ok(site) => drop(hosts.insert(w.function, site)),
-            Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
-        }
-    }
-    hosts
 }
