@@ -133,7 +133,7 @@ fn calls_in_progress_when_a_timer_is_taken_out_are_not_left() {
     assert!(spin["taken_out_ns"].is_u64() && chain["taken_out_ns"].is_null(), "{spin} {chain}");
     assert_eq!((outcome.latency("spin").left, outcome.latency("chain").left), (0, 0), "{spin} {chain}");
     assert_eq!(spin["calls"].as_u64(), Some(truth.tally("spin")), "{spin}");
-    assert_restored(target.pid(), &before);
+    target::assert_clean(target.pid(), &before);
 }
 
 #[test]

@@ -95,7 +95,6 @@ impl Session {
         };
         drop((bounded, bodies));
         let Inserted { mut keys, caught_up, dear } = inserted?;
-        control.add_users(&keys);
         if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
             self.note_trace(control, id, tracing, trace);
         }
@@ -103,12 +102,13 @@ impl Session {
         let of_clocks = self.clock_warnings(control, reads_wall, reads_cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
+        control.add_users(&keys);
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
             views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
             handled: leaps.is_some() && self.handles_signals(),
-            leaps,
+            leaps: None,
             grown: false,
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
@@ -122,6 +122,7 @@ impl Session {
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
+        Session::note_leaps(control, id, leaps);
         if request.keep {
             self.keep_locked(control, id, true)?;
         }

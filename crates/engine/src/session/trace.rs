@@ -165,9 +165,7 @@ impl Session {
         let drain = traces.get_mut(&id).ok_or_else(|| no_trace(id))?;
         let mut chunks = std::mem::take(&mut drain.ended);
         let Some(area) = area else { return Ok(chunks) };
-        // A moment of the clock before the tokens are taken is later than the stamps of the chunk before.
-        let clock = self.clocks.wall().ok().filter(|_| drain.times);
-        let now = clock.map_or_else(|| (0, now_ns()), TickClock::with_unix_time);
+        let now = drain.now(self.clocks.wall().ok());
         for (shard, identity) in Shards::claims(&**area) {
             chunks.extend(drain.take(area, (shard, identity), tids, now));
         }
@@ -177,9 +175,10 @@ impl Session {
 
 impl Shared {
     /// Takes the last tokens of a thread that has ended, before its shard is freed.
-    pub(super) fn end_streams(&mut self, area: &SharedArea, shard: u32, identity: u64) {
+    pub(super) fn end_streams(&mut self, area: &SharedArea, (shard, identity): (u32, u64), clock: Option<&TickClock>) {
         for drain in self.traces.values_mut() {
-            let last = drain.take(area, (shard, identity), &self.tids, (0, now_ns()));
+            let now = drain.now(clock);
+            let last = drain.take(area, (shard, identity), &self.tids, now);
             let held: usize = drain.ended.iter().map(|chunk| chunk.tokens.len()).sum();
             // Nobody may come for the tokens.
             let bounded = |chunk: Chunk| match held.saturating_add(chunk.tokens.len()) <= ENDED_MAX {
@@ -193,6 +192,12 @@ impl Shared {
 }
 
 impl Drain {
+    /// The present moment: ticks of the clock, or 0 if the trace has no times, and Unix time. It is read before tokens are taken, so that it
+    /// is later than the stamps of the chunk before.
+    fn now(&self, clock: Option<&TickClock>) -> (u64, u64) {
+        clock.filter(|_| self.times).map_or_else(|| (0, now_ns()), TickClock::with_unix_time)
+    }
+
     /// Takes the tokens of the thread that holds a shard. `ticks` is the time by the trace's clock, or 0.
     fn take(
         &mut self,
