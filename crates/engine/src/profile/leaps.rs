@@ -17,7 +17,7 @@ use super::plan;
 
 /// Name of the metric that the pair of leaps has.
 pub const METRIC: &str = "handler_leaps";
-/// Functions that restore the signal mask if it was saved, and then jump. In glibc they are those that do not restore it, too.
+/// Functions that restore the signal mask if it was saved, and then jump. In glibc, longjmp is the same function as siglongjmp.
 const JUMPS: [&str; 2] = ["siglongjmp", "__longjmp_chk"];
 /// Functions by which these restore the mask.
 const MASKS: [&str; 4] = ["sigprocmask", "__sigprocmask", "pthread_sigmask", "__pthread_sigmask"];

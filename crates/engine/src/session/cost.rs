@@ -203,7 +203,8 @@ impl Session {
         Ok(())
     }
 
-    /// Freezes the values of a pair whose code was taken out. `left` has read the calls that were left in the stop in which others run on.
+    /// Freezes the values of a pair whose code was taken out. `left` has the numbers of calls that had been left
+    /// when its code was taken out; `None` if no other code has run since.
     pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut, left: Option<&LeftCalls<'_>>) {
         control.retire_keys(std::iter::once(key));
         let Some(mut pair) = control.pairs.remove(key) else { return };

@@ -99,7 +99,7 @@ impl Session {
         self.views(control, &[key]).pop()
     }
 
-    /// Notes the pair of leaps of a measurement that has grown, if the measurement had none before.
+    /// Notes the pair of leaps of a measurement that has none yet.
     pub(super) fn note_leaps(control: &mut Control, id: MeasurementId, leaps: Option<View>) {
         let (Some(view), Some(measurement)) = (leaps, control.measurements.get_mut(&id)) else { return };
         if measurement.leaps.is_none() {

@@ -46,7 +46,10 @@ impl Visitor for LeftCalls<'_> {
     }
 
     fn visit(&mut self, _held: &mut Held<'_>) {
-        self.in_stop = self.session.shared().columns().map(|columns| columns.rows(&self.counters));
+        // Pairs that only count have no such counters, and the stop need not last longer for them.
+        if !self.counters.is_empty() {
+            self.in_stop = self.session.shared().columns().map(|columns| columns.rows(&self.counters));
+        }
     }
 }
 
