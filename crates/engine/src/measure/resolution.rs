@@ -13,6 +13,10 @@ const FINE: usize = 64;
 const MEDIUM: usize = 1000;
 /// Largest number of counters that are reserved for later requests.
 const SPARE: u64 = 100_000;
+/// Smallest number of bytes of code for which an edge profile has a counter, with room for as many counters that cannot be used again.
+const BYTES_A_COUNTER: u64 = 4;
+/// Largest distance in bytes between shards that is chosen for later measurements. There is address space for thousands of threads then.
+const STRIDE_TO_STAY: u64 = 16 << 20;
 /// Number of counters that are reserved for a profile of modules that are not loaded yet. It suffices for all functions of libcrypto, three
 /// times.
 pub const AWAITED: u64 = 500_000;
@@ -60,6 +64,12 @@ pub fn stride_for(counters: u64) -> u64 {
         stride *= 2;
     }
     stride
+}
+
+/// The distance in bytes between shards of a program whose memory may stay for later measurements, by the size of its code in bytes. There
+/// is room for an edge profile of all its functions beside the counters that suspended contexts may still change.
+pub fn stride_to_stay(text: u64) -> u64 {
+    stride_for(text / BYTES_A_COUNTER).min(STRIDE_TO_STAY)
 }
 
 /// Number of counters in a shard at such a distance.
@@ -128,6 +138,9 @@ mod tests {
         assert!(u64::from(counters_in(stride)) >= many + SPARE, "{stride}");
         assert_eq!(stride, 32 << 20);
         assert_eq!(stride_for(u64::MAX), STRIDE_MAX);
+        assert_eq!(stride_to_stay(0), DEFAULT_STRIDE);
+        assert!(u64::from(counters_in(stride_to_stay(4 << 20))) > 1 << 20);
+        assert_eq!(stride_to_stay(u64::MAX), STRIDE_TO_STAY);
     }
 
     #[test]

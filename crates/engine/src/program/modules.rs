@@ -308,6 +308,12 @@ impl Modules {
         program.map_or((0, 0), |f| (u64::from(f.file.device.0) << 32 | u64::from(f.file.device.1), f.file.inode))
     }
 
+    /// Size in bytes of the program's own code.
+    pub fn text_bytes(&self) -> u64 {
+        let program = self.files.iter().find(|f| f.is_program).map(ModuleFile::text);
+        program.map_or(0, |text| text.end.0.saturating_sub(text.start.0))
+    }
+
     /// A module that sets the gs base itself, so that the engine must not use it. Modules that were not analysed are searched for the
     /// instruction only.
     pub fn user_of_gs(&self, target: &Target) -> Option<&ModuleFile> {

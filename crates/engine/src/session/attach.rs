@@ -8,8 +8,10 @@ use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
 use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 
 use crate::error::{Error, ErrorKind};
+use crate::measure::resolution;
 use crate::program::wall;
 use crate::recovery::journal::{Head, Journal};
+use crate::recovery::waiting::Scheduler;
 use crate::weaving::plan::Woven;
 
 use super::births::Births;
@@ -66,6 +68,10 @@ impl Session {
         let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
         if goroutine.is_some() {
             control.stride = control.stride.max(goroutine::STRIDE_MIN);
+        }
+        if distinct && Scheduler::of(&self.target).is_some() {
+            // The memory may stay for later measurements, which need more counters than this one.
+            control.stride = control.stride.max(resolution::stride_to_stay(control.modules.text_bytes()));
         }
         let request =
             DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(control.stride) };
