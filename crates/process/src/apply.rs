@@ -23,6 +23,8 @@ use crate::tracer::{State, Tracer};
 use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
+/// Number of zeros in a row that no generated code has, and no code of a program that it copies.
+const EMPTY: usize = 64;
 /// Longest time for which the first attempt holds the target so that threads leave code that changes. Each further attempt adds the same
 /// time, because on a loaded machine a thread that continues has to wait for a processor.
 const NUDGE_TIME: Duration = Duration::from_micros(500);
@@ -607,7 +609,8 @@ impl Target {
         for slot in words.iter().copied().filter(|slot| !stacks.has(*slot)) {
             let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
             let (fate, in_code) = (self.fate(plan, pc, false), contains(&options.check_quiet, pc));
-            if fate == Fate::Stays && !in_code || self.is_remains(slot, homes) {
+            let is_none = in_code && self.is_empty(pc, &options.check_quiet);
+            if fate == Fate::Stays && (!in_code || is_none) || self.is_remains(slot, homes) {
                 continue;
             }
             match (fate, self.waiting(slot)) {
@@ -620,6 +623,15 @@ impl Target {
             }
         }
         Ok(suspended_at)
+    }
+
+    /// Whether an address in one of these ranges is that of memory that has no code. A word that leads there, such as a part of a text, is no
+    /// program counter: generated code has no zeros of this length.
+    fn is_empty(&self, at: Avma, ranges: &[AvmaRange]) -> bool {
+        let mut bytes = [0; EMPTY];
+        let Some(range) = ranges.iter().find(|range| range.contains(&at)) else { return false };
+        let len = (range.end.0 - at.0).min(EMPTY as u64) as usize;
+        bytes.get_mut(..len).is_some_and(|bytes| self.read(at, bytes).is_ok() && bytes.iter().all(|byte| *byte == 0))
     }
 
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
