@@ -6,6 +6,7 @@
  * stop                             the same, and the timer stops: every context stays where it is, and this one goes on alone
  * go                               the same, and the timer starts again
  * note                             the same, and the handler writes down for ever where it found the next 256 contexts
+ * aim                              the same, and words that point near the ends of executable mappings without a file are written down for ever
  * The contexts run all the time; the thread that reads the commands runs on its own stack and gets no such signal. */
 #include "mutatee.h"
 #include <sys/time.h>
@@ -76,6 +77,17 @@ static void body(unsigned low, unsigned high) {
 static volatile unsigned long noted[NOTES];
 static volatile int notes, until;
 
+/* Writes down words that look like program counters in memory that has never had any code. */
+static void aim(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512], rights[5];
+    for (unsigned long start, end; maps && fgets(line, sizeof line, maps);) {
+        if (sscanf(line, "%lx-%lx %4s", &start, &end, rights) != 3) continue;
+        if (strchr(rights, 'x') && !strpbrk(line, "/[") && notes < NOTES) noted[notes++] = end - 512;
+    }
+    if (maps) fclose(maps);
+}
+
 static void next(int signal, siginfo_t *info, void *context) {
     (void)signal, (void)info;
     if (notes < until) noted[notes++] = (unsigned long)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
@@ -133,6 +145,7 @@ int main(int argc, char **argv) {
             until = notes + 256 < NOTES ? notes + 256 : NOTES;
             while (notes < until) usleep(1000);
         }
+        if (!strcmp(line, "aim")) aim();
         if (!strcmp(line, "go")) timer_settime(timer, 0, &often, NULL);
         say("rounds %ld", (long)rounds);
         say("switches %ld", (long)switches);

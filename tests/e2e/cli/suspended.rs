@@ -122,6 +122,23 @@ fn nothing_stays_once_every_context_has_left_the_code() {
 }
 
 #[test]
+fn words_that_point_where_no_code_is_keep_no_memory() {
+    let tool = tool();
+    let directory = open_directory();
+    let (mut target, before) = start();
+    target.ask("stop").assert_right();
+    for kind in KINDS {
+        let session = measure(&tool, target.pid(), kind, directory.path());
+        target.ask("aim").assert_right();
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(outcome.one("removed")["memory_left"] != true, "{kind:?}: {outcome:#?}");
+        before.assert_in(target.pid());
+    }
+    target.ask("go").assert_right();
+    assert_goes_on(&mut target, "after all");
+}
+
+#[test]
 fn contexts_survive_a_detach_after_a_kill() {
     let tool = tool();
     let directory = open_directory();
