@@ -3,6 +3,7 @@
 
 mod calls;
 mod code;
+mod cost;
 mod daemon;
 mod hold;
 mod pairs;
@@ -64,14 +65,18 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Compares the cost model with a measurement: the worst-case cost of a metric's code per call, as `metrics --cost` says, in multiples of
-/// the
-/// measured cost. The limits are a factor of two either way.
-fn predicted(metric: &str, measured: f64) -> [Row; 2] {
+/// The worst-case cost of a metric's code per call in nanoseconds, as `metrics --cost` says.
+fn predicted_ns(metric: &str) -> f64 {
     let outcome = tool().run(["metrics", "--cost"]).assert_code(0);
     let lowered = outcome.all("lowered").into_iter().find(|m| m["metric"] == metric).cloned().unwrap_or_default();
     let pieces = lowered["pieces"].as_array().cloned().unwrap_or_default();
-    let ns: f64 = pieces.iter().filter_map(|piece| piece["ns"].as_f64()).sum();
+    pieces.iter().filter_map(|piece| piece["ns"].as_f64()).sum()
+}
+
+/// Compares the cost model with a measurement: the predicted cost of a call, in multiples of the measured one. The limits are a factor of
+/// two either way.
+fn predicted(metric: &str, measured: f64) -> [Row; 2] {
+    let ns = predicted_ns(metric);
     let ratio = ns / measured;
     let detail = format!(" ({} ns predicted, {} ns measured)", short(ns), short(measured));
     [
@@ -102,6 +107,7 @@ const GROUPS: &[Group] = &[
     ("code", code::rows),
     ("daemon", daemon::rows),
     ("pairs", pairs::rows),
+    ("cost", cost::rows),
     ("whole", whole::rows),
 ];
 
@@ -118,7 +124,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     for name in names {
         ensure!(
             GROUPS.iter().any(|(group, _)| group == name),
-            "no group {name}: there are calls, times, hold, start, code, daemon, pairs, whole"
+            "no group {name}: there are calls, times, hold, start, code, daemon, pairs, cost, whole"
         );
     }
     let mut rows = Vec::new();
