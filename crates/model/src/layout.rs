@@ -92,8 +92,8 @@ pub mod header {
     pub const EVENTS: u32 = LISTENING - EVENT_BYTES * super::EVENTS_MAX;
     /// Size in bytes of an entry in [`EVENTS`], a power of two.
     pub const EVENT_BYTES: u32 = 128;
-    /// 1 while the engine answers threads at the loader's hook, u32. The engine clears it, or a thread that has got no answer within
-    /// [`super::LOADER_WAIT_NS`].
+    /// 1 while the engine answers threads at the loader's hook, u32. The engine clears it, or a thread that has got neither an answer nor
+    /// `RENEWED` within [`super::LOADER_WAIT_NS`].
     pub const LISTENING: u32 = super::CLAIMS - 0x40;
     /// Number of times that the loader has finished mapping or unmapping, u32, atomic. The engine waits for a change (futex(2)).
     pub const LOADS: u32 = LISTENING + 4;
@@ -119,6 +119,9 @@ pub mod header {
     /// Offset from fs of the pointer to the goroutine that a thread executes, i32; 0 if the area has no records of goroutines. See
     /// [`super::goroutine`].
     pub const GOROUTINE: u32 = LISTENING + 56;
+    /// 1 if the engine lives and still works on the libraries that a thread at the loader's hook has announced, u32. If it is 1 when the
+    /// thread's time limit is reached, the thread clears it and waits once more.
+    pub const RENEWED: u32 = LISTENING + 60;
     /// Creation time of the data area, u64 in clock ticks since boot, as in field 22 of /proc/PID/stat. A thread that is older and has no
     /// claim never had a gs base of the engine. 0 in areas of earlier engines, where the time is unknown.
     pub const MADE: u32 = LISTENING + 40;
@@ -200,8 +203,9 @@ pub const SHARDS_SPACE: u64 = 64 << 30;
 /// Address space for the journal's copy in bytes. Pages that are not written take no memory.
 pub const DEFAULT_JOURNAL: u64 = 1 << 30;
 
-/// Longest time in nanoseconds that a thread waits at the loader's hook for the engine to weave the mapped libraries. For a library that
-/// was analysed before, the engine needs less, even on a busy machine. If the engine is dead, the program stands still no longer than this.
+/// Longest time in nanoseconds that a thread waits at the loader's hook for a sign of life from the engine, which weaves the mapped
+/// libraries. For a library that was analysed before, the engine needs less, even on a busy machine. If the engine is dead, the program
+/// stands still no longer than this after the last [`header::RENEWED`].
 pub const LOADER_WAIT_NS: u32 = 250_000_000;
 
 /// An activation record: a cache line at a multiple of its size. The first record of a shard belongs to no call and ends every search.

@@ -255,6 +255,11 @@ impl SharedArea {
         Ok(())
     }
 
+    /// Gives a sign of life to threads at the loader's hook: a thread that reaches its time limit waits once more.
+    pub fn renew(&self) -> Result<(), Error> {
+        self.write_u32(header::RENEWED.into(), 1)
+    }
+
     /// Stops answering threads at the loader's hook, and releases those that wait there.
     pub fn stop_listening(&self) -> Result<(), Error> {
         self.listen(false)?;

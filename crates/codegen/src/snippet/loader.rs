@@ -3,8 +3,9 @@
 //!
 //! The loader calls an empty function (`r_brk` in link.h) before and after it maps or unmaps a library, and stores in `r_state` which of
 //! these it is. The thread waits only after a mapping; at that time, glibc and musl have not yet run any code of the library. The wait
-//! ends with the engine's answer, at the time limit, or when nobody listens any more. A thread that waited in vain clears the flag that
-//! says that the engine listens, so that a dead engine costs one delay in all.
+//! ends with the engine's answer, at the time limit, or when nobody listens any more. An engine that works on a large library renews the
+//! limit: a thread at its limit waits once more if the engine has given a sign of life meanwhile. A thread that waited in vain clears the
+//! flag that says that the engine listens, so that a dead engine costs one delay in all.
 
 use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, esi, r8d, r9d, r10, r11, rcx, rdi, rdx, rsi, rsp};
 use ingraft_model::layout::{LOADER_WAIT_NS, header};
@@ -23,6 +24,7 @@ pub(crate) const ANY_BIT: i32 = -1;
 pub(crate) const ONE: i32 = 1;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
+const ETIMEDOUT: i32 = 110;
 /// Value of `r_state` while a library is being unmapped. The value is 0 if the loader neither maps nor unmaps.
 const RT_DELETE: i32 = 2;
 
@@ -35,10 +37,11 @@ impl Writer<'_> {
         let address = |at: u32| self.env.data.displacement(at).cast_signed();
         let (listening, loads) = (word(header::LISTENING), word(header::LOADS));
         let (answered, before) = (word(header::ANSWERED), word(header::LOADER_STATE));
+        let renewed = word(header::RENEWED);
         let (loads_at, answered_at) = (address(header::LOADS), address(header::ANSWERED));
         let alive = u64::from(self.env.data.alive());
         let state = self.env.loader.map_or(0, |at| at.0);
-        let [mut consistent, mut whole, mut wait, mut gone, mut over, mut done] =
+        let [mut consistent, mut begin, mut whole, mut wait, mut gone, mut over, mut done] =
             std::array::from_fn(|_| self.a.create_label());
         let keep = [rcx, rdx, rsi, rdi, r11];
         self.save()?;
@@ -71,6 +74,8 @@ impl Writer<'_> {
         self.a.cmp(r9d, RT_DELETE)?;
         self.a.je(done)?;
 
+        self.a.set_label(&mut begin)?;
+        self.a.mov(dword_ptr(renewed), 0)?;
         // Room for a timespec.
         self.a.push(rcx)?;
         self.a.push(rcx)?;
@@ -110,6 +115,13 @@ impl Writer<'_> {
         self.a.je(wait)?;
         self.a.cmp(eax, -EINTR)?;
         self.a.je(wait)?;
+        self.a.cmp(eax, -ETIMEDOUT)?;
+        self.a.jne(gone)?;
+        self.a.cmp(dword_ptr(renewed), 0)?;
+        self.a.je(gone)?;
+        self.a.pop(rcx)?;
+        self.a.pop(rcx)?;
+        self.a.jmp(begin)?;
         self.a.set_label(&mut gone)?;
         self.a.mov(dword_ptr(listening), 0)?;
         self.a.set_label(&mut over)?;

@@ -174,14 +174,17 @@ fn routine_access(env: &Environment, memory: &UsedMemory) -> bool {
         || memory.segment() == Register::SS
 }
 
-/// Whether a thread at the loader's hook may write to the operand: it counts one more load, stores the loader's state, or clears a flag or
-/// the state.
+/// Whether a thread at the loader's hook may write to the operand: it counts one more load, stores the loader's state, or clears one of two
+/// flags or the state.
 fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
     let word = |at: u32| memory.displacement() == u64::from(env.data.displacement(at));
     let what = match i.code() {
         Code::Xadd_rm32_r32 => word(header::LOADS) && i.has_lock_prefix(),
         Code::Mov_rm32_r32 => word(header::LOADER_STATE),
-        Code::Mov_rm32_imm32 => (word(header::LISTENING) || word(header::LOADER_STATE)) && i.immediate32() == 0,
+        Code::Mov_rm32_imm32 => {
+            let clears = [header::LISTENING, header::RENEWED, header::LOADER_STATE].into_iter().any(word);
+            clears && i.immediate32() == 0
+        }
         _ => false,
     };
     what && is_absolute(memory)
@@ -190,7 +193,7 @@ fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> 
 /// Whether a thread at the loader's hook may read the operand: the words that it shares with the engine, the `alive` word, or the loader's
 /// own word.
 fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound) -> bool {
-    let words = [header::LISTENING, header::LOADS, header::ANSWERED, header::LOADER_STATE];
+    let words = [header::LISTENING, header::LOADS, header::ANSWERED, header::LOADER_STATE, header::RENEWED];
     let place = memory.displacement();
     let shared = words.iter().any(|at| place == u64::from(env.data.displacement(*at)));
     let known = is_absolute(memory) && (shared || place == u64::from(env.data.alive()));
