@@ -273,6 +273,8 @@ pub struct LaunchRequest {
     pub command: Vec<OsString>,
     /// The measurement; `target` is ignored.
     pub enable: EnableRequest,
+    /// Longest time for which a thread of the program that has mapped a library waits until the library is woven; `None` for 10 s.
+    pub loader_patience: Option<Duration>,
     /// Whether the program inherits the standard streams of the engine's process (command line); otherwise it gets /dev/null (daemon).
     pub inherit_streams: bool,
 }

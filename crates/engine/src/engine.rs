@@ -503,8 +503,11 @@ impl Engine {
         if let Err(error) = attend("watch", session, looks) {
             tracing::warn!(%error, "no thread to watch a target with; its end will be noticed late");
         }
-        // A client that is told of the measurement may rely on it for libraries that are loaded from then on.
-        session.follow_loader(Duration::ZERO);
+        // A client that is told of the measurement may rely on it for libraries that are loaded from then on. In a program that the engine
+        // has started, threads wait already.
+        if !session.listens_to_loader() {
+            session.follow_loader(Duration::ZERO);
+        }
         let follows = |_, session: &Session| {
             session.follow_loader(WATCH);
             session.target().is_alive()
@@ -611,6 +614,11 @@ impl Engine {
     /// Removes a measurement. The removal of a target's last measurement takes everything out of it.
     pub fn remove(&self, id: MeasurementId, caller: Caller) -> Result<Removed, Error> {
         let session = self.of_measurement(id, caller)?;
+        let pid = session.target().pid();
+        let is_last = lock(&self.inner.measurements).values().filter(|of| **of == pid).count() == 1;
+        if is_last {
+            session.release_loader();
+        }
         let (removed, over) = session.remove(id).map_err(Error::at_removal)?;
         lock(&self.inner.measurements).remove(&id);
         if over {

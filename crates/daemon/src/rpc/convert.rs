@@ -15,6 +15,8 @@ use ingraft_model::{Capacity, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 
+use super::enable::WAIT_MAX;
+
 /// The metric of `functions` if a request names none.
 const FUNCTION_METRIC: &str = "calls";
 
@@ -107,10 +109,12 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
     if let Some(i) = request.command.iter().position(|word| word.contains(&0)) {
         return Err(FieldError::new(format!("command[{i}]"), "holds a zero byte"));
     }
+    let patience = request.measure.as_ref().map(|measure| measure.wait_ns).filter(|ns| *ns != 0);
     Ok(LaunchRequest {
         command: request.command.into_iter().map(OsString::from_vec).collect(),
         // For a started program, the engine ignores this target.
         enable: measure(request.measure, TargetSpec::Name(String::new()))?,
+        loader_patience: patience.map(|ns| Duration::from_nanos(ns).min(WAIT_MAX)),
         inherit_streams,
     })
 }

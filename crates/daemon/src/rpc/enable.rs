@@ -39,8 +39,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Time between two messages about the progress of an insertion.
 const TELL: Duration = Duration::from_millis(200);
 
-/// Longest time for which an insertion is attempted again.
-const WAIT_MAX: Duration = Duration::from_secs(86_400);
+/// Longest time for which an insertion is attempted again, or a started program waits for a library.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 /// Returns the time for which an insertion is attempted again after a failure.
 fn wait(measure: Option<&v1::Measure>) -> Duration {

@@ -26,6 +26,7 @@ use super::control::Control;
 use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
+use super::renewal::Renewal;
 use super::rewritten::Looks;
 use super::shared::Shared;
 
@@ -42,6 +43,8 @@ pub struct Session {
     pub(super) look_pause: Mutex<Duration>,
     pub(super) rates: Mutex<Rates>,
     pub(super) findings: Findings,
+    /// Signs of life for the thread that waits at the loader's hook now, or may do so before the engine follows the loader.
+    pub(super) renewal: Mutex<Option<Renewal>>,
 }
 
 impl Session {
@@ -103,6 +106,7 @@ impl Session {
             look_pause: Mutex::default(),
             rates: Mutex::default(),
             findings: Findings::default(),
+            renewal: Mutex::default(),
         })
     }
 

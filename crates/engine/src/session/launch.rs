@@ -1,7 +1,7 @@
 //! Start of programs that are measured from their first instruction on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ingraft_mdl::Library;
 use ingraft_process::{Rights, Start, Streams, Target, spawn};
@@ -11,6 +11,9 @@ use crate::error::{Error, ErrorKind};
 use crate::measure::request::{Missing, refuse_absent, refuse_absent_lines, resolve_patterns};
 use crate::session::{Context, NewMeasurement, Session};
 use crate::undertaking;
+
+/// Longest time for which a thread of a started program waits for a library to be woven, if the request names none.
+const LOADER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts a program and measures it. The modules that it maps until it is loaded are woven before any of their code runs. A name that
 /// nothing has by then ends the program, unless it belongs to a module that is not loaded; the engine waits for that module.
@@ -130,6 +133,7 @@ impl Launch<'_> {
             })?;
             session.await_modules(self.id)?;
             self.waiting = session.awaiting(self.id);
+            session.listen_to_loader(self.request.loader_patience.unwrap_or(LOADER_PATIENCE));
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The loader's own hook: an empty function that the loader calls before and after it maps or unmaps libraries, so that debuggers can stop
 //! there (`r_brk` in link.h). Woven code in this function tells the engine when to look at the mappings, without a stop. A thread that has
 //! mapped a library waits there, for a bounded time, until the library is woven. So no code of a library runs uncounted, not even its
-//! constructors.
+//! constructors. In a program that the engine started, the time is long enough for the analysis of a large library.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ingraft_model::{Parts, PointKind, Snippet, Stmt, VariableId};
@@ -14,6 +14,7 @@ use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
+use super::renewal::Renewal;
 
 /// Name of the hook in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
@@ -24,17 +25,38 @@ const EVERY: Duration = Duration::from_millis(5);
 const SHARE: u32 = 10;
 /// Time between two checks whether system calls are filtered.
 const FILTERS_EVERY: Duration = Duration::from_secs(1);
+/// Time between two such checks in a program that begins, because sandboxes install their filters then.
+const FILTERS_EVERY_AT_FIRST: Duration = Duration::from_millis(10);
 /// Largest number of threads whose filters of system calls are checked.
 const FILTERS_MAX: usize = 64;
 
 /// Kind of the code at the hook.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
-    /// Threads announce their calls and wait for the engine. `seen` is the last announcement that the engine has handled. `filtered` holds
-    /// the time of the latest check for filters of system calls (seccomp), and whether a filter was active then.
-    Waits { seen: u32, filtered: Option<(Instant, bool)> },
+    /// Threads announce their calls and wait for the engine.
+    Waits(Waits),
     /// Threads count their calls, and do not wait. `seen` is the latest count. Used for loaders that do not announce their state.
     Counts { counter: u32, seen: i64, not_before: Instant },
+}
+
+/// State of a hook at which threads wait.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Waits {
+    /// The last announcement that the engine has handled.
+    seen: u32,
+    /// Time of the latest check for filters of system calls (seccomp), and whether a filter was active then.
+    filtered: Option<(Instant, bool)>,
+    /// If the engine listens since before the program ran: when that began, and how long a thread waits at most for a library. Otherwise a
+    /// thread waits as long as it does without signs of life.
+    since: Option<(Instant, Duration)>,
+}
+
+impl Waits {
+    /// Time for which the result of a check for filters counts.
+    fn filters_every(&self) -> Duration {
+        let begins = self.since.is_some_and(|(since, _)| since.elapsed() < FILTERS_EVERY);
+        if begins { FILTERS_EVERY_AT_FIRST } else { FILTERS_EVERY }
+    }
 }
 
 impl Session {
@@ -71,7 +93,7 @@ impl Session {
             Ok((refused, _)) => {
                 if refused.is_empty() {
                     let hook = match counters.first() {
-                        None => Hook::Waits { seen: 0, filtered: None },
+                        None => Hook::Waits(Waits::default()),
                         Some(&counter) => Hook::Counts { counter, seen: 0, not_before: Instant::now() },
                     };
                     self.shared_mut().hook = Some(hook);
@@ -84,6 +106,50 @@ impl Session {
         }
     }
 
+    /// Begins to answer threads at the hook, while the program is held before its own code runs: they wait from their first library on, each
+    /// time for at most `patience`. If system calls are filtered, threads do not wait.
+    pub(super) fn listen_to_loader(&self, patience: Duration) {
+        let (hook, area) = {
+            let shared = self.shared();
+            (shared.hook, shared.area.clone())
+        };
+        let (Some(Hook::Waits(_)), Some(area)) = (hook, area) else { return };
+        if self.is_filtered() {
+            return;
+        }
+        // What was announced so far is woven already.
+        let listens = area.wait_for_loads(0, Duration::ZERO).and_then(|seen| area.listen(true).map(|()| seen));
+        match listens {
+            Ok(seen) => {
+                let now = Instant::now();
+                let waits = Waits { seen, filtered: Some((now, false)), since: Some((now, patience)) };
+                self.shared_mut().hook = Some(Hook::Waits(waits));
+                // The thread that answers does not exist yet.
+                *self.renewal() = Renewal::start(&area, patience);
+            }
+            Err(error) => tracing::debug!(%error, "the loader cannot be followed yet"),
+        }
+    }
+
+    /// Whether threads wait at the hook at present.
+    pub fn listens_to_loader(&self) -> bool {
+        self.shared().area.as_ref().is_some_and(|area| area.is_listening())
+    }
+
+    /// Lets a thread go on that waits at the hook for a large library, because everything is about to be removed. Needs no lock that the
+    /// work on this library holds.
+    pub fn release_loader(&self) {
+        let renewal = self.renewal().take();
+        let area = self.shared().area.clone();
+        if let Some(area) = area.filter(|_| renewal.is_some()) {
+            self.stop_listening(&area);
+        }
+    }
+
+    fn renewal(&self) -> MutexGuard<'_, Option<Renewal>> {
+        self.renewal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits up to `at_most` for a call of the hook, and measures the modules that the loader has mapped. Must run on a thread of its own,
     /// because threads of the target wait for the answer.
     pub fn follow_loader(&self, at_most: Duration) {
@@ -92,14 +158,15 @@ impl Session {
             (shared.hook, shared.area.clone())
         };
         match (hook, area) {
-            (Some(Hook::Waits { seen, filtered }), Some(area)) => {
-                // The modules that were loaded while the engine started the program are woven already.
-                let hook_is_new = filtered.is_none();
-                let known = filtered.filter(|(then, _)| then.elapsed() < FILTERS_EVERY);
+            (Some(Hook::Waits(waits)), Some(area)) => {
+                let every = waits.filters_every();
+                let known = waits.filtered.filter(|(then, _)| then.elapsed() < every);
                 let (then, filtered) = known.unwrap_or_else(|| (Instant::now(), self.is_filtered()));
-                let seen = self.answer_loader(&area, seen, filtered, at_most, hook_is_new);
-                if let Some(hook @ Hook::Waits { .. }) = self.shared_mut().hook.as_mut() {
-                    *hook = Hook::Waits { seen, filtered: Some((then, filtered)) };
+                let seen = self.answer_loader(&area, &waits, filtered, at_most.min(every));
+                // The startup is over: either nobody waits, or the thread that waited has its answer.
+                self.renewal().take();
+                if let Some(hook @ Hook::Waits(_)) = self.shared_mut().hook.as_mut() {
+                    *hook = Hook::Waits(Waits { seen, filtered: Some((then, filtered)), ..waits });
                 }
             }
             (Some(Hook::Counts { .. }), _) => {
@@ -120,7 +187,10 @@ impl Session {
     }
 
     /// Waits for an announcement of the loader, handles it and answers it. Returns the number of the last announcement that was handled.
-    fn answer_loader(&self, area: &SharedArea, seen: u32, filtered: bool, at_most: Duration, hook_is_new: bool) -> u32 {
+    fn answer_loader(&self, area: &Arc<SharedArea>, waits: &Waits, filtered: bool, at_most: Duration) -> u32 {
+        let Waits { seen, since, .. } = *waits;
+        // The modules that were loaded while the engine started the program are woven already.
+        let hook_is_new = waits.filtered.is_none();
         // A program's filter may forbid the system calls by which its threads wait. Then the threads only count, and the engine reads the
         // counter periodically.
         let step = if filtered { EVERY.min(at_most) } else { at_most };
@@ -137,6 +207,13 @@ impl Session {
                 return seen;
             }
         };
+        if let Some((_, patience)) = since.filter(|_| !begun && area.is_listening()) {
+            // Dropped when the answer is given, or before, if everything is removed.
+            let mut renewal = self.renewal();
+            if renewal.is_none() {
+                *renewal = Renewal::start(area, patience);
+            }
+        }
         self.notice(&|| !begun && area.is_listening());
         // A thread has waited longer than the bound, perhaps during the scan, so threads that came later did not wait.
         if loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening()) {
@@ -151,6 +228,11 @@ impl Session {
     /// Sets or clears the flag by which threads wait for the engine, unless all code is being removed or left behind. Returns whether this
     /// call has set the flag.
     fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::Error> {
+        // Who removes the code or leaves it behind clears the flag. Another thread may hold the lock for long, and a thread may wait for
+        // the engine meanwhile.
+        if wanted && area.is_listening() {
+            return Ok(false);
+        }
         let control = self.control();
         let wanted = wanted && !control.closed && control.attached.is_some();
         match (wanted, area.is_listening()) {
@@ -180,7 +262,7 @@ impl Session {
         let mut word = [0; 4];
         let works = attached.env.loader.is_some_and(|at| self.target.read(at, &mut word).is_ok() && word != [0; 4]);
         let waits = || match self.shared().hook {
-            Some(Hook::Waits { seen, .. }) => {
+            Some(Hook::Waits(Waits { seen, .. })) => {
                 attached.area.is_listening()
                     && attached.area.wait_for_loads(seen, Duration::ZERO).is_ok_and(|n| n != seen)
             }

@@ -40,6 +40,7 @@ mod profile;
 mod read;
 mod refusals;
 mod remove;
+mod renewal;
 pub(crate) mod replaced;
 mod rewritten;
 mod rights;

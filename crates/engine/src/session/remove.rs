@@ -341,6 +341,7 @@ impl Session {
 
     /// Takes everything out, whatever measurements there are.
     pub fn detach(&self) -> Result<Removed, Error> {
+        self.release_loader();
         let mut control = self.control();
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
@@ -355,6 +356,7 @@ impl Session {
 
     /// Leaves the measurements that are to be kept in the target when the engine ends, and removes the rest. `None` if one was kept.
     pub fn shut_down(&self) -> Result<Option<Removed>, Error> {
+        self.release_loader();
         let mut control = self.control();
         control.closed = true;
         if let Some(attached) = &control.attached {

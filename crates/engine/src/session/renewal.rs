@@ -1,0 +1,43 @@
+//! Signs of life for threads that wait at the loader's hook of a program that the engine started. They wait until a large library is
+//! analysed and woven, and go on soon after the engine has died.
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use ingraft_model::layout::LOADER_WAIT_NS;
+use ingraft_process::SharedArea;
+
+/// Time between two signs of life, a fifth of the time for which a thread waits for one, because the machine may be busy.
+const EVERY: Duration = Duration::from_millis(50);
+/// Longest time for which a thread waits after the last sign of life: until its time limit, and once more.
+const LAST: Duration = Duration::from_nanos(2 * (LOADER_WAIT_NS as u64));
+
+/// A thread that gives the signs of life until this is dropped or the time is over.
+pub(super) struct Renewal {
+    /// Nothing is sent; the thread ends when this is dropped.
+    _until: Sender<()>,
+}
+
+impl Renewal {
+    /// Starts to give signs of life, so that a thread waits for no longer than `at_most`, or [`LOADER_WAIT_NS`] if `at_most` is shorter.
+    /// `None` if the engine can have no further thread; then the thread waits for [`LOADER_WAIT_NS`].
+    pub(super) fn start(area: &Arc<SharedArea>, at_most: Duration) -> Option<Renewal> {
+        let (until, dropped) = channel();
+        let (area, begin) = (Arc::clone(area), Instant::now());
+        let give = move || {
+            while dropped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) && begin.elapsed() + LAST < at_most {
+                if let Err(error) = area.renew() {
+                    return tracing::debug!(%error, "a thread at the loader's hook waits no longer than usual");
+                }
+            }
+        };
+        match std::thread::Builder::new().name("renewal".to_owned()).spawn(give) {
+            Ok(_) => Some(Renewal { _until: until }),
+            Err(error) => {
+                tracing::debug!(%error, "threads at the loader's hook wait no longer than usual");
+                None
+            }
+        }
+    }
+}
