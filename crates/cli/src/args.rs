@@ -279,7 +279,7 @@ pub(crate) struct Measure {
     #[arg(long)]
     pub(crate) beside_uprobes: bool,
 
-    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts
+    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts. With a command: how long the program waits at most until a library that it loads is measured [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 

@@ -486,9 +486,11 @@ impl Session<'_> {
         let mut farewells = Vec::new();
         let format = self.format();
         self.tell_missed();
-        // The command reads the costs once for all sites, because an engine reads the costs of all its targets anyway.
+        // The command reads the costs once for all sites, because an engine reads the costs of all its targets anyway. Where nothing is
+        // measured, the removal comes at once: the engine may be analysing a library for which the program waits.
+        let is_inserted = self.plan.measure.no_remove || self.sites.iter().any(|s| !s.enabled.pairs.is_empty());
         let mut inserted = Vec::new();
-        for client in self.clients().iter().filter(|_| counted) {
+        for client in self.clients().iter().filter(|_| counted && is_inserted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
             inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
         }
