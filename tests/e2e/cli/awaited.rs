@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, output, program, skip};
+use ingraft_testing::{Mutatee, Outcome, Session, output, program, skip, wait_until};
 
 use crate::tool;
 
@@ -74,6 +74,108 @@ fn a_started_program_that_never_loads_it_is_an_error() {
     assert!(outcome.stderr.contains("waiting for libnever"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("nothing was measured"), "{}", outcome.stderr);
     let _ = tool().run(["count", "--until-exit", "true:no_such_function", "--", "true"]).assert_code(3);
+}
+
+/// The functions of the large library. To weave them all takes longer than a thread waits for a dead engine.
+const ALL: &str = "libbulk*:*";
+
+/// A program that opens a large library at once and calls `f0` 1000 times, `f1` 2000 times and `f2` 3000 times, without waiting for anybody.
+struct Opening {
+    arguments: Vec<String>,
+    directory: tempfile::TempDir,
+}
+
+impl Opening {
+    fn new(how: &str) -> Opening {
+        let directory = ingraft_testing::open_directory();
+        let report = directory.path().join("report");
+        let report = report.to_str().expect("a path");
+        let words = ["--", &path("opens"), &path("libbulk.so"), "1000", report, how];
+        Opening { arguments: words.into_iter().map(str::to_owned).collect(), directory }
+    }
+
+    fn count<'a>(&'a self, functions: &'a str, options: &[&'a str]) -> Vec<&'a str> {
+        let command = self.arguments.iter().map(String::as_str);
+        ["count", functions].into_iter().chain(options.iter().copied()).chain(command).collect()
+    }
+
+    /// Starts to count all functions of the library, and waits until the program waits at the loader's hook. Returns the program's process id.
+    fn start(&self) -> (Session, String) {
+        let mut session = tool().start(self.count(ALL, &[]));
+        let pid = session.wait_for("attached")["pid"].to_string();
+        // The program makes no other call of futex(2).
+        let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).expect("the program runs");
+        wait_until("it waits", || call().starts_with("202 "));
+        (session, pid)
+    }
+
+    /// Waits until the program has ended normally, after calls with right results.
+    fn assert_done(&self) {
+        let report = self.directory.path().join("report");
+        wait_until("the program is done", || std::fs::read_to_string(&report).is_ok_and(|text| text == "wrong 0\n"));
+    }
+}
+
+/// Returns whether the counts of a function are exact since the beginning.
+fn is_exact(outcome: &Outcome, function: &str) -> bool {
+    let all = outcome.all("count");
+    let count = all.into_iter().find(|count| count["function"] == function);
+    count.unwrap_or_else(|| panic!("no count of {function}: {}", outcome.stderr))["exact_since_ns"].is_null()
+}
+
+#[test]
+fn a_started_program_waits_while_its_library_is_analysed() {
+    for functions in ["libbulk*:f*", ALL] {
+        let opening = Opening::new("");
+        let outcome = tool().run(opening.count(functions, &["--until-exit"])).assert_code(0);
+        opening.assert_done();
+        for (function, calls) in [("f0", 1000), ("f1", 2000), ("f2", 3000)] {
+            assert_eq!(outcome.calls(function), calls, "{function}");
+            assert!(is_exact(&outcome, function), "{function}: {}", outcome.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_started_program_waits_no_longer_than_asked() {
+    // The program calls `f0` once, and waits until its code is changed. The analysis takes longer than it would wait for a dead engine.
+    let opening = Opening::new("late");
+    let outcome = tool().run(opening.count(ALL, &["--until-exit", "--wait", "1ms"])).assert_code(0);
+    opening.assert_done();
+    assert_eq!(outcome.calls("f0"), 1000, "one call came too early");
+    assert!(!is_exact(&outcome, "f0"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("is exact since"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_started_program_goes_on_when_the_engine_is_killed() {
+    let opening = Opening::new("");
+    let (session, pid) = opening.start();
+    session.kill();
+    opening.assert_done();
+    // The process is gone, or nobody has asked for its exit status yet.
+    let end = || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
+    wait_until("the program has ended", end);
+}
+
+#[test]
+fn a_started_program_goes_on_when_the_command_is_interrupted() {
+    let opening = Opening::new("");
+    let (session, _) = opening.start();
+    let outcome = session.interrupt().assert_removed();
+    opening.assert_done();
+    for count in outcome.all("count") {
+        assert!(count["exact_since_ns"].is_u64(), "{count}");
+    }
+}
+
+#[test]
+fn a_started_program_that_forbids_the_wait_does_not_wait() {
+    let opening = Opening::new("filter");
+    let outcome = tool().run(opening.count("libbulk*:f*", &["--until-exit", "--own-status"]));
+    opening.assert_done();
+    let ended = outcome.one("ended");
+    assert_eq!((&ended["status"], ended["signal"].is_null()), (&0.into(), true), "{outcome:#?}");
 }
 
 /// Builds a program that needs many libraries, each of which has a constructor that calls a function.

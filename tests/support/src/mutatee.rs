@@ -112,6 +112,8 @@ fn recipe(name: &str) -> Recipe {
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
         "libother.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DFACTOR=17"] as &[_], &["plugin.c"], false),
+        "opens" => ("gcc", C, &["opens.c"], false),
+        "libbulk.so" => ("gcc", &["-shared", "-fPIC"] as &[_], &["bulk.s"], false),
         "loads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["loads.c"], false),
         // The constructor and the other function of the library match the same pattern.
         "libplugin-musl.so" => {
