@@ -491,6 +491,17 @@ mod tests {
     }
 
     #[test]
+    fn a_started_program_waits_for_libraries_as_long_as_asked() {
+        let patience = |wait_ns| {
+            let measure = measure_of("calls", "").map(|measure| v1::Measure { wait_ns, ..measure });
+            launch(v1::LaunchRequest { command: vec![b"ls".to_vec()], measure }, false).unwrap().loader_patience
+        };
+        assert_eq!(patience(0), None);
+        assert_eq!(patience(7), Some(Duration::from_nanos(7)));
+        assert_eq!(patience(u64::MAX), Some(WAIT_MAX));
+    }
+
+    #[test]
     fn a_right_request_is_understood() {
         let request = v1::EnableRequest { target: pid(7), measure: measure_of("calls", "/Code/m/f") };
         let request = enable(request).unwrap();
