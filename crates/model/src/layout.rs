@@ -203,7 +203,7 @@ pub const SHARDS_SPACE: u64 = 64 << 30;
 /// Address space for the journal's copy in bytes. Pages that are not written take no memory.
 pub const DEFAULT_JOURNAL: u64 = 1 << 30;
 
-/// Longest time in nanoseconds that a thread waits at the loader's hook for a sign of life from the engine, which weaves the mapped
+/// Longest time in nanoseconds that a thread waits at the loader's hook for a renewal by the engine, which weaves the mapped
 /// libraries. For a library that was analysed before, the engine needs less, even on a busy machine. If the engine is dead, the program
 /// stands still no longer than this after the last [`header::RENEWED`].
 pub const LOADER_WAIT_NS: u32 = 250_000_000;

@@ -415,7 +415,7 @@ pub enum Stmt {
     /// opened there. Records that are opened at the same stack pointer later belong to this call.
     Prune,
     /// Only at the loader's hook: tell the engine that a file was mapped or unmapped. Then wait until the engine has scanned the mappings,
-    /// but no longer than [`crate::layout::LOADER_WAIT_NS`] after its last sign of life.
+    /// but no longer than [`crate::layout::LOADER_WAIT_NS`] after its last renewal.
     Await,
     /// Only at the entry of the C library's fork: claim a shard for the child and copy this thread's state to it, see
     /// [`crate::layout::birth`].

@@ -255,7 +255,7 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Gives a sign of life to threads at the loader's hook: a thread that reaches its time limit waits once more.
+    /// Renews the wait of threads at the loader's hook: a thread that reaches its time limit waits once more.
     pub fn renew(&self) -> Result<(), Error> {
         self.write_u32(header::RENEWED.into(), 1)
     }

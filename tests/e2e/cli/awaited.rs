@@ -210,7 +210,7 @@ fn a_program_with_many_libraries_is_held_few_times() {
     let run = |functions: &str| {
         let mut command = tool().command(["count", "--until-exit", functions, "--", &program]);
         command.current_dir(directory.path());
-        ingraft_testing::Session::start(&mut command).finish().assert_code(0)
+        Session::start(&mut command).finish().assert_code(0)
     };
     let outcome = run("*:plugin_born");
     assert_eq!(outcome.all("count").len(), MANY);

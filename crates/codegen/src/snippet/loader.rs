@@ -4,7 +4,7 @@
 //! The loader calls an empty function (`r_brk` in link.h) before and after it maps or unmaps a library, and stores in `r_state` which of
 //! these it is. The thread waits only after a mapping; at that time, glibc and musl have not yet run any code of the library. The wait
 //! ends with the engine's answer, at the time limit, or when nobody listens any more. An engine that works on a large library renews the
-//! limit: a thread at its limit waits once more if the engine has given a sign of life meanwhile. A thread that waited in vain clears the
+//! limit: a thread at its limit waits once more if the engine has renewed it meanwhile. A thread that waited in vain clears the
 //! flag that says that the engine listens, so that a dead engine costs one delay in all.
 
 use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, esi, r8d, r9d, r10, r11, rcx, rdi, rdx, rsi, rsp};

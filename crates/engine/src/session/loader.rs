@@ -117,7 +117,7 @@ impl Session {
         if self.is_filtered() {
             return;
         }
-        // What was announced so far is woven already.
+        // The libraries that were announced so far are woven already.
         let listens = area.wait_for_loads(0, Duration::ZERO).and_then(|seen| area.listen(true).map(|()| seen));
         match listens {
             Ok(seen) => {
@@ -228,7 +228,7 @@ impl Session {
     /// Sets or clears the flag by which threads wait for the engine, unless all code is being removed or left behind. Returns whether this
     /// call has set the flag.
     fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::Error> {
-        // Who removes the code or leaves it behind clears the flag. Another thread may hold the lock for long, and a thread may wait for
+        // The removal of the code clears the flag. Another thread may hold the lock for long, and a thread may wait for
         // the engine meanwhile.
         if wanted && area.is_listening() {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Signs of life for threads that wait at the loader's hook of a program that the engine started. They wait until a large library is
+//! Renewals of the wait of threads at the loader's hook of a program that the engine started. They wait until a large library is
 //! analysed and woven, and go on soon after the engine has died.
 
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use ingraft_model::layout::LOADER_WAIT_NS;
 use ingraft_process::SharedArea;
 
-/// Time between two signs of life, a fifth of the time for which a thread waits for one, because the machine may be busy.
+/// Time between two renewals, a fifth of the time for which a thread waits for one, because the machine may be busy.
 const EVERY: Duration = Duration::from_millis(50);
-/// Longest time for which a thread waits after the last sign of life: until its time limit, and once more.
+/// Longest time for which a thread waits after the last renewal: until its time limit, and once more.
 const LAST: Duration = Duration::from_nanos(2 * (LOADER_WAIT_NS as u64));
 
-/// A thread that gives the signs of life until this is dropped or the time is over.
+/// A thread that renews the wait until this is dropped or the time is over.
 pub(super) struct Renewal {
     /// Nothing is sent; the thread ends when this is dropped.
     _until: Sender<()>,
