@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
+use ingraft_model::{EVENT_NAMES, FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 pub(crate) use report::{Export, ReportArgs};
@@ -489,6 +489,15 @@ pub(crate) struct ProfileArgs {
     /// Events: print at each interval how many events each thread has executed, up to its present instruction
     #[arg(long)]
     pub(crate) query: bool,
+
+    /// Events: count an event also in each function with all that it calls; without EVENT, instructions
+    #[arg(long, value_name = "EVENT", num_args = 0..=1, require_equals = true, default_missing_value = EVENT_NAMES[0],
+          value_parser = EVENT_NAMES)]
+    pub(crate) inclusive: Option<String>,
+
+    /// Events: with --inclusive, count also for each call that the functions make
+    #[arg(long)]
+    pub(crate) sites: bool,
 
     /// Coverage: tell also what needs a copy of its function: branches that the blocks do not show, and blocks without room
     #[arg(long)]

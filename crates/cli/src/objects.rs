@@ -47,6 +47,7 @@ pub(crate) enum Object {
     Count(Count),
     Edge(Edge),
     Events(Events),
+    CallSite(CallSite),
     EventTotals(EventTotals),
     Profile(ProfileHead),
     Coverage(Coverage),
@@ -521,11 +522,34 @@ pub(crate) struct Events {
     /// Number of events in the function itself; null if it is not known.
     #[serde(rename = "self")]
     pub(crate) own: Option<u64>,
-    /// Number of events in the function and in the functions that it calls; null, because profiles do not count them.
+    /// Number of events in the function and in all that it calls among the profiled functions; null if it was not asked for, or is not known.
     pub(crate) inclusive: Option<u64>,
     /// Reason why the counts of the function are not exact; left out if they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inexact: Option<String>,
+    /// Reason why `inclusive` is not exact, or not known; left out if it is exact, or was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inclusive_inexact: Option<String>,
+}
+
+/// The number of times that an event happened in the calls that a function has made from one place.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CallSite {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
+    /// Offset of the call in the function.
+    pub(crate) call_site: String,
+    /// Name of the called function; null if the call is indirect, or if the name is not known.
+    pub(crate) callee: Option<String>,
+    /// Name of the event.
+    pub(crate) event: String,
+    /// Number of calls.
+    pub(crate) calls: u64,
+    /// Number of events in the called function and in all that it calls among the profiled functions; null if it is not known.
+    pub(crate) inclusive: Option<u64>,
+    /// Reason why `inclusive` is not exact, or not known; left out if it is exact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) inclusive_inexact: Option<String>,
 }
 
 /// Numbers of the blocks and branches of a function that have run.

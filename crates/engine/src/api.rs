@@ -249,6 +249,24 @@ pub struct TraceRest {
     pub end: TraceEnd,
 }
 
+/// Totals of one kind of event, in functions with all that they call among the profiled functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inclusive {
+    /// Index of the event in [`EVENT_NAMES`].
+    pub event: usize,
+    /// Whether each call that the functions make has a total too.
+    pub calls: bool,
+}
+
+/// An inclusive total.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InclusiveTotal {
+    /// Number of events; `None` if it is not known.
+    pub events: Option<u64>,
+    /// Reason why the number is not exact, or not known; `None` if it is exact.
+    pub inexact: Option<String>,
+}
+
 /// Kind of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profiling {
@@ -256,6 +274,8 @@ pub enum Profiling {
     Counts {
         /// Whether each function has a redundant counter, with which its derived counts are compared.
         check: bool,
+        /// Inclusive totals; `None` for none.
+        inclusive: Option<Inclusive>,
     },
     /// The blocks and edges that have run. A probe is removed when it has told that.
     Coverage {
@@ -387,6 +407,8 @@ pub struct CaughtUp {
     pub missed: BTreeMap<Uncaught, u64>,
     /// Number of threads whose stacks could not be unwound to the end. Their calls beyond that are unseen.
     pub not_unwound: u32,
+    /// The activation records that were opened: the thread of each, and the first counter of its activations.
+    pub opened: Vec<(Tid, u32)>,
 }
 
 /// Reason why a call in progress stays as if it had not been seen.
@@ -760,6 +782,10 @@ pub struct ProfiledFunction {
     pub name: String,
     /// Events of one execution of each block, in the order of the blocks.
     pub events: Vec<BlockEvents>,
+    /// Inclusive total of the function; without events and reason if there is none.
+    pub inclusive: InclusiveTotal,
+    /// Inclusive totals of calls that the function makes, each with the block that the call ends; empty if there are none.
+    pub calls: Vec<(usize, InclusiveTotal)>,
 }
 
 /// The profile of a measurement at one moment.
@@ -769,6 +795,8 @@ pub struct ProfileReading {
     pub saved: SavedProfile,
     /// Details of each function of `saved`, in the same order.
     pub details: Vec<ProfiledFunction>,
+    /// The inclusive totals that the profile has; `None` if it has none.
+    pub inclusive: Option<Inclusive>,
     /// The longest time that any thread was held for the reading; 0 if the target has ended.
     pub held: Duration,
 }

@@ -122,6 +122,8 @@ pub enum Parts {
     Block(Offset),
     /// These edges, sorted.
     Edges(Arc<[EdgeId]>),
+    /// The point of one call, by its address in the file: before a call, that of the call, and after a call, that to which it returns.
+    Call(Svma),
     /// Points that do not exist, for this reason. The code is refused in the function.
     Missing(Arc<Refusal>),
 }

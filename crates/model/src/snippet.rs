@@ -46,6 +46,8 @@ pub enum Shape {
     /// A processor event that each thread counts by itself. It takes no counters; the variable stands for the number of the event in the
     /// target ([`crate::layout::header::EVENTS`]).
     Event,
+    /// One value that a variable of another pair holds: the counter with this index. The variable itself takes no counters.
+    Alias(u32),
 }
 
 impl Shape {
@@ -60,7 +62,7 @@ impl Shape {
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Listed(listing) => listing.slots(),
             Shape::Buffer(capacity) => capacity.slots(),
-            Shape::Event => 0,
+            Shape::Event | Shape::Alias(_) => 0,
         }
     }
 }
@@ -694,6 +696,15 @@ impl Snippet {
             }
         }
         all(&self.stmts, visit);
+    }
+
+    /// Returns the variables and the numbers that are added to them if the snippet consists of additions of constants alone.
+    pub fn as_additions(&self) -> Option<Vec<(VariableId, i64)>> {
+        let one = |stmt: &Stmt| match stmt {
+            Stmt::Add(variable, Expr::Const(number)) => Some((*variable, *number)),
+            _ => None,
+        };
+        self.stmts.iter().map(one).collect()
     }
 
     /// Returns the variable if the snippet consists of one increment by 1, the case with the shortest code.

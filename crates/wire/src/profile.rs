@@ -16,6 +16,19 @@ pub struct Details {
     pub name: String,
     /// Events of one execution of each block, in the order of the blocks.
     pub events: Vec<BlockEvents>,
+    /// Events of the function with those of all that it calls; `None` if the profile has no inclusive totals.
+    pub inclusive: Option<Inclusive>,
+    /// The same of calls that the function makes, by the block that each ends.
+    pub calls: Vec<(usize, Inclusive)>,
+}
+
+/// An inclusive total.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inclusive {
+    /// Number of events; `None` if it is not known.
+    pub events: Option<u64>,
+    /// Reason why the number is not exact, or not known; `None` if it is exact.
+    pub inexact: Option<String>,
 }
 
 /// A profile at one moment.
@@ -27,11 +40,13 @@ pub struct Profile {
     pub details: Vec<Details>,
     /// Longest time for which a thread was held for the reading, in nanoseconds.
     pub held_ns: u64,
+    /// Event of the inclusive totals; empty if there are none.
+    pub inclusive: String,
 }
 
 /// Splits a profile into parts that each fit into a message.
 pub fn parts(profile: Profile) -> impl Iterator<Item = v1::ProfilePart> + Send {
-    let Profile { saved, details, held_ns } = profile;
+    let Profile { saved, details, held_ns, inclusive } = profile;
     let head = v1::ProfileHead {
         pid: i32::try_from(saved.pid).unwrap_or_default(),
         program: saved.program,
@@ -41,6 +56,7 @@ pub fn parts(profile: Profile) -> impl Iterator<Item = v1::ProfilePart> + Send {
         early_ends: saved.corrected.1,
         held_ns,
         coverage: saved.kind == ProfileKind::Coverage,
+        inclusive,
     };
     let modules = saved.modules.into_iter().map(module).collect();
     let first = v1::ProfilePart { head: Some(head), modules, ..v1::ProfilePart::default() };
@@ -65,6 +81,7 @@ impl Profile {
             (self.saved.began_ns, self.saved.ended_ns) = (head.began_ns, head.ended_ns);
             self.saved.corrected = (head.late_starts, head.early_ends);
             self.held_ns = head.held_ns;
+            self.inclusive = head.inclusive;
             self.saved.kind = if head.coverage { ProfileKind::Coverage } else { ProfileKind::Counts };
         }
         self.saved.modules.extend(part.modules.into_iter().map(|m| ModuleInfo {
@@ -123,7 +140,11 @@ fn module(module: ModuleInfo) -> v1::ProfileModule {
 }
 
 fn function(counts: FunctionProfile, details: Details) -> v1::FunctionCounts {
-    let Details { name, events } = details;
+    let Details { name, events, inclusive, calls } = details;
+    let of_call = |call: &CallCount| {
+        let total = calls.iter().find(|(block, _)| *block == call.block);
+        total.map(|(_, total)| v1::InclusiveEvents::from(total.clone()))
+    };
     let events = events.into_iter().chain(std::iter::repeat(BlockEvents::default()));
     v1::FunctionCounts {
         module: index(counts.module),
@@ -162,9 +183,26 @@ fn function(counts: FunctionProfile, details: Details) -> v1::FunctionCounts {
                 },
             })
             .collect(),
-        call_sites: counts.call_sites.into_iter().map(call).collect(),
+        call_sites: counts
+            .call_sites
+            .into_iter()
+            .map(|site| v1::CallCounts { inclusive: of_call(&site), ..call(site) })
+            .collect(),
         inexact: counts.inexact,
         unknown: counts.unknown.into_iter().map(index).collect(),
+        inclusive: inclusive.map(Into::into),
+    }
+}
+
+impl From<Inclusive> for v1::InclusiveEvents {
+    fn from(Inclusive { events, inexact }: Inclusive) -> Self {
+        v1::InclusiveEvents { events, inexact }
+    }
+}
+
+impl From<v1::InclusiveEvents> for Inclusive {
+    fn from(v1::InclusiveEvents { events, inexact }: v1::InclusiveEvents) -> Self {
+        Inclusive { events, inexact }
     }
 }
 
@@ -177,7 +215,7 @@ fn call(call: CallCount) -> v1::CallCounts {
         Callee::Indirect => None,
         Callee::System => Some(Wire::System(true)),
     };
-    v1::CallCounts { block: index(call.block), callee, count: call.count }
+    v1::CallCounts { block: index(call.block), callee, count: call.count, inclusive: None }
 }
 
 fn counts(function: v1::FunctionCounts) -> Result<(FunctionProfile, Details), FieldError> {
@@ -213,7 +251,13 @@ fn counts(function: v1::FunctionCounts) -> Result<(FunctionProfile, Details), Fi
         Some(v1::call_counts::Callee::System(_)) => Callee::System,
         None => Callee::Indirect,
     };
-    let details = Details { name: function.name, events: function.blocks.iter().map(events).collect() };
+    let of_call = |call: &v1::CallCounts| Some((number(call.block), call.inclusive.clone()?.into()));
+    let details = Details {
+        name: function.name,
+        events: function.blocks.iter().map(events).collect(),
+        inclusive: function.inclusive.map(Into::into),
+        calls: function.call_sites.iter().filter_map(of_call).collect(),
+    };
     let call_sites = function.call_sites.into_iter().map(|call| CallCount {
         block: number(call.block),
         callee: callee(call.callee),
@@ -265,7 +309,7 @@ mod tests {
         let block =
             |n: u64| BlockCount { start: Svma(16 * n), size: 16, instructions: 4, last: Svma(16 * n + 12), count: n };
         let edge = |from, to, kind, count| EdgeCount { from, to, kind, count };
-        let call = |callee| CallCount { block: 1, callee, count: 7 };
+        let call = |block, callee| CallCount { block, callee, count: 7 };
         let function = |n: u64| FunctionProfile {
             module: 0,
             name: format!("_Z{n}"),
@@ -279,11 +323,11 @@ mod tests {
                 edge(1, EdgeEnd::Dynamic, EdgeKind::Return, Some(0)),
             ],
             call_sites: vec![
-                call(Callee::Own(Svma(1))),
-                call(Callee::Other { module: 2, at: Svma(3) }),
-                call(Callee::Named("free".to_owned())),
-                call(Callee::Indirect),
-                call(Callee::System),
+                call(1, Callee::Own(Svma(1))),
+                call(2, Callee::Other { module: 2, at: Svma(3) }),
+                call(3, Callee::Named("free".to_owned())),
+                call(4, Callee::Indirect),
+                call(5, Callee::System),
             ],
             unknown: if n == 5 { vec![0, 3] } else { Vec::new() },
             inexact: (n == 3).then(|| "why".to_owned()),
@@ -297,12 +341,20 @@ mod tests {
             writes: 4,
         };
         let functions: Vec<_> = (0..3000).map(function).collect();
-        let details = Details { name: "f()".to_owned(), events: (0..40).map(events).collect() };
+        let total = Inclusive { events: Some(8), inexact: None };
+        let unknown = Inclusive { events: None, inexact: Some("why".to_owned()) };
+        let details = Details {
+            name: "f()".to_owned(),
+            events: (0..40).map(events).collect(),
+            inclusive: Some(unknown.clone()),
+            calls: vec![(2, total), (4, unknown)],
+        };
         let module =
             ModuleInfo { name: "m".to_owned(), path: "/m".to_owned(), build_id: vec![1, 2], bias: 3, mapped: (4, 5) };
         Profile {
             details: vec![details; functions.len()],
             held_ns: 6,
+            inclusive: "calls".to_owned(),
             saved: SavedProfile {
                 kind: ProfileKind::Coverage,
                 host: String::new(),

@@ -170,6 +170,7 @@ fn recipe(name: &str) -> Recipe {
             ("gcc", flags as &[_], &["paces.c"], false)
         }
         "events" => ("gcc", C, &["events.c"], false),
+        "nested" => ("gcc", C, &["nested.c"], false),
         "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

@@ -1,14 +1,15 @@
 //! `ingraft profile`: exact counts of the blocks and edges of functions, and of the events in them; and which of them have run.
 
+mod inclusive;
 mod totals;
 
 use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 
-use ingraft_model::{BlockEvents, EVENT_NAMES, Offset, Svma};
+use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionProfile, ProfileKind as SavedKind, SavedProfile};
-use ingraft_wire::profile::Profile;
+use ingraft_wire::profile::{Details, Inclusive, Profile};
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::{self, records};
@@ -26,7 +27,7 @@ const ROWS: usize = 20;
 
 /// Runs the command.
 pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let ProfileArgs { kind, check, query, branches, weights, measure, functions, target } = args;
+    let ProfileArgs { kind, check, query, inclusive, sites, branches, weights, measure, functions, target } = args;
     let coverage = kind == ProfileKind::Coverage;
     if branches && !coverage {
         let hint = "use `ingraft profile coverage --branches`";
@@ -41,6 +42,15 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     if query && kind != ProfileKind::Events {
         return Err(Failure::usage("--query belongs to events", "use `ingraft profile events --query`").into());
     }
+    if inclusive.is_some() && kind != ProfileKind::Events {
+        return Err(Failure::usage("--inclusive belongs to events", "use `ingraft profile events --inclusive`").into());
+    }
+    if sites && inclusive.is_none() {
+        return Err(
+            Failure::usage("--sites needs --inclusive", "use `ingraft profile events --inclusive --sites`").into()
+        );
+    }
+    let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().find(|name| **name == event));
     let query = match (query, measure.interval) {
         (true, _) => Some(Query::Totals),
         (false, Some(_)) => Some(Query::Counts),
@@ -68,7 +78,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         profile: Some(if coverage {
             Profiling::Coverage { branches, in_place: !branches }
         } else {
-            Profiling::Counts { check }
+            Profiling::Counts { check, inclusive, calls: sites }
         }),
         earlier: earlier.clone(),
         trace: None,
@@ -151,6 +161,7 @@ impl Profiles {
         }
         for counts in Counts::all(site, profile) {
             counts.objects(self.kind, out)?;
+            inclusive::calls(&counts, profile).into_iter().try_for_each(|call| out.object(&Object::CallSite(call)))?;
         }
         if out.json() {
             return Ok(());
@@ -189,8 +200,14 @@ impl Profiles {
 
     /// Warns of functions whose counts are not exact.
     fn tell_inexact(&self, profile: &Profile) {
+        if let Some(what) = inclusive::warning(profile) {
+            output::warn(&what, self.format);
+        }
+        if self.save.is_some() && !profile.inclusive.is_empty() {
+            output::warn("the inclusive totals are not saved, only the counts of blocks and edges", self.format);
+        }
         let inexact: Vec<(&str, &str)> =
-            Counts::named(profile).filter_map(|(counts, name, _)| Some((name, counts.inexact.as_deref()?))).collect();
+            Counts::named(profile).filter_map(|(c, d)| Some((d.name.as_str(), c.inexact.as_deref()?))).collect();
         let Some((name, why)) = inexact.first() else { return };
         let others = inexact.len() - 1;
         let more = match others {
@@ -212,11 +229,12 @@ impl Profiles {
         all.retain(|counts| counts.instructions() > 0 || !counts.is_whole());
         all.sort_by_key(|counts| Reverse(counts.instructions()));
         let whole: u64 = all.iter().map(Counts::instructions).fold(0, u64::saturating_add);
-        let mut text = functions_table(&all, whole, width);
+        let mut text = functions_table(&all, (whole, inclusive::title(profile)), width);
         match self.kind {
             ProfileKind::Edges => text += &edges_table(&all, width),
             ProfileKind::Blocks => text += &blocks_table(&all, whole, width),
-            ProfileKind::Events | ProfileKind::Coverage => {}
+            ProfileKind::Events => text += &inclusive::table(&all, profile, width),
+            ProfileKind::Coverage => {}
         }
         let idle = functions - all.len();
         if idle > 0 {
@@ -291,30 +309,30 @@ pub(crate) fn covered_line(whole: Covered, functions: u64) -> String {
 }
 
 /// The functions with the most executed instructions.
-fn functions_table(all: &[Counts<'_>], whole: u64, width: Option<usize>) -> String {
-    let mut table = Table::new()
-        .shrinking("FUNCTION")
-        .left("MODULE")
-        .right("CALLS")
-        .right("INSTRUCTIONS")
-        .right("SHARE")
-        .right("BRANCHES")
-        .right("READS")
-        .right("WRITES")
-        .optional(&["WRITES", "READS", "BRANCHES", "MODULE"]);
+fn functions_table(
+    all: &[Counts<'_>],
+    (whole, inclusive): (u64, Option<&'static str>),
+    width: Option<usize>,
+) -> String {
+    let mut table =
+        Table::new().shrinking("FUNCTION").left("MODULE").right("CALLS").right("INSTRUCTIONS").right("SHARE");
+    if let Some(title) = inclusive {
+        table = table.right(title);
+    }
+    table = table.right("BRANCHES").right("READS").right("WRITES").optional(&["WRITES", "READS", "BRANCHES", "MODULE"]);
     for counts in all.iter().take(ROWS) {
         let [instructions, _, branches, reads, writes] =
             counts.events().map(|sum| Some(sum).filter(|_| counts.is_whole()));
-        table.row(vec![
+        let mut cells = vec![
             counts.id.function.clone().into(),
             Cell::styled(counts.id.module.clone(), DIM),
             known(counts.counts.known_calls()).into(),
             known(instructions).into(),
             instructions.map_or_else(String::new, |instructions| share(instructions, whole)).into(),
-            known(branches).into(),
-            known(reads).into(),
-            known(writes).into(),
-        ]);
+        ];
+        cells.extend(inclusive.map(|_| known(counts.inclusive().events).into()));
+        cells.extend([branches, reads, writes].map(|number| Cell::from(known(number))));
+        table.row(cells);
     }
     table.render(width)
 }
@@ -387,28 +405,30 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
 struct Counts<'a> {
     id: FunctionId,
     counts: &'a FunctionProfile,
-    events: &'a [BlockEvents],
+    details: &'a Details,
+    /// Event of the inclusive totals; empty if there are none.
+    event: &'a str,
 }
 
 impl<'a> Counts<'a> {
-    /// All functions of a profile, each with its preferred name and the events of its blocks.
-    fn named(profile: &'a Profile) -> impl Iterator<Item = (&'a FunctionProfile, &'a str, &'a [BlockEvents])> {
-        let all = profile.saved.functions.iter().zip(&profile.details);
-        all.map(|(counts, details)| (counts, details.name.as_str(), details.events.as_slice()))
+    /// All functions of a profile, each with its details.
+    fn named(profile: &'a Profile) -> impl Iterator<Item = (&'a FunctionProfile, &'a Details)> {
+        profile.saved.functions.iter().zip(&profile.details)
     }
 
     fn all(site: &Site, profile: &'a Profile) -> impl Iterator<Item = Counts<'a>> {
         let (host, pid) = (site.host(), site.enabled.pid);
-        Counts::named(profile).map(move |(counts, name, events)| Counts {
+        Counts::named(profile).map(move |(counts, details)| Counts {
             id: FunctionId {
                 host: host.clone(),
                 pid,
                 module: profile.saved.modules.get(counts.module).map_or_else(String::new, |m| m.name.clone()),
-                function: name.to_owned(),
+                function: details.name.clone(),
                 offset: hex(counts.start.0),
             },
             counts,
-            events,
+            details,
+            event: &profile.inclusive,
         })
     }
 
@@ -427,6 +447,11 @@ impl<'a> Counts<'a> {
         self.counts.unknown.is_empty()
     }
 
+    /// The inclusive total of the function.
+    fn inclusive(&self) -> Inclusive {
+        self.details.inclusive.clone().unwrap_or_default()
+    }
+
     fn instructions(&self) -> u64 {
         let one = |block: &ingraft_report::BlockCount| block.count.saturating_mul(block.instructions.into());
         self.counts.blocks.iter().map(one).fold(0, u64::saturating_add)
@@ -435,7 +460,7 @@ impl<'a> Counts<'a> {
     /// Numbers of instructions, calls, branches, and reads and writes of memory.
     fn events(&self) -> [u64; 5] {
         let mut sums = [self.instructions(), 0, 0, 0, 0];
-        for (block, events) in self.counts.blocks.iter().zip(self.events) {
+        for (block, events) in self.counts.blocks.iter().zip(&self.details.events) {
             let each = [0, events.calls, events.branches, events.reads, events.writes];
             for (sum, each) in sums.iter_mut().zip(each) {
                 *sum = sum.saturating_add(block.count.saturating_mul(each.into()));
@@ -457,12 +482,14 @@ impl<'a> Counts<'a> {
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
             ProfileKind::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
+                let inclusive = if self.event == event { self.inclusive() } else { Inclusive::default() };
                 out.object(&Object::Events(Events {
                     id: self.id.clone(),
                     event,
                     own: Some(own).filter(|_| self.is_whole()),
-                    inclusive: None,
+                    inclusive: inclusive.events,
                     inexact: self.counts.inexact.clone(),
+                    inclusive_inexact: inclusive.inexact,
                 }))
             }),
         }

@@ -127,6 +127,10 @@ pub(crate) enum Profiling {
     Counts {
         /// Whether derived counts are compared with a redundant counter in each function.
         check: bool,
+        /// Event of the inclusive totals; `None` for none.
+        inclusive: Option<&'static str>,
+        /// Whether each call has an inclusive total too.
+        calls: bool,
     },
     /// Blocks and edges that have run are told.
     Coverage {
@@ -335,10 +339,15 @@ impl Request {
             await_modules: self.await_modules,
             profile: self.profile.is_some(),
             earlier: self.earlier.as_deref().map(profile::earlier).unwrap_or_default(),
-            check: self.profile == Some(Profiling::Counts { check: true }),
+            check: matches!(self.profile, Some(Profiling::Counts { check: true, .. })),
             coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
             branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
             in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
+            inclusive: match self.profile {
+                Some(Profiling::Counts { inclusive: Some(event), .. }) => event.to_owned(),
+                Some(Profiling::Counts { inclusive: None, .. } | Profiling::Coverage { .. }) | None => String::new(),
+            },
+            inclusive_calls: matches!(self.profile, Some(Profiling::Counts { calls: true, .. })),
             trace_buffer: self.trace.as_ref().map_or(0, |trace| trace.buffer),
             trace_times: self.trace.as_ref().is_some_and(|trace| trace.times),
             trace_when: self.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| v1::TraceCondition {

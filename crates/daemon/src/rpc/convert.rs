@@ -11,8 +11,9 @@ use ingraft_engine::{
     PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, TraceCondition, Tracing,
     UntypedSymbol,
 };
-use ingraft_model::{Capacity, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
+use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
+use ingraft_wire::profile::{Details, Inclusive, Profile};
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 
 use super::enable::WAIT_MAX;
@@ -84,10 +85,15 @@ pub fn event_totals(reading: ingraft_engine::TotalsReading) -> impl Iterator<Ite
 
 /// Splits a profile into messages.
 pub fn profile(reading: ingraft_engine::ProfileReading) -> impl Iterator<Item = v1::ProfilePart> + Send {
-    let ingraft_engine::ProfileReading { saved, details, held } = reading;
-    let detail = |ingraft_engine::ProfiledFunction { name, events }| ingraft_wire::profile::Details { name, events };
+    let ingraft_engine::ProfileReading { saved, details, inclusive, held } = reading;
+    let detail = |ingraft_engine::ProfiledFunction { name, events, inclusive: of, calls }| {
+        let total = |ingraft_engine::InclusiveTotal { events, inexact }| Inclusive { events, inexact };
+        let calls = calls.into_iter().map(|(block, of)| (block, total(of))).collect();
+        Details { name, events, inclusive: inclusive.map(|_| total(of)), calls }
+    };
     let details = details.into_iter().map(detail).collect();
-    ingraft_wire::profile::parts(ingraft_wire::profile::Profile { saved, details, held_ns: nanoseconds(held) })
+    let inclusive = inclusive.and_then(|of| EVENT_NAMES.get(of.event)).map_or_else(String::new, ToString::to_string);
+    ingraft_wire::profile::parts(Profile { saved, details, held_ns: nanoseconds(held), inclusive })
 }
 
 /// Converts sources from their messages.
@@ -195,8 +201,15 @@ fn earlier(
 
 /// The kind of the profile that a request asks for.
 fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
-    let v1::Measure { profile, check, coverage, branches, in_place, .. } = *measure;
+    let v1::Measure { profile, check, coverage, branches, in_place, inclusive_calls, .. } = *measure;
+    let inclusive = inclusive(measure)?;
     match (profile, coverage) {
+        (false, _) | (_, true) if inclusive.is_some() => {
+            Err(FieldError::new("measure.inclusive", "is set, and only a profile of counts has such totals"))
+        }
+        _ if inclusive_calls && inclusive.is_none() => {
+            Err(FieldError::new("measure.inclusive_calls", "is set without `inclusive`"))
+        }
         (false, true) => Err(FieldError::new("measure.coverage", "is set without `profile`")),
         (_, false) if in_place => Err(FieldError::new("measure.in_place", "is set without `coverage`")),
         (_, false) if branches => Err(FieldError::new("measure.branches", "is set without `coverage`")),
@@ -205,9 +218,20 @@ fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
             Err(FieldError::new("measure.in_place", "is set with `branches`, which need copies of functions"))
         }
         (true, true) => Ok(Some(Profiling::Coverage { branches, in_place })),
-        (true, false) => Ok(Some(Profiling::Counts { check })),
+        (true, false) => Ok(Some(Profiling::Counts { check, inclusive })),
         (false, false) => Ok(None),
     }
+}
+
+/// The inclusive totals that a request asks for; `None` if it asks for none.
+fn inclusive(measure: &v1::Measure) -> Result<Option<ingraft_engine::Inclusive>, FieldError> {
+    let v1::Measure { inclusive, inclusive_calls, .. } = measure;
+    if inclusive.is_empty() {
+        return Ok(None);
+    }
+    let event = EVENT_NAMES.iter().position(|name| name == inclusive);
+    let event = event.ok_or_else(|| FieldError::new("measure.inclusive", "is no event that profiles count"))?;
+    Ok(Some(ingraft_engine::Inclusive { event, calls: *inclusive_calls }))
 }
 
 /// Contents of the trace that a request asks for; `None` if it asks for no trace.

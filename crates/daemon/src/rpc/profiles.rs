@@ -30,6 +30,8 @@ impl v1::profiles_server::Profiles for Service {
             branches,
             in_place,
             earlier,
+            inclusive,
+            inclusive_calls,
         } = request.into_inner();
         let measure = v1::Measure {
             functions,
@@ -41,6 +43,8 @@ impl v1::profiles_server::Profiles for Service {
             branches,
             in_place,
             earlier,
+            inclusive,
+            inclusive_calls,
             ..v1::Measure::default()
         };
         let name = audit::target(target.as_ref());

@@ -303,7 +303,7 @@ fn lower_one(
 fn missing(parts: &Parts) -> Refusal {
     match parts {
         Parts::Missing(why) => Refusal::clone(why),
-        Parts::All | Parts::Block(_) | Parts::Edges(_) => Refusal::NoSuchPoint,
+        Parts::All | Parts::Block(_) | Parts::Edges(_) | Parts::Call(_) => Refusal::NoSuchPoint,
     }
 }
 

@@ -441,7 +441,7 @@ fn profiled(
         let planned = Plan::new((modules, text), *function, profiling, (earlier, leaps));
         let (plan, instrumentation, body) = match planned {
             Ok((plan, body)) => {
-                let instrumentation = plan.instrumentation();
+                let instrumentation = plan.instrumentation(None);
                 (Some(Arc::new(plan)), instrumentation, body)
             }
             Err(why) => (None, plan::refused(*function, profiling, why), None),

@@ -109,7 +109,8 @@ impl Coarsening {
                 | Shape::Vector(_)
                 | Shape::Listed(_)
                 | Shape::Buffer(_)
-                | Shape::Event => v.clone(),
+                | Shape::Event
+                | Shape::Alias(_) => v.clone(),
             };
             before.iter().map(change).collect()
         };

@@ -3,8 +3,9 @@
 //! A profile is a second producer of instrumentation, beside MDL. `plan.rs` cuts the control-flow graph of a function at its calls, chooses
 //! the counters (crate `ingraft-profile`), and makes the code for them. `places.rs` finds the position of a thread in a profiled function,
 //! by its program counter. `result.rs` derives all counts from the counters and these positions. `leaps.rs` counts the jumps after which they
-//! may be wrong.
+//! may be wrong. `inclusive.rs` makes the code for events of functions with all that they call.
 
+pub mod inclusive;
 pub mod leaps;
 pub mod places;
 pub mod plan;

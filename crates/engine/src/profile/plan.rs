@@ -5,17 +5,19 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, TextSpace, WovenBody};
 use ingraft_model::{
-    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody,
+    Aggregate, Bias, Block, BlockEvents, Cfg, EVENT_NAMES, Edge, EdgeId, EdgeKind, EdgeTarget, Expr, FunctionBody,
     FunctionRef, Insertion, Instrumentation, MetricInfo, Offset, Order, Parts, PointKind, Refusal, Role, Shape,
-    Snippet, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+    Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{
     Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, Wishes, coverage_probes,
 };
 
-use crate::api::Profiling;
+use crate::api::{Inclusive, Profiling};
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
+
+use super::inclusive::{self, Spans};
 
 /// Name of the metric that the pairs of a profile have.
 pub fn metric_name(profiling: Profiling) -> &'static str {
@@ -56,6 +58,8 @@ pub struct Plan {
     pub events: Vec<BlockEvents>,
     /// Counters or probes.
     pub method: Method,
+    /// The spans of inclusive totals; `None` if there are none.
+    pub spans: Option<Spans>,
     profiling: Profiling,
     /// Increments of the counters, computed at the first query of event totals.
     increments: OnceLock<Vec<Numbers>>,
@@ -85,12 +89,13 @@ impl Plan {
         }
         let cfg = module.image.cfg(f);
         let events = events(module, &cfg);
-        let mut whole = None;
+        let (mut whole, mut spans) = (None, None);
         let method = match profiling {
-            Profiling::Counts { check } => {
+            Profiling::Counts { check, inclusive } => {
                 let body: &FunctionBody = whole.insert(module.image.body(f)?);
                 let copy = trial::copy(modules, function, body, text)?;
                 let probes = probes(&cfg, &copy, (module.bias, &events));
+                spans = inclusive.map(|of| Spans::new((module, f, body), (&cfg, &events), &copy, of.calls));
                 let earlier = earlier.and_then(|earlier| earlier_counts(modules, function, earlier));
                 let runs = Runs::placed(&cfg, &probes, &Wishes { earlier, check, entries: leaps }).map_err(|why| {
                     match (why, copy.why_exposed) {
@@ -107,7 +112,7 @@ impl Plan {
         let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
         let increments = OnceLock::new();
         let (first, size) = (f.start(), f.size());
-        let plan = Plan { function, symbol, name, first, size, cfg, events, method, profiling, increments };
+        let plan = Plan { function, symbol, name, first, size, cfg, events, method, spans, profiling, increments };
         Ok((plan, whole))
     }
 
@@ -124,15 +129,34 @@ impl Plan {
         matches!(self.method, Method::Probes(_))
     }
 
-    /// The code that counts: one counter for each place.
-    pub fn instrumentation(&self) -> Instrumentation {
+    /// The code that counts: one counter for each place. If there are inclusive totals, `clock` is the counter of their event clock.
+    pub fn instrumentation(&self, clock: Option<u32>) -> Instrumentation {
         let places = self.places();
-        let insertions = places.iter().enumerate().filter_map(|(n, counted)| self.insertion(n, *counted));
+        let on_clock = |n: usize| self.increments().get(n)?.get(self.inclusive()?.event).copied();
+        let insertions = places.iter().enumerate().filter_map(|(n, counted)| {
+            let mut insertion = self.insertion(n, *counted)?;
+            let events = clock.and_then(|_| on_clock(n)).unwrap_or_default();
+            if events != 0 {
+                let mut stmts = insertion.snippet.stmts.clone();
+                stmts.push(Stmt::Add(VariableId(u32::try_from(places.len()).ok()?), Expr::Const(events)));
+                insertion.snippet = Arc::new(Snippet { stmts });
+            }
+            Some(insertion)
+        });
+        let alias = |counter| inclusive::variable("clock".to_owned(), VariableKind::Counter, Shape::Alias(counter));
         Instrumentation {
-            variables: (0..places.len()).map(variable).collect(),
+            variables: (0..places.len()).map(variable).chain(clock.map(alias)).collect(),
             apart: self.is_coverage(),
             in_place: matches!(self.profiling, Profiling::Coverage { in_place: true, .. }),
             ..empty(insertions.collect(), metric(self.profiling))
+        }
+    }
+
+    /// The inclusive totals that were asked for.
+    pub fn inclusive(&self) -> Option<Inclusive> {
+        match self.profiling {
+            Profiling::Counts { inclusive, .. } => inclusive,
+            Profiling::Coverage { .. } => None,
         }
     }
 
@@ -219,6 +243,11 @@ pub fn earlier_counts<'e>(
 pub fn refused(function: FunctionRef, profiling: Profiling, why: Refusal) -> Instrumentation {
     let nothing = vec![missing(function, why)];
     Instrumentation { variables: [variable(0)].into(), ..empty(nothing, metric(profiling)) }
+}
+
+/// Code of a metric of the engine's own that is refused in a function for this reason.
+pub(super) fn refused_as(function: FunctionRef, metric: &str, why: Refusal) -> Instrumentation {
+    Instrumentation { variables: [variable(0)].into(), ..empty(vec![missing(function, why)], metric_named(metric)) }
 }
 
 /// An insertion that is refused in a function for this reason.
@@ -317,7 +346,7 @@ pub(super) fn probes(cfg: &Cfg, copy: &WovenBody, (bias, events): (Bias, &[Block
 }
 
 /// A metric for developers, with this name.
-pub(super) fn metric_named(name: &str) -> Arc<MetricInfo> {
+pub fn metric_named(name: &str) -> Arc<MetricInfo> {
     Arc::new(MetricInfo {
         name: name.to_owned(),
         unit: "passages".to_owned(),

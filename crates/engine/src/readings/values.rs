@@ -265,7 +265,7 @@ impl Raw {
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
             // An event has no value, each value of a table of listed keys is the counter of a pair, and a trace takes the bytes of a buffer.
-            Shape::Event | Shape::Listed(_) | Shape::Buffer(_) => {}
+            Shape::Event | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_) => {}
         }
         raw
     }

@@ -483,7 +483,11 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Event => 8,
         Shape::Listed(_) => 11,
         Shape::Buffer(_) => 12,
+        Shape::Alias(_) => 13,
     });
+    if let Shape::Alias(counter) = shape {
+        put(out, u64::from(counter));
+    }
     if let Shape::Buffer(capacity) = shape {
         put(out, u64::from(capacity.bytes()));
     }
@@ -582,6 +586,7 @@ impl Reader<'_> {
             9 => Shape::Histogram(Resolution::Medium),
             10 => Shape::Histogram(Resolution::Coarse),
             12 => Shape::Buffer(Capacity::of_bytes(u32::try_from(self.u64()?).ok()?)?),
+            13 => Shape::Alias(u32::try_from(self.u64()?).ok()?),
             11 => Shape::Listed(Listing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,
         })

@@ -270,9 +270,10 @@ pub(super) struct Timers {
     pub none: i64,
 }
 
-/// The counters of a pair's variables. The number of an event is no counter.
+/// The counters of a pair's variables. The number of an event is no counter, and an alias stands for another pair's counter.
 fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item = u32> {
-    counters.iter().zip(variables).filter(|(_, variable)| variable.shape != Shape::Event).map(|(counter, _)| *counter)
+    let is_own = |variable: &Variable| !matches!(variable.shape, Shape::Event | Shape::Alias(_));
+    counters.iter().zip(variables).filter(move |(_, variable)| is_own(variable)).map(|(counter, _)| *counter)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use super::context::Context;
 use super::control::{Attached, Control};
 use super::driver::{Session, lock_target};
 use super::errors::journal_error;
-use super::measurement::Measurement;
+use super::measurement::{Hidden, Measurement};
 use super::pair::PairKey;
 use super::shared::Shared;
 use super::unfinished::Unfinished;
@@ -340,7 +340,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     Measurement {
         views: Arc::new(views.into()),
         pairs: Arc::new(infos),
-        leaps: None,
+        hidden: Hidden::default(),
         handled: false,
         grown: false,
         request,

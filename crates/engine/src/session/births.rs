@@ -193,6 +193,8 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
         let first_rule = match variable.shape {
             // The variable of an event holds the event's number, which is no count.
             Shape::Event => continue,
+            // The pair that has the counter gives its rule.
+            Shape::Alias(_) => continue,
             Shape::Timer(_) => birth::KEEP,
             Shape::Counter => {
                 let restored = records.iter().find(restores);
@@ -226,7 +228,8 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Event => birth::NOTHING,
+            | Shape::Event
+            | Shape::Alias(_) => birth::NOTHING,
         };
         rules.extend((1..variable.shape.slots()).map(|i| (first + i, if i == 1 { second } else { birth::NOTHING })));
     }

@@ -14,6 +14,7 @@ use crate::program::modules::{ModuleFile, Modules};
 
 use super::control::Control;
 use super::driver::Session;
+use super::inclusive::is_of_inclusive;
 use super::measurement::Measurement;
 use super::pair::PairKey;
 use super::profile::{Profile, Profiled};
@@ -99,16 +100,6 @@ impl Session {
         self.views(control, &[key]).pop()
     }
 
-    /// Notes the pair of leaps of a measurement that has none yet.
-    pub(super) fn note_leaps(control: &mut Control, id: MeasurementId, leaps: Option<View>) {
-        let (Some(view), Some(measurement)) = (leaps, control.measurements.get_mut(&id)) else { return };
-        if measurement.leaps.is_none() {
-            let key = (view.key.clone(), None);
-            measurement.leaps = Some(view);
-            control.add_users(&[key]);
-        }
-    }
-
     /// Whether the process has a handler of a signal; true if the kernel does not tell.
     pub(super) fn handles_signals(&self) -> bool {
         self.target.status().map_or(true, |status| status.caught & !OF_LIBC != 0)
@@ -116,13 +107,13 @@ impl Session {
 
     /// The counters of the leaps of a measurement, and of the calls that may have set a handler.
     pub(super) fn leap_counters(control: &Control, measurement: &Measurement) -> Vec<u32> {
-        let pair = measurement.leaps.as_ref().and_then(|view| control.pairs.get(&view.key));
+        let pair = measurement.hidden.leaps.as_ref().and_then(|view| control.pairs.get(&view.key));
         pair.map_or_else(Vec::new, |pair| pair.counters.clone())
     }
 
     /// The leaps of a measurement since it began, by the values of the counters.
     pub(super) fn leaps_of(control: &Control, measurement: &Measurement, values: &[u64]) -> Leaps {
-        let pair = measurement.leaps.as_ref().and_then(|view| control.pairs.get(&view.key));
+        let pair = measurement.hidden.leaps.as_ref().and_then(|view| control.pairs.get(&view.key));
         let handlers = values.get(1).is_none_or(|calls| *calls > 0);
         let counted = values.first().copied().filter(|_| measurement.handled || handlers).unwrap_or_default();
         let refused = pair.and_then(|pair| pair.unwoven.first());
@@ -165,8 +156,13 @@ impl Session {
 }
 
 /// Whether a pair counts the leaps of a profile.
-pub(super) fn is_of_leaps(key: &PairKey) -> bool {
+fn is_of_leaps(key: &PairKey) -> bool {
     &*key.text == leaps::METRIC
+}
+
+/// Whether a pair has no value for clients, so that a request is not about it.
+pub(super) fn is_hidden(key: &PairKey) -> bool {
+    is_of_leaps(key) || is_of_inclusive(key)
 }
 
 /// Reason why the counts of a function are not exact; `None` if they are. `number` is its index, and `counts` tells whether it may have run.

@@ -20,7 +20,7 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
-use super::measurement::Measurement;
+use super::measurement::{Hidden, Measurement};
 use super::pair::{PairKey, Unloaded, pair_infos};
 use super::staged::Inserted;
 use super::{insert, internals, sharing, warnings};
@@ -83,7 +83,7 @@ impl Session {
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
-        let plans = Session::begin_profile(control, id, &mut wanted);
+        let plans = self.begin_profile(control, id, &mut wanted)?;
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let trace = self.begin_trace(control, id, &mut wanted);
         let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
@@ -94,11 +94,12 @@ impl Session {
             false => self.insert_wanted(control, wanted, own.is_empty(), coming).map(Inserted::from),
         };
         drop((bounded, bodies));
-        let Inserted { mut keys, caught_up, dear } = inserted?;
+        let Inserted { mut keys, caught_up, dear } = inserted.inspect_err(|_| Session::forget_profile(control, id))?;
         if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
             self.note_trace(control, id, tracing, trace);
         }
-        let leaps = request.profile.and_then(|of| self.note_profile(control, (id, of), plans, &mut keys));
+        let of_profile = request.profile.map(|of| self.note_profile(control, (id, of), (plans, &caught_up), &mut keys));
+        let hidden = of_profile.unwrap_or_default();
         let of_clocks = self.clock_warnings(control, reads_wall, reads_cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
@@ -107,8 +108,8 @@ impl Session {
         let measurement = Measurement {
             views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
-            handled: leaps.is_some() && self.handles_signals(),
-            leaps: None,
+            handled: hidden.leaps.is_some() && self.handles_signals(),
+            hidden: Hidden::default(),
             grown: false,
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
@@ -122,7 +123,7 @@ impl Session {
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
-        Session::note_leaps(control, id, leaps);
+        Session::note_hidden(control, id, hidden);
         if request.keep {
             self.keep_locked(control, id, true)?;
         }

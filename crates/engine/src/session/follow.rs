@@ -239,15 +239,15 @@ impl Session {
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         self.look_for_fork_again(control);
+        let plans = self.begin_profile(control, id, &mut wanted)?;
         control.unrun = exact();
-        let plans = Session::begin_profile(control, id, &mut wanted);
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let inserted = self.insert_wanted(control, wanted, false, 0);
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
         if let Some(profiling) = request.profile {
-            let leaps = self.note_profile(control, (id, profiling), plans, &mut found);
-            Session::note_leaps(control, id, leaps);
+            let hidden = self.note_profile(control, (id, profiling), (plans, &caught_up), &mut found);
+            Session::note_hidden(control, id, hidden);
         }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.

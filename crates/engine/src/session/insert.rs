@@ -228,7 +228,13 @@ impl Session {
                     return Err(too_many(limit).about(self.pid()));
                 };
                 let variables = instrumentation.variables.iter().zip(&mut counters);
-                variables.filter(|(v, _)| v.shape == Shape::Event).for_each(|(_, number)| *number = event);
+                for (variable, number) in variables {
+                    match variable.shape {
+                        Shape::Event => *number = event,
+                        Shape::Alias(counter) => *number = counter,
+                        _ => {}
+                    }
+                }
                 Ok(counters)
             });
             let counters = match taken {
@@ -365,7 +371,8 @@ impl Session {
     /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
     fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
-        let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_) | Shape::Buffer(_));
+        let counts =
+            |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_));
         let is_timed = |i: &Instrumentation| !i.variables.iter().all(counts) || reads(i, Clock::Wall);
         if bound.iter().any(|(_, i, _)| is_timed(i)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));

@@ -28,6 +28,7 @@ mod events;
 mod family;
 mod follow;
 mod generated;
+mod inclusive;
 mod insert;
 mod internals;
 pub(crate) mod launch;

@@ -9,7 +9,7 @@ use ingraft_profile::{Inside, Partial, Position};
 use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{MeasurementId, ProfileReading, ProfiledFunction, Profiling, RefusedFunction};
+use crate::api::{CaughtUp, MeasurementId, ProfileReading, ProfiledFunction, Profiling, RefusedFunction};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
@@ -17,7 +17,7 @@ use crate::profile::places::{CodeMap, Observer, Place, Seen, Spot, Watch};
 use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
 use crate::program::modules::Modules;
-use crate::readings::values::{Columns, Shards};
+use crate::readings::values::{Columns, Rows, Shards};
 use crate::weaving::plan::Woven;
 
 use super::clocks::now_ns;
@@ -26,9 +26,10 @@ use super::coverage::{Rounds, covered};
 use super::doubts::doubt;
 use super::driver::Session;
 use super::errors::no_measurement;
+use super::inclusive::{Clock, OfFunction, Sought};
+use super::measurement::Hidden;
 use super::measurement::Measurement;
 use super::pair::PairKey;
-use super::view::View;
 
 /// Length in bytes of an `endbr64`, behind which a springboard lies.
 const ENDBR: i64 = 4;
@@ -49,6 +50,8 @@ pub(super) struct Profile {
     pub(super) unknown: u64,
     /// The rounds of a coverage; `None` in a profile of counts.
     pub(super) rounds: Option<Rounds>,
+    /// The event clock of inclusive totals.
+    pub(super) clock: Clock,
 }
 
 /// A profiled function.
@@ -95,7 +98,12 @@ pub(super) type Plans = Vec<(PairKey, Arc<Plan>)>;
 impl Session {
     /// Makes the pairs of a profile its own, because profiles that began at different times have different corrections. Has the positions of
     /// threads noted in the stop of the insertion.
-    pub(super) fn begin_profile(control: &mut Control, id: MeasurementId, wanted: &mut [Wanted]) -> Plans {
+    pub(super) fn begin_profile(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        wanted: &mut Vec<Wanted>,
+    ) -> Result<Plans, Error> {
         let mut plans = Plans::new();
         for w in wanted.iter_mut() {
             let Some(plan) = &w.plan else { continue };
@@ -107,23 +115,25 @@ impl Session {
         }
         let functions: FxHashSet<_> = plans.iter().map(|(_, plan)| plan.function).collect();
         control.watch = (!functions.is_empty()).then(|| Watch { functions, seen: None });
-        plans
+        self.begin_inclusive(control, id, wanted)?;
+        Ok(plans)
     }
 
-    /// Notes the functions of a profile that were inserted, and the threads that were inside of them. Takes the pair of leaps out of the
-    /// inserted pairs, and returns its view.
+    /// Notes the functions of a profile that were inserted, and the threads that were inside of them. Takes the pairs without values for clients
+    /// out of the inserted pairs, and returns their views.
     pub(super) fn note_profile(
         &self,
         control: &mut Control,
         (id, profiling): (MeasurementId, Profiling),
-        plans: Plans,
+        (plans, caught_up): (Plans, &CaughtUp),
         inserted: &mut Vec<(PairKey, Option<MdlFunction>)>,
-    ) -> Option<View> {
-        let leaps = self.split_leaps(control, inserted);
+    ) -> Hidden {
+        let inclusive = self.split_inclusive(control, id, inserted);
+        let hidden = Hidden { leaps: self.split_leaps(control, inserted), inclusive };
         let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
         let profile = control.profiles.entry(id).or_default();
         profile.rounds = matches!(profiling, Profiling::Coverage { .. }).then(|| profile.rounds.unwrap_or_default());
-        let Some(attached) = &control.attached else { return leaps };
+        let Some(attached) = &control.attached else { return hidden };
         let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
         let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();
         let of_plans: Vec<&Plan> = plans.iter().map(|(_, plan)| &**plan).collect();
@@ -131,8 +141,9 @@ impl Session {
         let began = |stand| Late { stand, began: self.target.thread_began(stand.tid) };
         let mut late: FxHashMap<usize, Vec<Late>> =
             late.into_iter().map(|(n, stands)| (n, stands.into_iter().map(began).collect())).collect();
-        let profile = control.profiles.entry(id).or_default();
-        if profile.began_ns == 0 {
+        let mut profile = control.profiles.remove(&id).unwrap_or_default();
+        let is_first = profile.began_ns == 0;
+        if is_first {
             profile.began_ns = now_ns();
             profile.program = self.program();
         }
@@ -147,8 +158,11 @@ impl Session {
             late: late.remove(&n).unwrap_or_default(),
             unknown: unknown > 0,
         });
+        let functions: Vec<Profiled> = functions.collect();
+        profile.clock.note(control, &functions, caught_up, is_first);
         profile.functions.extend(functions);
-        leaps
+        control.profiles.insert(id, profile);
+        hidden
     }
 
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads are held.
@@ -165,13 +179,16 @@ impl Session {
         let counters = counters(control, profile);
         let (mut values, mut leaps): (Vec<Vec<u64>>, Vec<u64>) = (Vec::new(), Vec::new());
         let leap_counters = Session::leap_counters(control, measurement);
+        let (sought, mut rows) = (Sought::of(control, profile), Rows::default());
         let (seen, held, ended) = self.observe(control, &mut |columns| {
             let sum = |counter: &u32| columns.sum(*counter).cast_unsigned();
             values = counters.iter().map(|of| of.iter().map(sum).collect()).collect();
             leaps = leap_counters.iter().map(sum).collect();
+            rows = columns.rows(&sought.counters);
         })?;
         let leaps = Session::leaps_of(control, measurement, &leaps);
         let suspects = self.suspects(&counters, &seen, ended);
+        let inclusive = sought.totals((control, profile), (&seen, ended, &leaps), &rows);
         let unknown = seen.unknown.len() as u64;
         let plans: Vec<&Plan> = profile.functions.iter().map(|f| &*f.plan).collect();
         let early = match &control.attached {
@@ -222,19 +239,12 @@ impl Session {
             ended_ns: now_ns(),
             modules: modules.iter().map(info).collect(),
             functions,
-            refused: refused
-                .into_iter()
-                .map(|(f, refused)| Refused {
-                    module: index(f.module),
-                    name: refused.function.function,
-                    start: refused.function.offset,
-                    why: refused.reason.to_string(),
-                })
-                .collect(),
+            refused: refused.into_iter().map(|(f, refused)| not_profiled(index(f.module), refused)).collect(),
             corrected: if is_coverage { (0, 0) } else { (late, early) },
         };
-        let detail = |plan: &&Plan| ProfiledFunction { name: plan.name.clone(), events: plan.events.clone() };
-        Ok(Some(ProfileReading { saved, details: plans.iter().map(detail).collect(), held }))
+        let inclusive_of = plans.first().and_then(|plan| plan.inclusive());
+        let details = plans.iter().zip(inclusive).map(|(plan, of)| detail(plan, of)).collect();
+        Ok(Some(ProfileReading { saved, details, inclusive: inclusive_of, held }))
     }
 
     /// Reads counters while all threads are held, and notes where the threads are. Returns how long they were held, and the number of
@@ -298,7 +308,11 @@ pub(super) fn no_profile(id: MeasurementId) -> Error {
 
 /// The counters of each function of a profile; none if its code was taken out.
 pub(super) fn counters(control: &Control, profile: &Profile) -> Vec<Vec<u32>> {
-    let of = |f: &Profiled| control.pairs.get(&f.key).map_or_else(Vec::new, |pair| pair.counters.clone());
+    let of = |f: &Profiled| {
+        let counters = control.pairs.get(&f.key).map(|pair| pair.counters.iter());
+        // Of a coverage too, each place has a counter.
+        counters.into_iter().flatten().take(f.plan.places().len()).copied().collect()
+    };
     profile.functions.iter().map(of).collect()
 }
 
@@ -356,6 +370,16 @@ pub(super) fn stands(
         }
     }
     found
+}
+
+/// Details of a function, with its inclusive totals.
+fn detail(plan: &Plan, OfFunction { whole, calls }: OfFunction) -> ProfiledFunction {
+    ProfiledFunction { name: plan.name.clone(), events: plan.events.clone(), inclusive: whole, calls }
+}
+
+/// A function without a profile. `module` is the index of its module.
+fn not_profiled(module: usize, RefusedFunction { function, reason }: RefusedFunction) -> Refused {
+    Refused { module, name: function.function, start: function.offset, why: reason.to_string() }
 }
 
 /// The functions of a measurement that are refused.

@@ -213,6 +213,9 @@ impl Session {
             let own = usize::from(pair.group.is_some());
             let all = pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
             for (first, shape) in all.skip(own) {
+                if matches!(shape, Shape::Alias(_)) {
+                    continue; // the counter is that of another pair
+                }
                 if shape == Shape::Event {
                     unused.extend(Some(first).filter(|number| control.events.leave(*number)));
                 } else {

@@ -143,25 +143,11 @@ impl Session {
         (seen, threads): (&Seen, &Threads),
         sums: &mut Sums,
     ) {
-        let events = |plan: &Plan, stand: &Stand| {
-            let module = plan.resolve(&control.modules).map(|(module, _)| module);
-            let part = |(block, until)| module.map_or_else(Numbers::default, |module| plan.part(module, block, until));
-            let executed = [
-                stand.run.map_or_else(Numbers::default, |position| plan.before(position)),
-                stand.left.map_or_else(Numbers::default, |block| part((block, None))),
-                part(stand.part),
-            ];
-            let mut sum = Numbers::default();
-            for numbers in &executed {
-                sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum = sum.wrapping_add(*number));
-            }
-            sum
-        };
         if let Some(attached) = &control.attached {
             for (n, stands) in stands(control, &attached.woven, plans, seen, false) {
                 let Some(plan) = plans.get(n) else { continue };
                 for stand in &stands {
-                    add(sums, threads.of_thread(stand.tid, true), 1, &events(plan, stand));
+                    add(sums, threads.of_thread(stand.tid, true), 1, &executed(control, plan, stand));
                 }
             }
         }
@@ -171,7 +157,7 @@ impl Session {
                 // A thread that has ended since the stop is the same one, too.
                 let is_same = |began| self.target.thread_began(tid).is_none_or(|now| now == began);
                 let lives = threads.living.contains(&tid) && late.began.is_some_and(is_same);
-                add(sums, threads.of_thread(tid, lives), -1, &events(&f.plan, &late.stand));
+                add(sums, threads.of_thread(tid, lives), -1, &executed(control, &f.plan, &late.stand));
             }
         }
     }
@@ -200,6 +186,22 @@ impl Session {
     }
 }
 
+/// Events that a thread in a function has executed besides what its counters tell.
+pub(super) fn executed(control: &Control, plan: &Plan, stand: &Stand) -> Numbers {
+    let module = plan.resolve(&control.modules).map(|(module, _)| module);
+    let part = |(block, until)| module.map_or_else(Numbers::default, |module| plan.part(module, block, until));
+    let executed = [
+        stand.run.map_or_else(Numbers::default, |position| plan.before(position)),
+        stand.left.map_or_else(Numbers::default, |block| part((block, None))),
+        part(stand.part),
+    ];
+    let mut sum = Numbers::default();
+    for numbers in &executed {
+        sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum = sum.wrapping_add(*number));
+    }
+    sum
+}
+
 /// Computes the increments of the functions that have run, on several processors. Those of the others are not needed.
 fn learn_increments(plans: &[&Plan], places: &[(usize, usize)], rows: &Rows) {
     let values = rows.held.iter().map(|(_, values)| values).chain([&rows.ended]).flatten();
@@ -211,7 +213,7 @@ fn learn_increments(plans: &[&Plan], places: &[(usize, usize)], rows: &Rows) {
 }
 
 /// Reasons why totals are not exact.
-fn doubts(control: &Control, profile: &Profile, seen: &Seen, ended: u64) -> Vec<String> {
+pub(super) fn doubts(control: &Control, profile: &Profile, seen: &Seen, ended: u64) -> Vec<String> {
     let mut doubts = Vec::new();
     let gone = profile.functions.iter().filter(|f| !control.pairs.contains_key(&f.key)).count();
     if gone > 0 {

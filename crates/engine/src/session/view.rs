@@ -117,7 +117,8 @@ impl View {
             | Shape::Vector(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Event => Plain::No,
+            | Shape::Event
+            | Shape::Alias(_) => Plain::No,
         }
     }
 

@@ -158,7 +158,8 @@ impl Meters {
 
     /// Adds meters to an instrumentation; known snippets get the same meters as before.
     pub fn apply(&mut self, instrumentation: &mut Instrumentation, made: &mut Metered) {
-        let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment().is_some());
+        let variables = &instrumentation.variables;
+        let counts_itself = instrumentation.insertions.iter().all(|i| counts_itself(&i.snippet, variables));
         if counts_itself && self.known.is_empty() {
             return;
         }
@@ -182,6 +183,15 @@ impl Meters {
         let counters = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
         instrumentation.variables = made.counting(&instrumentation.variables, counters);
     }
+}
+
+/// Whether a snippet counts its runs anyway: it adds 1 to a variable of its pair, and other numbers at most to variables of other pairs.
+fn counts_itself(snippet: &Snippet, variables: &[Variable]) -> bool {
+    let is_alias = |variable: VariableId| {
+        variables.get(variable.0 as usize).is_some_and(|variable| matches!(variable.shape, Shape::Alias(_)))
+    };
+    let additions = snippet.as_additions().unwrap_or_default();
+    matches!(additions.split_first(), Some(((_, 1), others)) if others.iter().all(|(variable, _)| is_alias(*variable)))
 }
 
 /// The variable that counts the runs of a snippet, to which the snippet's first statement adds 1; `None` if there is none.

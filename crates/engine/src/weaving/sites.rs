@@ -82,8 +82,10 @@ impl Found {
             (Parts::All, _) => true,
             (Parts::Block(wanted), Part::Block(own)) => *wanted == own,
             (Parts::Edges(wanted), Part::Edge(own, _)) => wanted.binary_search(&own).is_ok(),
+            (Parts::Call(wanted), Part::Whole) => self.call == Some(*wanted),
             (Parts::Block(_), Part::Whole | Part::Edge(..))
             | (Parts::Edges(_), Part::Whole | Part::Block(_))
+            | (Parts::Call(_), Part::Block(_) | Part::Edge(..))
             | (Parts::Missing(_), Part::Whole | Part::Block(_) | Part::Edge(..)) => false,
         }
     }
@@ -94,6 +96,11 @@ impl Found {
             Part::Block(offset) => Some(offset),
             Part::Whole | Part::Edge(..) => None,
         }
+    }
+
+    /// At a call, the address of the call, or its return address; `None` at other kinds of points.
+    pub fn call(&self) -> Option<Svma> {
+        self.call
     }
 
     /// The edge; `None` at other kinds of points.

@@ -85,17 +85,20 @@ impl Wanted<'_> {
         let mut for_all = Vec::new();
         let mut by_block: FxHashMap<Offset, Vec<usize>> = FxHashMap::default();
         let mut by_edge: FxHashMap<EdgeId, Vec<usize>> = FxHashMap::default();
+        let mut by_call: FxHashMap<Svma, Vec<usize>> = FxHashMap::default();
         for (index, mini) in self.minis.iter().enumerate() {
             match &mini.parts {
                 Parts::All => for_all.push(index),
                 Parts::Block(offset) => by_block.entry(*offset).or_default().push(index),
                 Parts::Edges(edges) => edges.iter().for_each(|edge| by_edge.entry(*edge).or_default().push(index)),
+                Parts::Call(at) => by_call.entry(*at).or_default().push(index),
                 Parts::Missing(_) => {}
             }
         }
         for found in sites.iter_mut().flatten() {
             let own = found.block().and_then(|block| by_block.get(&block));
             let own = own.or_else(|| by_edge.get(&found.edge_id()?));
+            let own = own.or_else(|| by_call.get(&found.call()?));
             let mut its: Vec<usize> = for_all.iter().chain(own.into_iter().flatten()).copied().collect();
             its.retain(|index| self.minis.get(*index).is_some_and(|mini| found.is_for(mini)));
             its.sort_unstable();
@@ -145,7 +148,7 @@ impl Wanted<'_> {
             |m: &NewMini<'_>, refusal: &Refusal| (m.id != PRUNE).then(|| ((self.function, m.pair), refusal.clone()));
         let missing = |m: &NewMini<'_>| match &m.parts {
             Parts::Missing(why) => Some(((self.function, m.pair), Refusal::clone(why))),
-            Parts::All | Parts::Block(_) | Parts::Edges(_) => None,
+            Parts::All | Parts::Block(_) | Parts::Edges(_) | Parts::Call(_) => None,
         };
         // The state of a thread, and records if there are none of goroutines, do not follow calls that move between threads.
         let cannot_move = |m: &&NewMini<'_>| m.snippet.is_bound_to_thread() || !records && m.snippet.has_records();

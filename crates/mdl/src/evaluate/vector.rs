@@ -98,7 +98,8 @@ impl<'a> Evaluation<'a> {
             | Shape::Table(_)
             | Shape::Listed(_)
             | Shape::Buffer(_)
-            | Shape::Event => None,
+            | Shape::Event
+            | Shape::Alias(_) => None,
         }
     }
 

@@ -44,6 +44,7 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
                         .map(|edge| format!("{} {:?}", edge.name(), edge.kind))
                         .collect::<Vec<_>>()
                         .join(" "),
+                    Parts::Call(at) => format!(" at {:#x}", at.0),
                     Parts::Missing(why) => format!(" ({why})"),
                 };
                 out += &format!(

@@ -196,6 +196,9 @@ impl<'a> CatchUp<'a> {
                     Some(Err(why)) => Err(*why),
                     None => Ok(()),
                 };
+                if let (Ok(()), Some(Ok(prepared))) = (outcome, self.prepared.get(*number)) {
+                    done.opened.extend(prepared.records(counters).map(|record| (tid, record)));
+                }
                 missed = outcome.err().or(missed);
             }
             match missed {
@@ -281,6 +284,7 @@ impl CaughtUp {
     pub fn add(&mut self, other: CaughtUp) {
         self.calls += other.calls;
         self.not_unwound += other.not_unwound;
+        self.opened.extend(other.opened);
         for (why, calls) in other.missed {
             self.missed(why, calls);
         }

@@ -29,6 +29,11 @@ impl State {
         let state = states(stmts, variables, &mut Vec::new())?;
         Ok(Some(State(state)).filter(|s| !s.0.is_empty()))
     }
+
+    /// The first counters of the activations whose records the code opens.
+    pub fn records<'s>(&'s self, counters: &'s [u32]) -> impl Iterator<Item = u32> + 's {
+        opened(&self.0).filter_map(|record| counters.get(record.activations.0 as usize).copied())
+    }
 }
 
 fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>) -> Result<Vec<Stmt>, Uncaught> {

@@ -1,0 +1,85 @@
+//! Inclusive event totals: those of functions as a column of their table, those of calls as a table and records of their own.
+
+use std::cmp::Reverse;
+
+use ingraft_report::Callee;
+use ingraft_wire::profile::{Inclusive, Profile};
+
+use crate::objects::CallSite;
+use crate::output::number::plural;
+use crate::output::table::Table;
+
+use super::{Counts, ROWS, known};
+
+/// Title of the column of inclusive totals; `None` if the profile has none.
+pub(super) fn title(profile: &Profile) -> Option<&'static str> {
+    Some(match profile.inclusive.as_str() {
+        "" => return None,
+        "calls" => "INCLUSIVE CALLS",
+        "branches" => "INCLUSIVE BRANCHES",
+        "memory-reads" => "INCLUSIVE READS",
+        "memory-writes" => "INCLUSIVE WRITES",
+        _ => "INCLUSIVE",
+    })
+}
+
+/// The calls that a function has made, with their inclusive totals.
+pub(super) fn calls(counts: &Counts<'_>, profile: &Profile) -> Vec<CallSite> {
+    let of = |block: usize| counts.details.calls.iter().find(|(of, _)| *of == block).map(|(_, total)| total.clone());
+    let name = |callee: &Callee| match callee {
+        Callee::Own(at) => {
+            let is_it = |of: &ingraft_report::FunctionProfile| of.module == counts.counts.module && of.start == *at;
+            let number = profile.saved.functions.iter().position(is_it)?;
+            profile.details.get(number).map(|details| details.name.clone())
+        }
+        Callee::Named(name) => Some(name.clone()),
+        Callee::Other { .. } | Callee::Indirect | Callee::System => None,
+    };
+    let one = |site: &ingraft_report::CallCount| {
+        let Inclusive { events, inexact } = of(site.block)?;
+        Some(CallSite {
+            id: counts.id.clone(),
+            call_site: counts.offset(counts.counts.blocks.get(site.block)?.last),
+            callee: name(&site.callee),
+            event: profile.inclusive.clone(),
+            calls: site.count,
+            inclusive: events,
+            inclusive_inexact: inexact,
+        })
+    };
+    counts.counts.call_sites.iter().filter_map(one).collect()
+}
+
+/// The calls with the largest inclusive totals; empty if the profile has none.
+pub(super) fn table(all: &[Counts<'_>], profile: &Profile, width: Option<usize>) -> String {
+    let mut calls: Vec<CallSite> = all.iter().flat_map(|counts| calls(counts, profile)).collect();
+    let Some(title) = title(profile).filter(|_| !calls.is_empty()) else { return String::new() };
+    calls.sort_by_key(|call| Reverse(call.inclusive));
+    let mut table = Table::new().shrinking("CALL").shrinking("CALLEE").right("CALLS").right(title);
+    for call in calls.into_iter().take(ROWS) {
+        table.row(vec![
+            format!("{}+{}", call.id.function, call.call_site).into(),
+            call.callee.unwrap_or_else(|| "?".to_owned()).into(),
+            known(Some(call.calls)).into(),
+            known(call.inclusive).into(),
+        ]);
+    }
+    format!("\n{}", table.render(width))
+}
+
+/// The warning that inclusive totals are not exact, if some are not.
+pub(super) fn warning(profile: &Profile) -> Option<String> {
+    let of = |details: &ingraft_wire::profile::Details| {
+        let own = details.inclusive.iter().chain(details.calls.iter().map(|(_, total)| total));
+        own.filter_map(|total| total.inexact.clone()).map(|why| (details.name.clone(), why)).collect::<Vec<_>>()
+    };
+    let inexact: Vec<(String, String)> = profile.details.iter().flat_map(of).collect();
+    let (name, why) = inexact.first()?;
+    Some(match inexact.len() - 1 {
+        0 => format!("an inclusive total of `{name}` is not exact: {why}"),
+        n => {
+            let others = plural(n as u64, "other one", "other ones");
+            format!("an inclusive total of `{name}` and {others} are not exact: {why}")
+        }
+    })
+}
