@@ -30,7 +30,7 @@ pub const FUNCTIONS: &str = "inclusive_events";
 /// Name of the metric of the pairs with the totals of calls.
 pub const CALLS: &str = "call_events";
 
-/// What the state of a span in progress has besides the clock at its beginning, so that it is not 0.
+/// Amount that the state of a span in progress has besides the clock at its beginning, so that it is not 0.
 pub const IN_PROGRESS: i64 = 1 << 62;
 
 /// Number of variables of a span: its sum, its state and the outcomes of its calls.

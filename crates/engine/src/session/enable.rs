@@ -66,8 +66,7 @@ impl Session {
         if missing == Missing::ModulesMayCome {
             request::refuse_absent(&control.modules, request)?;
         }
-        let may_come = missing != Missing::Fails;
-        let awaited = if may_come { request::awaited(&control.modules, request) } else { Vec::new() };
+        let awaited = if missing != Missing::Fails { request::awaited(&control.modules, request) } else { Vec::new() };
         request::refuse_empty(&self.target, &wanted)?;
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         warnings.extend(warnings::of_request(&control.modules, new, &awaited));
