@@ -187,14 +187,16 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
         }
         Pattern::Names { .. } | Pattern::Offset { .. } => None,
     };
-    Error::new(
-        ErrorKind::NotFound,
-        "no_such_function",
-        format!("no function matches `{text}`"),
-        near.map(|name| format!("did you mean `{name}`?"))
-            .or_else(|| modules.symbols_hint(pattern))
-            .unwrap_or_else(|| "`ingraft functions` lists them".to_owned()),
-    )
+    let hint = near
+        .map(|name| format!("did you mean `{name}`?"))
+        .or_else(|| modules.symbols_hint(pattern))
+        .unwrap_or_else(|| "`ingraft functions` lists them".to_owned());
+    let later = match pattern.module() {
+        None => format!("; if a library has it that is loaded later, name the library too: `LIBRARY:{text}`"),
+        Some(_) => String::new(),
+    };
+    let what = format!("no function matches `{text}`");
+    Error::new(ErrorKind::NotFound, "no_such_function", what, format!("{hint}{later}"))
 }
 
 /// Analyses the modules that a request is about, and evaluates the request. First it loads the modules that the foci name; if definitions

@@ -97,7 +97,9 @@ impl Session {
         if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
             self.note_trace(control, id, tracing, trace);
         }
-        let of_profile = request.profile.map(|of| self.note_profile(control, (id, of), (plans, &caught_up), &mut keys));
+        // Of a program that the engine starts, nothing has run yet.
+        let begun = (missing != Missing::MayCome).then_some(&caught_up);
+        let of_profile = request.profile.map(|of| self.note_profile(control, (id, of), (plans, begun), &mut keys));
         let hidden = of_profile.unwrap_or_default();
         let of_clocks = self.clock_warnings(control, reads_wall, reads_cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));

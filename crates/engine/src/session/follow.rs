@@ -246,7 +246,7 @@ impl Session {
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
         if let Some(profiling) = request.profile {
-            let hidden = self.note_profile(control, (id, profiling), (plans, &caught_up), &mut found);
+            let hidden = self.note_profile(control, (id, profiling), (plans, Some(&caught_up)), &mut found);
             Session::note_hidden(control, id, hidden);
         }
         let exact = exact();

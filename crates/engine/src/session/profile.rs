@@ -125,7 +125,7 @@ impl Session {
         &self,
         control: &mut Control,
         (id, profiling): (MeasurementId, Profiling),
-        (plans, caught_up): (Plans, &CaughtUp),
+        (plans, caught_up): (Plans, Option<&CaughtUp>),
         inserted: &mut Vec<(PairKey, Option<MdlFunction>)>,
     ) -> Hidden {
         let inclusive = self.split_inclusive(control, id, inserted);
@@ -159,7 +159,9 @@ impl Session {
             unknown: unknown > 0,
         });
         let functions: Vec<Profiled> = functions.collect();
-        profile.clock.note(control, &functions, caught_up, is_first);
+        if let Some(caught_up) = caught_up {
+            profile.clock.note(control, &functions, caught_up, is_first);
+        }
         profile.functions.extend(functions);
         control.profiles.insert(id, profile);
         hidden
