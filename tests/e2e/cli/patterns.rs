@@ -132,7 +132,8 @@ fn names_are_suggested_with_their_namespace() {
     let Some((name, last)) = found else { skip!("no function in a namespace: {all:#?}") };
     let wrong = format!("{last}x");
     let hint = format!("did you mean `twin:{name}`?");
-    drop(tool.run(["count", "-p", &target.pid_text(), &wrong, "--for", "1s"]).assert_error(3, &[&hint]));
+    let later = format!("name the library too: `LIBRARY:{wrong}`");
+    drop(tool.run(["count", "-p", &target.pid_text(), &wrong, "--for", "1s"]).assert_error(3, &[&hint, &later]));
 }
 
 #[test]
