@@ -89,7 +89,7 @@ fn assert_exact(outcome: &Outcome) {
     assert!(!outcome.stderr.contains("not exact"), "{}", outcome.stderr);
 }
 
-const INCLUSIVE: [&str; 5] = ["events", "--inclusive", "--sites", "--max-overhead", "1000"];
+const INCLUSIVE: [&str; 3] = ["events", "--inclusive", "--sites"];
 
 #[test]
 fn inclusive_totals_of_a_program_equal_callgrinds() {
@@ -99,8 +99,15 @@ fn inclusive_totals_of_a_program_equal_callgrinds() {
     let path = program("nested").expect("gcc");
     let arguments = [path.to_str().expect("a path"), "500"];
     let truth = Truth::of(&arguments);
-    let command =
-        [&["profile"], &INCLUSIVE[..], &["--until-exit", "--own-status"], &FUNCTIONS, &["--"], &arguments].concat();
+    let command = [
+        &["profile"],
+        &INCLUSIVE[..],
+        &["--max-overhead", "1000", "--until-exit", "--own-status"],
+        &FUNCTIONS,
+        &["--"],
+        &arguments,
+    ]
+    .concat();
     let outcome = tool().run(command).assert_code(0);
     assert_exact(&outcome);
     for function in FUNCTIONS.iter().filter(|name| **name != "endless") {
@@ -217,11 +224,7 @@ fn other_profiles_have_no_inclusive_totals() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert!(outcome.all("events").iter().all(|record| record["inclusive"].is_null()));
     assert_eq!(outcome.all("call_site").len(), 0);
-    let session = tool().measure(
-        "profile",
-        target.pid(),
-        &["events", "--inclusive=memory-reads", "--max-overhead", "1000", "leaf", "both"],
-    );
+    let session = tool().measure("profile", target.pid(), &["events", "--inclusive=memory-reads", "leaf", "both"]);
     target.ask("go 10");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     for record in outcome.all("events") {
