@@ -491,7 +491,8 @@ impl Modules {
         functions.first().map(|&function| FunctionRef { module, function })
     }
 
-    fn loader(&self, target: &Target) -> Option<ModuleRef> {
+    /// The loader, if the program has one.
+    pub fn loader(&self, target: &Target) -> Option<ModuleRef> {
         let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
         self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleRef(number as u32))
     }

@@ -43,6 +43,11 @@ pub struct NewMeasurement<'a> {
     pub progress: &'a dyn Fn(&str),
 }
 
+/// Whether code that is wanted reads a clock.
+fn read(wanted: &[Wanted], clock: Clock) -> bool {
+    wanted.iter().any(|w| insert::reads(&w.instrumentation, clock))
+}
+
 impl Session {
     /// Inserts a measurement. With [`Missing::MayCome`] it begins with the functions that are mapped and grows by [`Session::grow`].
     pub fn enable(&self, new: &NewMeasurement<'_>) -> Result<Enabled, Error> {
@@ -69,8 +74,8 @@ impl Session {
         let awaited = if missing != Missing::Fails { request::awaited(&control.modules, request) } else { Vec::new() };
         request::refuse_empty(&self.target, &wanted)?;
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
-        warnings.extend(warnings::of_request(&control.modules, new, &awaited));
-        warnings.extend(warnings::of_values(&before, &wanted));
+        let of_request = warnings::of_request(&control.modules, new, &awaited);
+        warnings.extend(of_request.into_iter().chain(warnings::of_values(&before, &wanted)));
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         let staged = missing != Missing::MayCome && request.function_metrics.len() > 1 && Session::is_staged(&wanted);
@@ -78,8 +83,7 @@ impl Session {
             self.refuse_costly(control, &wanted, limit)?;
         }
         warnings.extend(warnings::of_calls(&wanted));
-        let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
-        let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
+        let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
         // Pairs without code need no stop, so their rights are checked here.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = self.begin_profile(control, id, &mut wanted)?;
@@ -97,11 +101,11 @@ impl Session {
         if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
             self.note_trace(control, id, tracing, trace);
         }
-        // Of a program that the engine starts, nothing has run yet.
-        let begun = (missing != Missing::MayCome).then_some(&caught_up);
-        let of_profile = request.profile.map(|of| self.note_profile(control, (id, of), (plans, begun), &mut keys));
-        let hidden = of_profile.unwrap_or_default();
-        let of_clocks = self.clock_warnings(control, reads_wall, reads_cpu);
+        // Of a program that the engine starts, only the loader has run.
+        let begun = (missing != Missing::MayCome || self.is_of_loader(control, &plans)).then_some(&caught_up);
+        let noted = |of| self.note_profile(control, (id, of), (plans, begun), &mut keys);
+        let hidden = request.profile.map(noted).unwrap_or_default();
+        let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         control.add_users(&keys);

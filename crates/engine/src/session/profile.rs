@@ -119,6 +119,12 @@ impl Session {
         Ok(plans)
     }
 
+    /// Whether some of these functions are in the loader.
+    pub(super) fn is_of_loader(&self, control: &Control, plans: &Plans) -> bool {
+        let loader = control.modules.loader(&self.target);
+        loader.is_some_and(|loader| plans.iter().any(|(_, plan)| plan.function.module == loader))
+    }
+
     /// Notes the functions of a profile that were inserted, and the threads that were inside of them. Takes the pairs without values for clients
     /// out of the inserted pairs, and returns their views.
     pub(super) fn note_profile(
