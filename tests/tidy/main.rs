@@ -6,6 +6,7 @@ mod comments;
 mod edges;
 mod files;
 mod folders;
+mod gaps;
 mod licences;
 mod prose;
 mod records;
