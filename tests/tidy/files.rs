@@ -26,15 +26,34 @@ pub fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Returns the text files that are under version control; nothing if there is no git.
-fn tracked() -> Vec<(PathBuf, String)> {
+/// Returns the paths of all files that are under version control; nothing if there is no git.
+fn tracked_paths() -> Vec<PathBuf> {
     let root = crate::root();
     let Ok(output) = Command::new("git").current_dir(&root).args(["ls-files", "-z"]).output() else {
         return Vec::new();
     };
     let names = String::from_utf8_lossy(&output.stdout).into_owned();
-    let paths = names.split('\0').filter(|name| !name.is_empty()).map(|name| root.join(name));
-    paths.filter_map(|path| std::fs::read_to_string(&path).ok().map(|text| (path, text))).collect()
+    names.split('\0').filter(|name| !name.is_empty()).map(|name| root.join(name)).collect()
+}
+
+/// Returns the text files that are under version control; nothing if there is no git.
+fn tracked() -> Vec<(PathBuf, String)> {
+    let texts = tracked_paths().into_iter();
+    texts.filter_map(|path| std::fs::read_to_string(&path).ok().map(|text| (path, text))).collect()
+}
+
+/// Extensions of files that may be under version control. A file that a program has left behind by accident has another one.
+const EXTENSIONS: &[&str] = &[
+    "c", "cpp", "css", "go", "h", "java", "js", "lock", "md", "mdl", "out", "proto", "py", "rs", "s", "service", "sh",
+    "toml", "txt",
+];
+
+#[test]
+fn tracked_files_have_known_extensions() {
+    for path in tracked_paths() {
+        let Some(extension) = path.extension() else { continue };
+        assert!(EXTENSIONS.iter().any(|known| extension == *known), "{}: not a source file", path.display());
+    }
 }
 
 #[test]

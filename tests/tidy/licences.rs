@@ -1,4 +1,4 @@
-//! Checks that deny.toml allows every dependency's licence, for machines without cargo-deny.
+//! Checks that .deny.toml allows every dependency's licence, for machines without cargo-deny.
 
 #[test]
 fn dependencies_have_allowed_licences() {
@@ -7,12 +7,12 @@ fn dependencies_have_allowed_licences() {
     for package in metadata["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("a name");
         let Some(licence) = package["license"].as_str() else { panic!("{name} names no licence") };
-        assert!(satisfied(&licence.replace('/', " OR "), &allowed), "{name}: {licence} is not allowed by deny.toml");
+        assert!(satisfied(&licence.replace('/', " OR "), &allowed), "{name}: {licence} is not allowed by .deny.toml");
     }
 }
 
 fn allowed() -> Vec<String> {
-    let text = std::fs::read_to_string(crate::root().join("deny.toml")).expect("deny.toml");
+    let text = std::fs::read_to_string(crate::root().join(".deny.toml")).expect(".deny.toml");
     let line = text.lines().find(|line| line.starts_with("allow = [")).expect("the list of licences");
     line.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
