@@ -629,9 +629,8 @@ impl Target {
     /// program counter: generated code has no zeros of this length.
     fn is_empty(&self, at: Avma, ranges: &[AvmaRange]) -> bool {
         let mut bytes = [0; EMPTY];
-        let Some(range) = ranges.iter().find(|range| range.contains(&at)) else { return false };
-        let len = (range.end.0 - at.0).min(EMPTY as u64) as usize;
-        bytes.get_mut(..len).is_some_and(|bytes| self.read(at, bytes).is_ok() && bytes.iter().all(|byte| *byte == 0))
+        let ends_in_range = ranges.iter().any(|range| range.contains(&at) && at.0 + EMPTY as u64 <= range.end.0);
+        ends_in_range && self.read(at, &mut bytes).is_ok() && bytes.iter().all(|byte| *byte == 0)
     }
 
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
