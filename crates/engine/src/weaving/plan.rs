@@ -352,14 +352,14 @@ impl Woven {
         self.points.get(place).map(|p| p.woven.minis.len())
     }
 
-    /// Whether a write lies over the first byte of a function, so that a uprobe there would make threads continue in the middle of it.
+    /// Whether a uprobe would make threads continue in the middle of a springboard: one on the first byte of the function, or one on any
+    /// instruction of a function that is copied.
     pub fn is_exposed(&self, modules: &Modules, function: FunctionRef) -> bool {
         let Some((_, module, f)) = modules.resolve(function) else { return false };
         let first = f.start().to_avma(module.bias);
         let covers = |w: &TextWrite| (w.at..w.at.offset(w.len.into())).contains(&first);
-        let points = self.known(function).flat_map(|(_, point)| &point.woven.removal.text);
-        let body = self.bodies.get(&function).into_iter().flat_map(|body| &body.woven.removal.text);
-        points.chain(body).any(covers)
+        let mut points = self.known(function).flat_map(|(_, point)| &point.woven.removal.text);
+        self.bodies.contains_key(&function) || points.any(covers)
     }
 
     /// Address of the springboard at a function's entry.

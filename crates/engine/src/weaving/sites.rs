@@ -343,9 +343,8 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
         return Err(patched(at));
     }
     let body = module.image.body(f)?;
-    // The way from the entry into the copy lies at the first byte.
-    let probed = || modules.are_uprobes_expected() || text.is_probed(module);
-    if probed() && module.image.entry_site(f).is_ok_and(|site| site.at == site.function) {
+    // Springboards lie at all ways into the copy, and a uprobe may be set on any of them.
+    if modules.are_uprobes_expected() || text.is_probed(module) {
         return Err(Refusal::ExposedToUprobes);
     }
     for block in &body.blocks {
