@@ -514,6 +514,7 @@ impl Engine {
         };
         if let Err(error) = attend("loader", session, follows) {
             tracing::warn!(%error, "no thread to follow the loader with; libraries will be noticed late");
+            session.release_loader();
         }
     }
 

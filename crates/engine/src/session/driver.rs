@@ -43,7 +43,7 @@ pub struct Session {
     pub(super) look_pause: Mutex<Duration>,
     pub(super) rates: Mutex<Rates>,
     pub(super) findings: Findings,
-    /// Signs of life for the thread that waits at the loader's hook now, or may do so before the engine follows the loader.
+    /// Renewal of the wait of the thread that is at the loader's hook now, or may come there before the engine follows the loader.
     pub(super) renewal: Mutex<Option<Renewal>>,
 }
 

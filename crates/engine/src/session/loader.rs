@@ -14,7 +14,7 @@ use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
-use super::renewal::Renewal;
+use super::renewal::{FILTERS_MAX, Renewal};
 
 /// Name of the hook in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
@@ -27,8 +27,6 @@ const SHARE: u32 = 10;
 const FILTERS_EVERY: Duration = Duration::from_secs(1);
 /// Time between two such checks in a program that begins, because sandboxes install their filters then.
 const FILTERS_EVERY_AT_FIRST: Duration = Duration::from_millis(10);
-/// Largest number of threads whose filters of system calls are checked.
-const FILTERS_MAX: usize = 64;
 
 /// Kind of the code at the hook.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +123,7 @@ impl Session {
                 let waits = Waits { seen, filtered: Some((now, false)), since: Some((now, patience)) };
                 self.shared_mut().hook = Some(Hook::Waits(waits));
                 // The thread that answers does not exist yet.
-                *self.renewal() = Renewal::start(&area, patience);
+                *self.renewal() = Renewal::start(&self.target, &area, patience);
             }
             Err(error) => tracing::debug!(%error, "the loader cannot be followed yet"),
         }
@@ -139,9 +137,9 @@ impl Session {
     /// Lets a thread go on that waits at the hook for a large library, because everything is about to be removed. Needs no lock that the
     /// work on this library holds.
     pub fn release_loader(&self) {
-        let renewal = self.renewal().take();
+        self.renewal().take();
         let area = self.shared().area.clone();
-        if let Some(area) = area.filter(|_| renewal.is_some()) {
+        if let Some(area) = area.filter(|area| area.is_listening()) {
             self.stop_listening(&area);
         }
     }
@@ -211,7 +209,7 @@ impl Session {
             // Dropped when the answer is given, or before, if everything is removed.
             let mut renewal = self.renewal();
             if renewal.is_none() {
-                *renewal = Renewal::start(area, patience);
+                *renewal = Renewal::start(&self.target, area, patience);
             }
         }
         self.notice(&|| !begun && area.is_listening());

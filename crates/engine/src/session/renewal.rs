@@ -6,8 +6,10 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ingraft_model::layout::LOADER_WAIT_NS;
-use ingraft_process::SharedArea;
+use ingraft_process::{SharedArea, Target};
 
+/// Largest number of threads whose filters of system calls are checked.
+pub(super) const FILTERS_MAX: usize = 64;
 /// Time between two renewals, a fifth of the time for which a thread waits for one, because the machine may be busy.
 const EVERY: Duration = Duration::from_millis(50);
 /// Longest time for which a thread waits after the last renewal: until its time limit, and once more.
@@ -20,15 +22,21 @@ pub(super) struct Renewal {
 }
 
 impl Renewal {
-    /// Starts to give signs of life, so that a thread waits for no longer than `at_most`, or [`LOADER_WAIT_NS`] if `at_most` is shorter.
-    /// `None` if the engine can have no further thread; then the thread waits for [`LOADER_WAIT_NS`].
-    pub(super) fn start(area: &Arc<SharedArea>, at_most: Duration) -> Option<Renewal> {
+    /// Starts to renew the wait, so that a thread waits for no longer than `at_most`, or [`LOADER_WAIT_NS`] if `at_most` is shorter. If a
+    /// filter of system calls appears meanwhile, the thread goes on at once, because each further round makes system calls. `None` if the
+    /// engine can have no further thread; then the thread waits for [`LOADER_WAIT_NS`].
+    pub(super) fn start(target: &Arc<Target>, area: &Arc<SharedArea>, at_most: Duration) -> Option<Renewal> {
         let (until, dropped) = channel();
-        let (area, begin) = (Arc::clone(area), Instant::now());
+        let (target, area, begin) = (Arc::clone(target), Arc::clone(area), Instant::now());
         let give = move || {
             while dropped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) && begin.elapsed() + LAST < at_most {
-                if let Err(error) = area.renew() {
+                let filtered = target.has_filter(FILTERS_MAX);
+                let done = if filtered { area.stop_listening() } else { area.renew() };
+                if let Err(error) = done {
                     return tracing::debug!(%error, "a thread at the loader's hook waits no longer than usual");
+                }
+                if filtered {
+                    return;
                 }
             }
         };
