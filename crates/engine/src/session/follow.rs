@@ -246,8 +246,12 @@ impl Session {
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
         if let Some(profiling) = request.profile {
+            let is_late = !plans.is_empty() && !exact();
             let hidden = self.note_profile(control, (id, profiling), (plans, Some(&caught_up)), &mut found);
             Session::note_hidden(control, id, hidden);
+            if let Some(profile) = control.profiles.get_mut(&id).filter(|_| is_late) {
+                profile.clock.note_late_library();
+            }
         }
         let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.

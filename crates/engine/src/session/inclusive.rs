@@ -65,7 +65,7 @@ struct Sum {
     events: i64,
     /// Outcomes of the calls, in the order of [`ingraft_model::Activations`].
     outcomes: [i64; 4],
-    /// Number of spans in progress whose thread is gone or cannot be told from others.
+    /// Number of spans in progress of threads that cannot be told from others. Those of ended threads count as left already.
     lost: i64,
 }
 
@@ -194,6 +194,11 @@ impl Session {
 }
 
 impl Clock {
+    /// Notes that code of a library has run before it was inserted.
+    pub(super) fn note_late_library(&mut self) {
+        self.uncaught = Some("what ran in a library before it was measured is missing");
+    }
+
     /// Notes the spans that were in progress when functions were inserted. `functions` has the new ones, each with its threads inside of runs.
     pub(super) fn note(&mut self, control: &Control, functions: &[Profiled], caught_up: &CaughtUp, is_first: bool) {
         if self.counter.is_none() || functions.is_empty() {
@@ -213,9 +218,11 @@ impl Clock {
                 *sum = sum.wrapping_add(events_of(control, &f.plan, stand, event));
             }
         }
-        for (tid, activations) in &caught_up.opened {
-            let Some(events) = late.get(tid) else { continue };
-            let sum = self.late.entry(*activations).or_default();
+        // Of a recursion, only the outermost call adds to the sum.
+        let opened: FxHashSet<(Tid, u32)> = caught_up.opened.iter().copied().collect();
+        for (tid, activations) in opened {
+            let Some(events) = late.get(&tid) else { continue };
+            let sum = self.late.entry(activations).or_default();
             *sum = sum.wrapping_add(*events);
         }
     }
@@ -253,10 +260,11 @@ impl Sought {
     fn add(&mut self, control: &Control, (function, block, number): (usize, Option<usize>, usize), key: &PairKey) {
         let missing = |why: &str| (function, block, why.to_owned());
         let Some(pair) = control.pairs.get(key) else {
-            let why = "the code that follows the calls was taken out, because it cost too much";
-            return self.missing.push(missing(why));
+            return self.missing.push(missing("the code that follows the calls was taken out"));
         };
-        let counters = Counters::of(&pair.counters, number).filter(|_| !pair.minis.is_empty());
+        // The code of an unloaded library is gone, its counters are not.
+        let was_woven = !pair.minis.is_empty() || pair.unloaded != Unloaded::No;
+        let counters = Counters::of(&pair.counters, number).filter(|_| was_woven);
         let Some(Counters { sum, state, activations }) = counters else {
             let refused = pair.unwoven.first().map(|(_, refused)| refused.reason.to_string());
             let why = refused.unwrap_or_else(|| "the code that follows the calls is not in the target".to_owned());
@@ -286,7 +294,10 @@ impl Sought {
             let lives = tid.filter(|tid| over || living.contains(tid));
             add(&mut sums, row, lives.map(|tid| begun.get(&tid).copied().unwrap_or_default()));
         }
-        add(&mut sums, &rows.ended, None);
+        // Open calls of threads that have ended count as left already.
+        let is_state = |index: usize| index.checked_sub(1).is_some_and(|place| place % SLOTS == STATE);
+        let over_with: Row = rows.ended.iter().filter(|(index, _)| !is_state(*index)).copied().collect();
+        add(&mut sums, &over_with, None);
         let mut common = doubts(control, profile, seen, ended);
         common.extend(leaps.words());
         common.extend(profile.clock.uncaught.map(str::to_owned));
