@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ingraft_testing::{BOUND, Mutatee, have, skip, source_directory};
+use ingraft_testing::{BOUND, Mutatee, have, skip, source_directory, wait_until};
 
 use crate::tool;
 
@@ -159,11 +159,13 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
         }
         if step.command == "kill -INT $!" {
             let last = running.0.last_mut().expect("a program runs");
+            let told = || std::fs::read_to_string(directory.path().join("loads.txt")).unwrap_or_default();
+            // The process is listed as soon as the engine holds it.
+            wait_until("the measurement is in", || told().contains(" in after "));
             let status = shell(&format!("kill -INT {}", last.id())).status().expect("run kill");
             assert!(status.success());
             assert_eq!(last.wait().expect("wait for ingraft").code(), Some(0), "{}", step.command);
-            let text = std::fs::read_to_string(directory.path().join("loads.txt")).expect("loads.txt");
-            assert!(text.contains("removed"), "{text}");
+            assert!(told().contains("removed"), "{}", told());
             continue;
         }
         // A program that was started in the background may not be ready yet.
