@@ -164,7 +164,8 @@ fn calls_in_progress_have_the_events_since_the_beginning() {
     let before = Text::of(target.pid());
     target.ask("circle");
     let tool = tool();
-    for _ in 0..4 {
+    let mut compared = 0;
+    for _ in 0..20 {
         let session = tool.measure("profile", target.pid(), &[&INCLUSIVE[..], &FUNCTIONS].concat());
         let first = target.ask("rounds").number("rounds");
         wait_until("some rounds are over", || target.ask("rounds").number("rounds") > first + 5);
@@ -178,7 +179,12 @@ fn calls_in_progress_have_the_events_since_the_beginning() {
         let (all, sum) = (inclusive(&outcome, "endless"), own(&outcome));
         assert!(all.abs_diff(sum) < 60, "{all} {sum}");
         assert!(inclusive(&outcome, "outer") < all);
+        compared += 1;
+        if compared == 4 {
+            break;
+        }
     }
+    assert!(compared > 0, "every total was marked as not exact");
     target::assert_clean(target.pid(), &before);
     assert!(target.end().success());
 }

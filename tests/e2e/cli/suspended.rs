@@ -104,15 +104,16 @@ fn nothing_is_inserted_where_contexts_cannot_be_looked_for_in_the_stop() {
     assert_goes_on(&mut target, "after a refusal");
 }
 
-#[test]
-fn nothing_stays_once_every_context_has_left_the_code() {
+/// Panics unless each kind of code leaves no memory, where all contexts but one stay where they are, in the text. During each measurement,
+/// the program does this command.
+fn assert_no_memory_stays(meanwhile: &str) {
     let tool = tool();
     let directory = open_directory();
     let (mut target, before) = start();
-    // All contexts but one stay where they are, in the text.
     target.ask("stop").assert_right();
     for kind in KINDS {
         let session = measure(&tool, target.pid(), kind, directory.path());
+        target.ask(meanwhile).assert_right();
         let outcome = session.interrupt().assert_code(0).assert_removed();
         assert!(outcome.one("removed")["memory_left"] != true, "{kind:?}: {outcome:#?}");
         before.assert_in(target.pid());
@@ -122,20 +123,13 @@ fn nothing_stays_once_every_context_has_left_the_code() {
 }
 
 #[test]
+fn nothing_stays_once_every_context_has_left_the_code() {
+    assert_no_memory_stays("look");
+}
+
+#[test]
 fn words_that_point_where_no_code_is_keep_no_memory() {
-    let tool = tool();
-    let directory = open_directory();
-    let (mut target, before) = start();
-    target.ask("stop").assert_right();
-    for kind in KINDS {
-        let session = measure(&tool, target.pid(), kind, directory.path());
-        target.ask("aim").assert_right();
-        let outcome = session.interrupt().assert_code(0).assert_removed();
-        assert!(outcome.one("removed")["memory_left"] != true, "{kind:?}: {outcome:#?}");
-        before.assert_in(target.pid());
-    }
-    target.ask("go").assert_right();
-    assert_goes_on(&mut target, "after all");
+    assert_no_memory_stays("aim");
 }
 
 #[test]
