@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 /// The rows of the table that begin with an id, each as its cells.
 fn rows(text: &str) -> Vec<Vec<&str>> {
-    let cells = |row: &'_ str| row.split('|').map(str::trim).count();
     let is_gap = |row: &&str| {
         let id = row.trim_start_matches("| ").split(' ').next().unwrap_or_default();
         let number = id.strip_prefix(['W', 'H', 'R', 'D']);
-        cells(row) == 6 && number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        row.split('|').count() == 6 && number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
     };
     text.lines().filter(is_gap).map(|row| row.split('|').map(str::trim).skip(1).take(4).collect()).collect()
 }
