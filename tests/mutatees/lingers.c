@@ -1,10 +1,11 @@
 /* Threads that compute all the time, and whose handlers stay where they are until they are told to return.
  *
- * lingers COUNT     COUNT threads
- * hold              every thread gets a signal, and stays in its handler: `inside COUNT`
- * go                the handlers return
- * look              the answer has `rounds` (checked results) of the thread that has the fewest, and `wrong` (results that were) */
+ * lingers COUNT [DEPTH]   COUNT threads, whose handlers stand DEPTH bytes below the frames that they have interrupted
+ * hold                    every thread gets a signal, and stays in its handler: `inside COUNT`
+ * go                      the handlers return
+ * look                    the answer has `rounds` (checked results) of the thread that has the fewest, and `wrong` (results that were) */
 #include "mutatee.h"
+#include <alloca.h>
 #include <signal.h>
 
 #define CELLS 32
@@ -17,6 +18,7 @@ struct worker {
 
 static struct worker *all;
 static int count;
+static size_t depth;
 static _Atomic int held, inside;
 static _Atomic long wrong;
 
@@ -49,6 +51,8 @@ COUNTED unsigned long chew(unsigned *cells, unsigned long seed) {
 static void stay(int signal) {
     (void)signal;
     int saved = errno;
+    volatile char *below = alloca(depth + 1);
+    *below = 1;
     inside++;
     while (held) usleep(200);
     inside--;
@@ -77,6 +81,7 @@ static void look(void) {
 
 int main(int argc, char **argv) {
     count = argc > 1 ? atoi(argv[1]) : 4;
+    depth = argc > 2 ? (size_t)atol(argv[2]) : 0;
     all = calloc((size_t)count, sizeof *all);
     struct sigaction action = {.sa_handler = stay, .sa_flags = SA_RESTART};
     sigaction(SIGUSR1, &action, NULL);

@@ -15,7 +15,7 @@ use crate::frame;
 use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
-use crate::stack::{Frames, SavedPc, Stacks, contains};
+use crate::stack::{Frames, SavedPc, Stacks, Top, contains};
 use crate::suspended::{Home, Waiting, Words};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
@@ -432,7 +432,7 @@ impl Target {
         let mut reading = Vec::new();
         let mut faulted = Vec::new();
         let asks_vdso = options.calls.or(options.readings).filter(|area| self.asks_vdso(area));
-        let mut stack_pointers = Vec::with_capacity(tracer.threads.len());
+        let mut tops: Vec<Top> = Vec::with_capacity(tracer.threads.len());
         for i in 0..tracer.threads.len() {
             tracer.check_bound(0, 0)?;
             let tid = tracer.threads[i].tid;
@@ -458,7 +458,8 @@ impl Target {
                 },
                 State::Gone | State::Running => continue,
             };
-            stack_pointers.push((i, sp));
+            let block = tracer.threads[i].regs.map_or(0, |regs| regs.fs_base);
+            tops.push(Top { thread: i, sp, block });
             quiet &= !contains(&options.check_quiet, pc);
             let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
             if matches!(tracer.threads[i].state, State::Stopped(libc::SIGTRAP)) && visitor.is_some_and(|v| !v.knows(pc))
@@ -486,11 +487,11 @@ impl Target {
             let i = maps.partition_point(|m| m.range.end.0 <= sp);
             maps.get(i).is_some_and(|m| m.range.contains(&Avma(sp)))
         };
-        if stack_pointers.iter().any(|&(_, sp)| !is_mapped(sp)) {
+        if tops.iter().any(|top| !is_mapped(top.sp)) {
             *maps = self.maps()?;
         }
         let mut positions = Positions { moves, quiet, faulted };
-        let stacks = self.look_at_stacks(plan, options, handlers, frames, (maps, &stack_pointers), &mut positions);
+        let stacks = self.look_at_stacks(plan, options, handlers, frames, (maps, &tops), &mut positions);
         let (stacks, saved) = match stacks {
             Ok(read) => read,
             Err((thread, at)) => return Ok(Look::Inside(thread, at)),
@@ -504,7 +505,7 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved, reading })
     }
 
-    /// Examines the stacks of threads, given as (index, stack pointer), and the program counters that are saved in signal frames there.
+    /// Examines the stacks of threads, given by their tops, and the program counters that are saved in signal frames there.
     /// Fails with the first of them at which no thread may be, and its thread.
     fn look_at_stacks(
         &self,
@@ -512,13 +513,13 @@ impl Target {
         options: &Options,
         handlers: Handlers,
         frames: &Frames,
-        (maps, stack_pointers): (&[Mapping], &[(usize, u64)]),
+        (maps, tops): (&[Mapping], &[Top]),
         found: &mut Positions,
     ) -> Result<(Stacks, Vec<SavedPc>), (usize, Avma)> {
         if *frames == Frames::None && options.check_quiet.is_empty() {
             return Ok((Stacks::default(), Vec::new()));
         }
-        let mut stacks = Stacks::read(self, maps, stack_pointers);
+        let mut stacks = Stacks::read(self, maps, tops);
         let saved_pcs = stacks.saved_pcs(self, maps, frames);
         for saved in &saved_pcs {
             let fate = self.fate(plan, saved.pc, false);
@@ -540,7 +541,7 @@ impl Target {
                 return Err((saved.thread, at));
             }
         }
-        found.quiet &= !stacks.point_into(&options.check_quiet);
+        found.quiet &= !stacks.is_cut() && !stacks.point_into(&options.check_quiet);
         found.quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
         Ok((stacks, saved_pcs))
     }

@@ -11,8 +11,10 @@ use crate::procfs::Mapping;
 use crate::sys;
 use crate::target::Target;
 
-/// Length of the part of a stack that is read, from the stack pointer upwards, in bytes.
-const DEPTH: u64 = 256 * 1024;
+/// Length of the part of a stack whose end is not known that is read, from the stack pointer upwards, in bytes.
+const DEPTH: u64 = 256 << 10;
+/// Largest length of all stacks together that is read in one stop, in bytes. Beyond it, `DEPTH` bytes of each stack are read.
+const ALL_MAX: u64 = 32 << 20;
 /// Maximum depth of nested stacks, as of a signal on the alternate stack during a signal on the main stack.
 const NESTING: usize = 8;
 /// Maximum number of ranges in one system call (UIO_MAXIOV).
@@ -32,6 +34,17 @@ pub(crate) struct SavedPc {
     pub(crate) may_be_fault: bool,
 }
 
+/// The top of the stack of a held thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Top {
+    /// Index of the thread in the caller's list.
+    pub(crate) thread: usize,
+    /// The thread's stack pointer.
+    pub(crate) sp: u64,
+    /// Address of the thread's control block, which glibc and musl place at the end of its stack; 0 if it is not known.
+    pub(crate) block: u64,
+}
+
 /// Method of recognising the signal frames on a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frames {
@@ -48,31 +61,39 @@ pub(crate) enum Frames {
 pub(crate) struct Stacks {
     parts: Vec<Part>,
     words: Vec<u64>,
+    /// Whether live parts of stacks were left out, because they are too long or too many.
+    is_cut: bool,
 }
 
 #[derive(Debug)]
 struct Part {
-    thread: usize,
+    /// The top at which the part begins.
+    top: Top,
     start: u64,
     /// Range of the part's words in [`Stacks::words`].
     words: Range<usize>,
 }
 
 impl Stacks {
-    /// Reads the stacks of threads, given as (index, stack pointer).
-    pub(crate) fn read(target: &Target, maps: &[Mapping], threads: &[(usize, u64)]) -> Self {
+    /// Reads the stacks of threads.
+    pub(crate) fn read(target: &Target, maps: &[Mapping], tops: &[Top]) -> Self {
         let mut stacks = Stacks::default();
-        stacks.add(target, maps, threads);
+        stacks.add(target, maps, tops);
         stacks
     }
 
-    fn add(&mut self, target: &Target, maps: &[Mapping], threads: &[(usize, u64)]) {
+    fn add(&mut self, target: &Target, maps: &[Mapping], tops: &[Top]) {
         let first = self.parts.len();
         let mut len = self.words.len();
-        for &(thread, sp) in threads {
-            let Some(live) = live_part(maps, sp) else { continue };
+        for top in tops {
+            let Some(mut live) = live_part(maps, top) else { continue };
+            let end = live.end.min(live.start + DEPTH);
+            if end < live.end && 8 * len as u64 + (live.end - live.start) > ALL_MAX {
+                live.end = end;
+                self.is_cut = true;
+            }
             let words = ((live.end - live.start) / 8) as usize;
-            self.parts.push(Part { thread, start: live.start, words: len..len + words });
+            self.parts.push(Part { top: *top, start: live.start, words: len..len + words });
             len += words;
         }
         self.words.resize(len, 0);
@@ -81,11 +102,16 @@ impl Stacks {
         }
     }
 
+    /// Whether live parts of stacks were left out, which may hold signal frames.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     /// A word of the stack of a thread, if it was read.
     pub(crate) fn word(&self, thread: usize, at: u64) -> Option<u64> {
-        let holds = |p: &&Part| p.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
+        let holds = |p: &&Part| p.top.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
         // The main stacks come first, in the order of the threads.
-        let guess = self.parts.partition_point(|p| p.thread < thread);
+        let guess = self.parts.partition_point(|p| p.top.thread < thread);
         let part = self.parts.get(guess).filter(holds).or_else(|| self.parts.iter().find(holds))?;
         let offset = at - part.start;
         offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
@@ -106,8 +132,8 @@ impl Stacks {
     pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &Frames) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();
         let mut from = 0;
-        for _ in 0..NESTING {
-            let mut elsewhere = Vec::new();
+        for depth in 0.. {
+            let mut elsewhere: Vec<Top> = Vec::new();
             for part in &self.parts[from..] {
                 let words = &self.words[part.words.clone()];
                 for (i, &word) in words.iter().enumerate() {
@@ -129,13 +155,14 @@ impl Stacks {
                     }
                     let slot = Avma(part.start + 8 * i as u64 + frame::RIP);
                     let may_be_fault = frame::may_be_fault([at(frame::SIGINFO), at(frame::SIGINFO + 8)]);
-                    found.push(SavedPc { thread: part.thread, slot, pc: Avma(pc), may_be_fault });
-                    if !(part.start..part.start + 8 * words.len() as u64).contains(&sp) {
-                        elsewhere.push((part.thread, sp));
+                    found.push(SavedPc { thread: part.top.thread, slot, pc: Avma(pc), may_be_fault });
+                    if !self.has(Avma(sp)) && !elsewhere.iter().any(|top| top.sp == sp) {
+                        elsewhere.push(Top { sp, ..part.top });
                     }
                 }
             }
-            if elsewhere.is_empty() {
+            if elsewhere.is_empty() || depth == NESTING {
+                self.is_cut |= !elsewhere.is_empty();
                 break;
             }
             from = self.parts.len();
@@ -181,12 +208,18 @@ pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
     ranges.get(i).is_some_and(|r| r.contains(&at))
 }
 
-/// Live part of a stack: from the red zone below the stack pointer to the end of the mapping, but at most `DEPTH` bytes.
-fn live_part(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
-    let i = maps.partition_point(|m| m.range.end.0 <= sp);
-    let m = maps.get(i).filter(|m| m.range.start.0 <= sp && m.read)?;
-    let start = sp.saturating_sub(frame::RED_ZONE).max(m.range.start.0) & !7;
-    Some(start..m.range.end.0.min(start + DEPTH))
+/// Live part of a stack: from the red zone below the stack pointer to the end of the stack. It is known of the main thread's stack, and of a
+/// thread's own one, which ends at the thread's control block. Of another stack, as that of a fibre, at most `DEPTH` bytes.
+fn live_part(maps: &[Mapping], top: &Top) -> Option<Range<u64>> {
+    let i = maps.partition_point(|m| m.range.end.0 <= top.sp);
+    let m = maps.get(i).filter(|m| m.range.start.0 <= top.sp && m.read)?;
+    let start = top.sp.saturating_sub(frame::RED_ZONE).max(m.range.start.0) & !7;
+    let end = match top.block {
+        _ if m.path.as_os_str() == "[stack]" => m.range.end.0,
+        block if (top.sp..=m.range.end.0).contains(&block) => block & !7,
+        _ => m.range.end.0.min(start + DEPTH),
+    };
+    Some(start..end)
 }
 
 fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {

@@ -16,15 +16,24 @@ const KINDS: [&[&str]; 5] = [
 
 #[test]
 fn code_and_what_it_needs_stay_until_every_handler_has_returned() {
+    code_stays_below_handlers(&["4"], scaled(6, 40));
+}
+
+#[test]
+fn code_stays_where_handlers_stand_deep_below_their_frames() {
+    code_stays_below_handlers(&["4", "2000000"], scaled(2, 10));
+}
+
+fn code_stays_below_handlers(threads: &[&str], rounds: u64) {
     let tool = tool();
     let directory = open_directory();
     let file = directory.path().join("lingers.trace");
     let file = file.to_str().expect("a path");
-    let mut target = Mutatee::start("lingers", &["4"]);
+    let mut target = Mutatee::start("lingers", threads);
     let before = Text::of(target.pid());
     let pid = target.pid_text();
     let mut left = 0;
-    for round in 0..scaled(6, 40) {
+    for round in 0..rounds {
         for kind in KINDS {
             let what = format!("round {round}, {kind:?}");
             let save: &[&str] = if kind.contains(&"trace") { &["-o", file] } else { &[] };
