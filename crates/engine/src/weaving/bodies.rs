@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
 use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_bodies_on};
-use ingraft_model::{Avma, FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::Quick;
@@ -15,6 +15,7 @@ use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{PointChain, PointRecord};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
+use crate::weaving::attempt::Refused;
 use crate::weaving::original::OriginalText;
 use crate::weaving::plan::{Change, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect};
 use crate::weaving::sites::{Found, Text, host, whole};
@@ -80,33 +81,39 @@ impl Copies {
     }
 
     /// Chooses the functions some of whose points were refused in the text for want of room, although each of them alone has room. Returns
-    /// whether there is one.
+    /// these functions.
     pub(super) fn add_refused(
         &mut self,
         (text, modules): (&Text<'_>, &Modules),
         wanted: &[Wanted<'_>],
         sites: &mut [Result<Vec<Found>, Refusal>],
-        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
-    ) -> bool {
+        refused: &Refused,
+    ) -> Vec<FunctionRef> {
         let is_new =
             |function: &FunctionRef| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
         let minis = wanted.iter().flat_map(|w| &w.minis);
         let in_place: FxHashSet<usize> = minis.filter(|mini| mini.in_place).map(|mini| mini.pair).collect();
         let may_move = refused.keys().filter(|(_, pair)| !in_place.contains(pair));
         let functions: FxHashSet<FunctionRef> = may_move.map(|(function, _)| *function).filter(is_new).collect();
-        let before = self.chosen.len();
+        let mut chosen = Vec::new();
         for function in functions {
             match whole(text, modules, function) {
-                Ok(body) => drop(self.chosen.insert(function, body)),
+                Ok(body) => {
+                    self.chosen.insert(function, body);
+                    chosen.push(function);
+                }
                 Err(refusal) => drop(self.refused.insert(function, refusal)),
             }
+        }
+        if chosen.is_empty() {
+            return chosen;
         }
         for (w, sites) in wanted.iter().zip(sites) {
             if let (Ok(found), Some(body)) = (sites, self.chosen.get(&w.function)) {
                 host(modules, w.function, w.spot, body, found);
             }
         }
-        self.chosen.len() > before
+        chosen
     }
 
     /// Site and position of a point; `None` as position for a point in the text.
@@ -188,10 +195,7 @@ impl Woven {
     }
 
     /// The copies into which no point is woven, because their points were refused, each with such a reason.
-    pub(super) fn idle_bodies(
-        &self,
-        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
-    ) -> Vec<(FunctionRef, Refusal)> {
+    pub(super) fn idle_bodies(&self, refused: &Refused) -> Vec<(FunctionRef, Refusal)> {
         let is_idle = |function: &&FunctionRef| self.points_of(**function).all(|(_, point)| point.probe.is_none());
         let why = |function: &FunctionRef| {
             let known = refused.iter().find(|((of, _), _)| of == function);
@@ -250,7 +254,6 @@ impl Woven {
             }
         }
         let own = |function: &FunctionRef| own.get(function).map_or(&[][..], Vec::as_slice);
-        self.undo_bodies(made, |function| needed.binary_search(function).is_ok().then(|| own(function)));
         needed.retain(|function| !self.bodies.contains_key(function));
         let mut tasks: Vec<Task<'_>> = Vec::with_capacity(needed.len());
         for function in needed {
@@ -265,7 +268,7 @@ impl Woven {
                 match woven {
                     Ok((file, body, plan)) => {
                         self.bodies.insert(task.function, Arc::clone(&body));
-                        made.0.insert(task.function, MadeBody { points: task.points.to_vec(), file, body, plan });
+                        made.0.insert(task.function, MadeBody { file, body, plan });
                     }
                     Err(refusal) => change.not_copied.push((task.function, refusal)),
                 }
@@ -284,19 +287,6 @@ impl Woven {
             });
         });
         Ok(())
-    }
-
-    /// Undoes the copies that an earlier attempt has made and that this one makes otherwise: `points` returns the points that come with the
-    /// copy of a function; `None` if the function is not copied.
-    fn undo_bodies<'p>(&mut self, made: &mut Made, points: impl Fn(&FunctionRef) -> Option<&'p [BodyPoint]>) {
-        let undone = made.0.extract_if(|function, made| points(function) != Some(made.points.as_slice()));
-        for (function, MadeBody { body, .. }) in undone {
-            self.remove_body(function);
-            if let Some(arena) = self.arenas.get_mut(body.arena) {
-                // Nothing was written there.
-                arena.release(&body.woven.removal.code);
-            }
-        }
     }
 
     /// Copies functions of one module. Returns the result for each, in order.
@@ -386,38 +376,12 @@ fn batches<'r, 'a>(requests: &'r [BodyRequest<'a>]) -> impl Iterator<Item = &'r 
 /// New points, by their modules.
 pub(super) type NewPoints<'a> = BTreeMap<ModuleRef, Vec<NewPoint<'a>>>;
 
-/// The copies of functions that an attempt at a change has made. The next attempt makes only those that differ.
-pub(super) struct Copied {
-    /// The generated code with the copies, and without the new snippets.
-    pub woven: Woven,
-    pub made: Made,
-    /// Whether points in the text have moved into copies.
-    pub moved: bool,
-}
-
-impl Copied {
-    /// The generated code from which an attempt starts, with the arenas that earlier attempts have mapped, and the copies in it. If `stay`, no
-    /// points move into copies, so that those of the attempt before are kept.
-    pub(super) fn start(before: Option<Self>, woven: &Woven, stay: bool, mapped: &NewArenas<'_>) -> (Woven, Made) {
-        let (mut woven, made) = match before.filter(|before| stay && !before.moved) {
-            Some(before) => (before.woven, before.made),
-            None => (woven.clone(), Made::default()),
-        };
-        let known: FxHashSet<Avma> = woven.arenas.iter().map(|arena| arena.range().start).collect();
-        let new = mapped.ranges.iter().filter(|range| !known.contains(&range.start));
-        woven.arenas.extend(new.cloned().map(Arena::new));
-        (woven, made)
-    }
-}
-
-/// The copies that a change makes. Attempts at the change keep those that they make alike.
+/// The copies that a change makes.
 #[derive(Debug, Default)]
 pub(super) struct Made(FxHashMap<FunctionRef, MadeBody>);
 
 #[derive(Debug)]
 struct MadeBody {
-    /// The points that came with the copy.
-    points: Vec<BodyPoint>,
     file: FileId,
     body: Arc<Body>,
     /// The plan that inserts the copy.
@@ -430,12 +394,17 @@ impl Made {
         self.0.contains_key(function)
     }
 
+    /// Takes the copy of a function out, if it is one of these.
+    pub(super) fn take(&mut self, function: &FunctionRef) -> Option<Arc<Body>> {
+        self.0.remove(function).map(|made| made.body)
+    }
+
     /// Adds the copies to a change, before its points.
     pub(super) fn add_to(self, change: &mut Change) {
         let mut made: Vec<(FunctionRef, MadeBody)> = self.0.into_iter().collect();
         made.sort_unstable_by_key(|(function, _)| *function);
         let points = (std::mem::take(&mut change.plan), std::mem::take(&mut change.new_points));
-        for (_, MadeBody { file, body, plan, .. }) in made {
+        for (_, MadeBody { file, body, plan }) in made {
             change.new_points.push(WovenAnew::new(file, Unit::Body(body)));
             append(&mut change.plan, plan);
         }

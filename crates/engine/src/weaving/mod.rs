@@ -2,6 +2,7 @@
 //! `recovery`.
 
 pub(crate) mod arenas;
+pub(crate) mod attempt;
 pub(crate) mod bodies;
 pub(crate) mod catch_up;
 pub(crate) mod cost;

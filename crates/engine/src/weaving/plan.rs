@@ -22,7 +22,8 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::undertaking::{begin_step, interruptible};
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
-use crate::weaving::bodies::{Bodies, Body, Completeness, Copied, Copies, Made, NewPoints};
+use crate::weaving::attempt::{Attempt, Refused, dependents, partial};
+use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
@@ -332,6 +333,16 @@ impl Woven {
         self.points.get(place).map(|point| &point.woven)
     }
 
+    /// Forgets the points of a function. Returns them.
+    pub(super) fn forget_points(&mut self, function: FunctionRef) -> Vec<Arc<Point>> {
+        let places: Vec<Place> = self.places_of(function).collect();
+        let gone: Vec<Arc<Point>> = places.iter().filter_map(|place| self.points.remove(place)).collect();
+        if let Some(text) = self.text_space(function.module) {
+            gone.iter().for_each(|point| text.release_point(&point.woven));
+        }
+        gone
+    }
+
     /// Forgets a point.
     pub(super) fn remove_point(&mut self, place: &Place) {
         self.points.remove(place);
@@ -479,100 +490,71 @@ impl Woven {
         let hosts = hosts(&text, modules, wanted, &mut sites);
         let mut copies = Copies::choose(Some(self), (&text, modules), wanted, &mut sites);
         let mut moving = moving::points(self, (&text, modules), &mut copies);
-        let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
-        for (w, sites) in wanted.iter().zip(&sites) {
-            refused.extend(w.refused(sites, &copies, subject.env.goroutine.is_some()));
-        }
-        let needed: FxHashSet<(FunctionRef, usize)> =
-            wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
-        let mut again = "";
-        let mut copied: Option<Copied> = None;
+        let records = subject.env.goroutine.is_some();
+        let refused = |(w, sites): (&Wanted<'_>, &Result<Vec<Found>, Refusal>), copies: &Copies| {
+            w.refused(sites, copies, records)
+        };
+        let mut refused_at_all: Refused = wanted.iter().zip(&sites).flat_map(|its| refused(its, &copies)).collect();
+        let mut attempt = Attempt::at(self, mapped);
+        // The functions that are woven again; `None` for all.
+        let mut again: Option<FxHashSet<FunctionRef>> = None;
         loop {
+            let is_its = |w: &Wanted<'_>| again.as_ref().is_none_or(|again| again.contains(&w.function));
+            let its: Vec<_> = wanted.iter().zip(&sites).filter(|(w, _)| is_its(w)).collect();
             // Each attempt looks at every point twice, generates its code and proves it.
-            begin_step(|| format!("generating code for {} points{again}", wanted.len()), 4 * wanted.len() as u64);
-            again = ", again without the refused ones";
-            let (mut woven, mut made) = Copied::start(copied.take(), self, moving.is_empty(), mapped);
-            let mut change = Change::default();
-            let found: Vec<_> = wanted.iter().zip(&sites).collect();
-            let found = each(&found, |(w, sites)| w.points(sites, &refused, &copies));
-            woven.move_points(subject, &moving, &copies, &mut change, mapped)?;
-            let alone = woven.attempt(subject, found, (&hosts, &copies), &mut made, &mut change, mapped)?;
-            copied = Some(Copied { woven: alone, made, moved: !moving.is_empty() });
-            change.not_copied.extend(woven.idle_bodies(&change.refused));
-            if !change.not_copied.is_empty() {
-                copies.give_up(change.not_copied);
-                let anew = |(w, sites): (&Wanted<'_>, _)| w.refused(sites, &copies, subject.env.goroutine.is_some());
-                refused.extend(wanted.iter().zip(&sites).flat_map(anew));
-                continue;
+            let how = if again.is_some() { " in another way" } else { "" };
+            begin_step(|| format!("generating code for {} points{how}", its.len()), 4 * its.len() as u64);
+            let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
+            if again.is_none() {
+                attempt.woven.move_points(subject, &moving, &copies, &mut attempt.change, mapped)?;
             }
-            if copies.add_refused((&text, modules), wanted, &mut sites, &change.refused) {
+            attempt.weave(subject, found, (&hosts, &copies), mapped)?;
+            let mut anew = std::mem::take(&mut attempt.change.refused);
+            let mut not_copied = std::mem::take(&mut attempt.change.not_copied);
+            not_copied.extend(attempt.woven.idle_bodies(&anew));
+            let mut next: FxHashSet<FunctionRef> = not_copied.iter().map(|(function, _)| *function).collect();
+            copies.give_up(not_copied);
+            anew.retain(|(function, _), _| !next.contains(function));
+            let chosen = copies.add_refused((&text, modules), wanted, &mut sites, &anew);
+            if !chosen.is_empty() {
                 moving = moving::points(self, (&text, modules), &mut copies);
-                continue;
+                anew.retain(|(function, _), _| !chosen.contains(function));
             }
-            let several = |(function, pair): &(FunctionRef, usize)| {
-                let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
-                let is_its = |w: &Wanted<'_>, found: &Found| w.minis_for(found).any(|m| m.pair == *pair);
-                its.flat_map(|(w, sites)| sites.iter().flatten().filter(move |found| is_its(w, found)))
-                    .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.is_within_entry())))
-                    .sum::<usize>()
-                    > 1
-            };
-            // Other points of such a function were woven with this attempt.
-            let is_partial = change.refused.keys().any(|key| several(key) || needed.contains(key));
-            refused.extend(change.refused.drain());
-            if is_partial {
-                continue;
+            let given_up = wanted.iter().zip(&sites).filter(|(w, _)| next.contains(&w.function));
+            anew.extend(given_up.flat_map(|its| refused(its, &copies)));
+            next.extend(chosen);
+            next.extend(partial(wanted, &sites, &anew));
+            next.extend(dependents(wanted, &anew));
+            refused_at_all.extend(anew);
+            if next.is_empty() {
+                break;
             }
-            change.refused = refused;
-            copied.into_iter().for_each(|copied| copied.made.add_to(&mut change));
-            // a successor recognises an arena by its signature, so signatures are written before any code
-            change.plan.code.splice(..0, mapped.signatures.drain(..));
-            // A thread before a call that begins a block moves into the copy; the point before the call is later on its way.
-            change.plan.moves.sort_by_key(|m| m.from);
-            change.plan.moves.dedup_by_key(|m| m.from);
-            sort(&mut change.plan);
-            change.plan = woven.with_moves(&moving, &copies, change.plan)?;
-            woven.leave_idle(&change.plan.retired);
-            return Ok(Planned { change, woven });
+            let kept = moving.is_empty() && attempt.withdraw(&next, self);
+            if !kept {
+                attempt = Attempt::at(self, mapped);
+            }
+            again = kept.then_some(next);
         }
-    }
-
-    /// Weaves snippets at the points that were found: adds them to existing points, and creates new points. Returns the generated code with
-    /// the copies of functions and without the new snippets. `made` has the copies that are woven already.
-    fn attempt<'a>(
-        &mut self,
-        subject: Subject<'_>,
-        found: Vec<Vec<NewPoint<'a>>>,
-        (hosts, copies): (&'a FxHashMap<FunctionRef, Arc<Site>>, &Copies),
-        made: &mut Made,
-        change: &mut Change,
-        mapped: &mut NewArenas<'_>,
-    ) -> Result<Woven, Error> {
-        let mut new: NewPoints<'a> = BTreeMap::new();
-        let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
-        let functions: FxHashSet<FunctionRef> = found.iter().map(|found| found.place.function).collect();
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|found| self.points.contains_key(&found.place));
-        for found in unknown {
-            new.entry(found.place.function.module).or_default().push(found);
-        }
-        new.values_mut().for_each(|points| self.add_hosts(hosts, points));
-        self.weave_bodies(subject, copies, &mut new, (Completeness::All, made), change, mapped)?;
-        let copied = self.clone();
-        for function in functions.into_iter().filter(|function| !made.has(function)) {
-            self.give_up_counting(function, &mut change.plan);
-        }
-        for found in known {
-            self.extend_point(subject.env, &found, change)?;
-        }
-        for (module, points) in new {
-            self.weave_new(subject, module, &points, change, mapped)?;
-        }
-        Ok(copied)
+        let Planned { mut change, mut woven } = attempt.finish();
+        change.refused = refused_at_all;
+        // a successor recognises an arena by its signature, so signatures are written before any code
+        change.plan.code.splice(..0, mapped.signatures.drain(..));
+        // A thread before a call that begins a block moves into the copy; the point before the call is later on its way.
+        change.plan.moves.sort_by_key(|m| m.from);
+        change.plan.moves.dedup_by_key(|m| m.from);
+        sort(&mut change.plan);
+        change.plan = woven.with_moves(&moving, &copies, change.plan)?;
+        woven.leave_idle(&change.plan.retired);
+        Ok(Planned { change, woven })
     }
 
     /// Adds snippets to an existing point.
-    fn extend_point(&mut self, env: &Environment, found: &NewPoint<'_>, change: &mut Change) -> Result<(), Error> {
+    pub(super) fn extend_point(
+        &mut self,
+        env: &Environment,
+        found: &NewPoint<'_>,
+        change: &mut Change,
+    ) -> Result<(), Error> {
         let Some(point) = self.points.get_mut(&found.place) else { return Ok(()) };
         let Some(arena) = self.arenas.get_mut(point.arena) else { return Ok(()) };
         let lacking = found.minis.iter().filter(|mini| point.woven.lacks_input_of(mini.snippet));
@@ -588,7 +570,7 @@ impl Woven {
     }
 
     /// Adds entries without snippets for exits that only these entries can hold, unless the entries are woven or among the points.
-    fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
+    pub(super) fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
         let mut missing: Vec<FunctionRef> =
@@ -746,17 +728,9 @@ impl Woven {
         let is_hook = |p: &Arc<Point>| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
         let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
         let routines = self.arenas.iter().filter(holds).flat_map(routines);
-        let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
-        ranges.sort_unstable_by_key(|r| r.start);
+        let ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         // a point without room of its own lies within the code of another point
-        ranges.dedup_by(|later, first| {
-            let overlap = later.start < first.end;
-            if overlap {
-                first.end = first.end.max(later.end);
-            }
-            overlap
-        });
-        ranges
+        joined(ranges)
     }
 
     /// Frees idle code in these ranges of [`Woven::idle`] for reuse, because no thread is in it. An arena without points is reset.
@@ -782,6 +756,19 @@ impl Woven {
             }
         }
     }
+}
+
+/// Ranges in the order of their addresses, with those that overlap joined.
+pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
+    ranges.sort_unstable_by_key(|r| r.start);
+    ranges.dedup_by(|later, first| {
+        let overlap = later.start < first.end;
+        if overlap {
+            first.end = first.end.max(later.end);
+        }
+        overlap
+    });
+    ranges
 }
 
 /// The points of a function.

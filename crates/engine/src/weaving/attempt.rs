@@ -1,0 +1,142 @@
+//! Attempts at a change. A function of which something is refused is woven again in another way; all other functions keep what an earlier
+//! attempt has made.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ingraft_codegen::{Arena, RemovalRecord};
+use ingraft_model::{Avma, AvmaRange, FunctionRef, PatchPlan, Refusal, Site};
+use ingraft_process::contains;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::error::Error;
+use crate::weaving::arenas::NewArenas;
+use crate::weaving::bodies::{Completeness, Copies, Made, NewPoints};
+use crate::weaving::plan::{Change, Planned, Point, Subject, Woven, joined};
+use crate::weaving::sites::Found;
+use crate::weaving::wanted::{NewPoint, Wanted};
+
+/// Pairs that are refused in functions, with the reasons.
+pub(super) type Refused = FxHashMap<(FunctionRef, usize), Refusal>;
+
+/// A change as far as it is made.
+pub(super) struct Attempt {
+    /// The generated code with the change.
+    pub woven: Woven,
+    /// The change, without the copies of functions.
+    pub change: Change,
+    /// The copies of functions.
+    made: Made,
+}
+
+impl Attempt {
+    /// An attempt that has made nothing yet, with the arenas that earlier attempts have mapped.
+    pub fn at(woven: &Woven, mapped: &NewArenas<'_>) -> Self {
+        let mut woven = woven.clone();
+        woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
+        Attempt { woven, change: Change::default(), made: Made::default() }
+    }
+
+    /// Weaves snippets at the points that were found: adds them to existing points, and creates new points and copies of functions.
+    pub fn weave<'a>(
+        &mut self,
+        subject: Subject<'_>,
+        found: Vec<Vec<NewPoint<'a>>>,
+        (hosts, copies): (&'a FxHashMap<FunctionRef, Arc<Site>>, &Copies),
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<(), Error> {
+        let Attempt { woven, change, made } = self;
+        let mut new: NewPoints<'a> = BTreeMap::new();
+        let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
+        let functions: FxHashSet<FunctionRef> = found.iter().map(|found| found.place.function).collect();
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|found| woven.woven_at(&found.place).is_some());
+        for found in unknown {
+            new.entry(found.place.function.module).or_default().push(found);
+        }
+        new.values_mut().for_each(|points| woven.add_hosts(hosts, points));
+        woven.weave_bodies(subject, copies, &mut new, (Completeness::All, made), change, mapped)?;
+        for function in functions.into_iter().filter(|function| !made.has(function)) {
+            woven.give_up_counting(function, &mut change.plan);
+        }
+        for found in known {
+            woven.extend_point(subject.env, &found, change)?;
+        }
+        for (module, points) in new {
+            woven.weave_new(subject, module, &points, change, mapped)?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything out that the change has made in these functions. `before` is the generated code without the change. Returns whether
+    /// that is possible: a function with points of earlier changes cannot be taken out alone.
+    pub fn withdraw(&mut self, functions: &FxHashSet<FunctionRef>, before: &Woven) -> bool {
+        let is_new =
+            |function: &FunctionRef| before.places_of(*function).next().is_none() && !before.is_copied(*function);
+        if !functions.iter().all(is_new) {
+            return false;
+        }
+        let (mut gone, mut copies) = (Vec::new(), Vec::new());
+        for function in functions {
+            gone.extend(self.woven.forget_points(*function));
+            if let Some(body) = self.made.take(function) {
+                self.woven.remove_body(*function);
+                if let Some(arena) = self.woven.arenas.get_mut(body.arena) {
+                    // Nothing was written there.
+                    arena.release(&body.woven.removal.code);
+                }
+                copies.push(body.woven.removal.code.clone());
+            }
+        }
+        let keys: FxHashSet<Avma> = gone.iter().map(|point| point.woven.removal.key()).collect();
+        self.change.new_points.retain(|point| !keys.contains(&point.key()));
+        // The code of these points is written and stays unused: it is a part of longer writes.
+        let code = without(&mut self.change.plan, &gone, copies);
+        self.woven.leave_idle(&code);
+        true
+    }
+
+    /// The change with its copies, and the generated code as it leaves it.
+    pub fn finish(self) -> Planned {
+        let Attempt { woven, mut change, made } = self;
+        made.add_to(&mut change);
+        Planned { change, woven }
+    }
+}
+
+/// Takes the writes and moves of points, and those into the code of copies, out of a plan. Returns the ranges of the points' code.
+fn without(plan: &mut PatchPlan, points: &[Arc<Point>], copies: Vec<AvmaRange>) -> Vec<AvmaRange> {
+    let removal = RemovalRecord::combine(points.iter().flat_map(|point| point.woven.records()));
+    let writes: FxHashSet<Avma> = removal.text.iter().map(|write| write.at).collect();
+    let (code, copies) = (joined(removal.retired), joined(copies));
+    plan.text.retain(|write| !writes.contains(&write.at) && !contains(&copies, write.at));
+    plan.moves.retain(|m| !contains(&code, m.to) && !contains(&copies, m.to));
+    code
+}
+
+/// The functions with snippets whose places depend on whether one of these pairs is refused.
+pub(super) fn dependents<'w>(wanted: &'w [Wanted<'_>], refused: &'w Refused) -> impl Iterator<Item = FunctionRef> + 'w {
+    let depends =
+        |w: &&Wanted<'_>| w.minis.iter().any(|m| m.exits.needs().iter().any(|need| refused.contains_key(need)));
+    wanted.iter().filter(move |_| !refused.is_empty()).filter(depends).map(|w| w.function)
+}
+
+/// The functions of these pairs of which a pair has other points too: without the refused one, none of the pair's snippets is woven there.
+pub(super) fn partial(
+    wanted: &[Wanted<'_>],
+    sites: &[Result<Vec<Found>, Refusal>],
+    refused: &Refused,
+) -> FxHashSet<FunctionRef> {
+    let mut points: FxHashMap<(FunctionRef, usize), usize> = refused.keys().map(|key| (*key, 0)).collect();
+    let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).collect();
+    for (w, sites) in wanted.iter().zip(sites).filter(|(w, _)| functions.contains(&w.function)) {
+        for found in sites.iter().flatten() {
+            // Such a point has one at the entry with it.
+            let count = 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.is_within_entry()));
+            for mini in w.minis_for(found) {
+                points.entry((w.function, mini.pair)).and_modify(|points| *points += count);
+            }
+        }
+    }
+    points.into_iter().filter(|(_, points)| *points > 1).map(|((function, _), _)| function).collect()
+}
