@@ -7,6 +7,7 @@ pub(crate) mod go;
 pub(crate) mod name;
 pub(crate) mod patchable;
 pub(crate) mod relocs;
+pub(crate) mod restartable;
 pub(crate) mod symbol;
 pub(crate) mod symbols;
 pub(crate) mod unwind;

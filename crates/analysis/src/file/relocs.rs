@@ -1,7 +1,6 @@
 //! Absolute addresses that the file is known to hold: the targets of relative relocations. An image that is linked at a fixed address has
 //! no such relocations; there, every aligned word of data that could be a code address counts.
 
-use ingraft_model::Svma;
 use object::elf;
 
 use crate::file::elf::{Elf, ImageKind, u32_at, u64_at};
@@ -136,24 +135,6 @@ fn relr_places(table: &[u8]) -> impl Iterator<Item = u64> {
         next = if word & 1 == 0 { word.wrapping_add(8) } else { next.wrapping_add(63 * 8) };
         (0..63).filter(move |i| bits >> i & 1 != 0).map(move |i| base.wrapping_add(8 * i))
     })
-}
-
-/// The critical sections of the kernel's restartable sequences, with their abort handlers: (start, end, abort handler).
-pub(crate) fn restartable_sequences(image: &Elf, pointers: &Pointers) -> Vec<(Svma, Svma, Svma)> {
-    let Some(section) = image.section("__rseq_cs") else { return Vec::new() };
-    let bytes = &image.bytes()[section.file.clone()];
-    let mut out = Vec::new();
-    for (i, entry) in bytes.chunks_exact(32).enumerate() {
-        let place = section.svma.wrapping_add(32 * i as u64);
-        // If relocations fill the words in, the file may hold zeros.
-        let word =
-            |at: u64| pointers.get(place.wrapping_add(at)).or_else(|| u64_at(entry, at as usize)).unwrap_or_default();
-        let (start, abort) = (word(8), word(24));
-        if let Some(end) = start.checked_add(u64_at(entry, 16).unwrap_or_default()) {
-            out.push((Svma(start), Svma(end), Svma(abort)));
-        }
-    }
-    out
 }
 
 /// The places in code that a table of exceptions in the form of the kernel's names (`__ex_table`): instructions that may fault, and where

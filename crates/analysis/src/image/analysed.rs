@@ -119,7 +119,7 @@ impl Image {
         &self.found.labels
     }
 
-    /// The critical sections of restartable sequences (`__rseq_cs`).
+    /// The critical sections of restartable sequences. Where the program makes the descriptor of one at run time, all of a function.
     pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
         self.restartable.iter().map(|s| s.0..s.1)
     }

@@ -9,6 +9,11 @@ use crate::functions::discovered::Door;
 use crate::functions::function::Function;
 use crate::functions::sweep;
 use crate::image::Image;
+use crate::text::decode::Cursor;
+use crate::text::transfer::Transfer;
+
+/// Largest number of instructions of a handler that are followed to its jump.
+const HANDLER_MAX: usize = 16;
 
 impl Image {
     /// The addresses in a range at which a goroutine may be suspended.
@@ -49,6 +54,22 @@ impl Image {
             let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
             s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
         })
+    }
+
+    /// The functions around the handler of a sequence without a descriptor, and around the place where the handler leads, as sequences: their
+    /// instructions may be critical.
+    pub(super) fn around_handler(&self, handler: u64) -> Vec<(Svma, Svma, Svma)> {
+        let mut cursor = Cursor::new(self.elf.data_from(handler).unwrap_or_default(), handler);
+        let code = std::iter::from_fn(|| cursor.next()).take(HANDLER_MAX);
+        let leads = code.map(|i| Transfer::of(&i)).find(|transfer| *transfer != Transfer::Next);
+        let target = match leads {
+            Some(Transfer::Jump(to) | Transfer::Branch(to)) => Some(to),
+            _ => None,
+        };
+        let around = [Some(handler), target].into_iter().flatten().filter_map(|at| self.function_around(at));
+        let ranges = around.flat_map(|f| std::iter::once(f.range()).chain(f.parts().iter().cloned()));
+        let nowhere = (Svma(handler), Svma(handler), Svma(handler));
+        ranges.map(|range| (range.start, range.end, Svma(handler))).chain(std::iter::once(nowhere)).collect()
     }
 
     /// Whether other code compares program counters with places in a function other than its first byte.

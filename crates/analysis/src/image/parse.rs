@@ -10,7 +10,8 @@ use crate::file::elf::Elf;
 use crate::file::error::ImageError;
 use crate::file::go::Go;
 use crate::file::relocs::{self, Pointers};
-use crate::file::{patchable, symbols, unwind};
+use crate::file::restartable::Sequence;
+use crate::file::{patchable, restartable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
 use crate::image::Image;
@@ -66,7 +67,7 @@ impl Image {
     fn assemble(elf: Elf, found: Discovered, pointers: Pointers, go: Go, mut landing_pads: Vec<u64>) -> Self {
         landing_pads.sort_unstable();
         landing_pads.dedup();
-        let restartable = relocs::restartable_sequences(&elf, &pointers);
+        let sequences = restartable::find(&elf, &pointers);
         let patchable = patchable::places(&elf, &pointers);
         let island = |&(start, len): &(u64, u32)| {
             let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
@@ -80,13 +81,13 @@ impl Image {
         let mut parts: Vec<_> =
             numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
         parts.sort_unstable_by_key(|(range, _)| range.start);
-        Image {
+        let mut image = Image {
             elf,
             found,
             pointers,
             go,
             landing_pads,
-            restartable,
+            restartable: sequences.described.iter().map(Sequence::places).collect(),
             patchable,
             padding,
             parts,
@@ -100,6 +101,9 @@ impl Image {
             edges: Memo::default(),
             loops: Memo::default(),
             returns: Memo::default(),
-        }
+        };
+        let undescribed: Vec<_> = sequences.undescribed.iter().flat_map(|at| image.around_handler(*at)).collect();
+        image.restartable.extend(undescribed);
+        image
     }
 }

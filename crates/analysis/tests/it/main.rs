@@ -9,6 +9,7 @@ mod exits;
 mod graphs;
 mod hostile;
 mod patchable;
+mod sequences;
 mod sites;
 mod support;
 mod system;
