@@ -6,6 +6,7 @@ pub(crate) mod frames;
 pub(crate) mod go;
 pub(crate) mod name;
 pub(crate) mod patchable;
+pub(crate) mod probes;
 pub(crate) mod relocs;
 pub(crate) mod restartable;
 pub(crate) mod symbol;

@@ -104,14 +104,15 @@ impl Graph {
         (0..body.code.len()).any(|index| left(&index)).then_some(Refusal::UnresolvedJump { offset })
     }
 
-    /// Whether control can arrive at an address other than by falling through.
+    /// Whether control can arrive at an address other than by falling through, or a static probe is there: in both cases, no springboard that
+    /// begins before it may cover it.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
         self.arrives(body, at) || body.is_resumed(at)
     }
 
     /// As [`Graph::lands`], apart from calls that the language's runtime has suspended.
     pub fn arrives(&self, body: &Body<'_>, at: u64) -> bool {
-        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok()
+        body.image.arrivals().get(at) || self.found.joins.binary_search(&at).is_ok() || body.image.is_probe(at)
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Image {
     pub(super) restartable: Vec<(Svma, Svma, Svma)>,
     /// Places that the program itself may write, sorted by their first byte.
     pub(super) patchable: Vec<Range<u64>>,
+    /// Addresses of static probes (USDT), sorted.
+    pub(super) probes: Vec<u64>,
     pub(super) padding: Vec<Padding>,
     /// Address range of each part of a function, with the index of the function.
     pub(super) parts: Vec<(Range<u64>, usize)>,
@@ -122,6 +124,13 @@ impl Image {
     /// The critical sections of restartable sequences. Where the program makes the descriptor of one at run time, all of a function.
     pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
         self.restartable.iter().map(|s| s.0..s.1)
+    }
+
+    /// The static probes (USDT) in a range: addresses at which other tools may set uprobes at any time.
+    pub fn probes_in(&self, range: &SvmaRange) -> impl Iterator<Item = Svma> {
+        let index = |at: Svma| self.probes.partition_point(|probe| *probe < at.0);
+        let (from, until) = (index(range.start), index(range.end));
+        self.probes.get(from..until).unwrap_or_default().iter().copied().map(Svma)
     }
 
     /// First byte of a place in a range that the program itself may write while it runs, as its sections say: a static key, a sled of XRay, an

@@ -72,6 +72,12 @@ impl Image {
         ranges.map(|range| (range.start, range.end, Svma(handler))).chain(std::iter::once(nowhere)).collect()
     }
 
+    /// Whether a static probe (USDT) is at an address. No springboard covers one: a uprobe that is set there later would write a byte into
+    /// the springboard, and make threads go on behind that byte.
+    pub(crate) fn is_probe(&self, at: u64) -> bool {
+        self.probes.binary_search(&at).is_ok()
+    }
+
     /// Whether other code compares program counters with places in a function other than its first byte.
     pub(crate) fn is_compared(&self, function: &Function) -> bool {
         let ranges = std::iter::once(function.range()).chain(function.parts().iter().cloned());

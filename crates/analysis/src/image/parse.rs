@@ -11,7 +11,7 @@ use crate::file::error::ImageError;
 use crate::file::go::Go;
 use crate::file::relocs::{self, Pointers};
 use crate::file::restartable::Sequence;
-use crate::file::{patchable, restartable, symbols, unwind};
+use crate::file::{patchable, probes, restartable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
 use crate::image::Image;
@@ -68,7 +68,7 @@ impl Image {
         landing_pads.sort_unstable();
         landing_pads.dedup();
         let sequences = restartable::find(&elf, &pointers);
-        let patchable = patchable::places(&elf, &pointers);
+        let (patchable, probes) = (patchable::places(&elf, &pointers), probes::places(&elf));
         let island = |&(start, len): &(u64, u32)| {
             let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
@@ -89,6 +89,7 @@ impl Image {
             landing_pads,
             restartable: sequences.described.iter().map(Sequence::places).collect(),
             patchable,
+            probes,
             padding,
             parts,
             imports: OnceLock::new(),

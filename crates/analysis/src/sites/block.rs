@@ -14,7 +14,7 @@ use crate::flow::{self, Graph, system_calls};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::island_room::IslandRooms;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
 use crate::sites::{entry, island_room};
 use crate::text::decode::Cursor;
 use crate::text::transfer::Transfer;
@@ -182,6 +182,9 @@ impl Sites<'_> {
         let too_short =
             |room: u64| Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" };
         let end = self.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end).ok_or_else(|| too_short(0))?;
+        if image.is_probe(at) {
+            return Err(probed(0));
+        }
         let mut until = at;
         let mut ended = false;
         while until < (at + SITE_MAX).min(end) && !ended {
@@ -208,7 +211,7 @@ impl Sites<'_> {
         let landings: Vec<Svma> = (at + 1..at + len).filter(lands).map(Svma).collect();
         let room = landings.first().map_or(at + len, |l| l.0) - at;
         if room < SHORT {
-            return Err(too_short(room));
+            return Err(if image.is_probe(at + room) { probed(room) } else { too_short(room) });
         }
         if !on_one_page(at, SHORT) {
             return Err(Refusal::StraddlesPages);

@@ -13,7 +13,7 @@ use crate::image::Image;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::exit;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
 
 /// Lengths of indirect calls that a direct call can replace, ending at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
@@ -140,6 +140,9 @@ fn behind(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Option<Site>,
     if ends_there(&ranges.body.code[next]) {
         return Ok(None);
     }
+    if image.is_probe(at) {
+        return Err(probed(0));
+    }
     let back_branches = jumps_to(ranges, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
     let Some(end) = ranges.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
     let mut until = at;
@@ -163,6 +166,9 @@ fn behind(ranges: &DisplaceableRanges<'_>, index: usize) -> Result<Option<Site>,
     let len = (own + padding).min(SITE_MAX);
     let landings: Vec<Svma> = (at + 1..at + len).filter(|at| ranges.lands(*at)).map(Svma).collect();
     let room = landings.first().map_or(at + len, |l| l.0) - at;
+    if room < SHORT && image.is_probe(at + room) {
+        return Err(probed(room));
+    }
     if room < SHORT {
         return Err(Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" });
     }

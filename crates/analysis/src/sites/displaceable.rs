@@ -52,6 +52,7 @@ impl<'a> DisplaceableRanges<'a> {
                 i.next_ip() == code[index].ip()
                     && self.flow.reaches(*before)
                     && !entry::stays_in_go(self.body.image, i)
+                    && !self.body.image.is_probe(i.ip())
                     && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
                     && !self.lands_within(i.ip(), i.next_ip())
             };
@@ -86,7 +87,7 @@ impl<'a> DisplaceableRanges<'a> {
         })
     }
 
-    /// Whether control can arrive at an address other than by falling through.
+    /// Whether control can arrive at an address other than by falling through, or a static probe is there.
     pub fn lands(&self, at: u64) -> bool {
         if self.resumed { self.flow.lands(self.body, at) } else { self.flow.arrives(self.body, at) }
     }

@@ -8,7 +8,7 @@ use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
 use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
 use crate::text::decode::{self, Cursor};
 
 /// Largest distance in bytes over which instruction boundaries before an address are searched.
@@ -48,7 +48,8 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     let window = image.arrivals().window(at);
     let suspensions = image.suspensions(&(start..at + len));
     let resumed = |i: u64| suspensions.at(at + i);
-    let mut landing: u64 = (1..len).filter(|i| window >> i & 1 != 0).fold(0, |all, i| all | 1 << i);
+    let stays = |i: &u64| window >> i & 1 != 0 || image.is_probe(at + i);
+    let mut landing: u64 = (1..len).filter(stays).fold(0, |all, i| all | 1 << i);
     let mut cursor = Cursor::new(&bytes[..own as usize], at);
     let mut moved = false;
     while let Some(i) = cursor.next() {
@@ -66,10 +67,16 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     if free < SHORT && image.is_returned_into(function) {
         return Err(Refusal::EnteredInside { offset: offset_of(at + free) });
     }
+    if free < SHORT && image.is_probe(at + free) {
+        return Err(probed(free));
+    }
     if free < SHORT && resumed(free) && window >> free & 1 == 0 {
         return Err(Refusal::PreemptionPoint { offset: offset_of(at + free) });
     }
     let first = first_instruction(image, function);
+    if first.is_none() && image.is_probe(at) {
+        return Err(Refusal::ExposedToUprobes);
+    }
     let narrow = |offset: u64| free < offset + SPRINGBOARD || !on_one_page(at + offset, SPRINGBOARD);
     let short = narrow(0) || first.as_ref().is_some_and(|first| narrow(first.len.into()));
 
@@ -115,7 +122,7 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
             home = home.or(Some(at));
         }
         let stop = home.unwrap_or(at);
-        let landed = at > entry && (image.arrivals().get(at) || suspensions.at(at));
+        let landed = at > entry && (image.arrivals().get(at) || suspensions.at(at) || image.is_probe(at));
         let Some(i) = cursor.next().filter(|_| !landed) else { return stop };
         let end = i.next_ip();
         if end > entry + own || image.arrivals().first(at + 1, end).is_some() {
@@ -197,7 +204,7 @@ pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch
         let suspensions = image.suspensions(&(from.saturating_sub(SITE_MAX)..until));
         for &at in boundaries.iter().rev() {
             let landed = image.arrivals().get(from) || suspensions.at(from);
-            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || landed {
+            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || landed || image.is_probe(at) {
                 break;
             }
             from = at;
@@ -215,6 +222,7 @@ pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
     };
     let end = end.min(at + 16);
     let end = image.arrivals().first(at, end).unwrap_or(end);
+    let end = image.probes_in(&(Svma(at)..Svma(end))).next().map_or(end, |probe| probe.0);
     decode::padding(image.elf().data_at(at, end - at).unwrap_or_default(), false) as u64
 }
 

@@ -188,7 +188,7 @@ fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
     while end < behind + SPRINGBOARD {
         let i = decode::one(image.elf().data_from(end)?, end)?;
         let alone = |at| image.function_containing(Svma(at)).is_none();
-        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
+        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at)) || image.is_probe(end);
         if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
             return None;
         }

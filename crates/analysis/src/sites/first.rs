@@ -29,7 +29,8 @@ pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<Fi
     let next = i.next_ip();
     let arrives = image.arrivals().first(start + 1, next + 1).is_some();
     let suspended = image.suspensions(&(start..next + SHORT)).at(next);
-    if next >= start + function.size || arrives || suspended {
+    let probed = image.probes_in(&(Svma(start + 1)..Svma(next + 1))).next().is_some();
+    if next >= start + function.size || arrives || suspended || probed {
         return None;
     }
     let effect = match lowered(&i).or_else(|| is_repeatable(&i).then_some(0)) {
@@ -47,7 +48,7 @@ pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<Fi
         changes_input: overwrites_argument(&i) || once && accesses(|access| !is_read_only(access)),
         accesses_memory: once && accesses(|access| access != OpAccess::NoMemAccess),
         may_fault: once && unwinders::faults(&i),
-        must_stay: false,
+        must_stay: image.is_probe(start),
         effect,
     })
 }

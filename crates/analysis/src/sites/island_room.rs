@@ -36,6 +36,7 @@ impl IslandRooms {
             let free = flow.reaches(index)
                 && (runs_on(i) || ends(i, body))
                 && !flow.leaves(index)
+                && !body.image.is_probe(range.start)
                 && !(range.start + 1..range.end).any(|at| flow.lands(body, at))
                 && !overlaps(needed, &range);
             let continues = |run: &Vec<Range<u64>>| {

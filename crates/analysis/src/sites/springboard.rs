@@ -1,5 +1,7 @@
 //! Sizes of springboards, and of the bytes that a site describes.
 
+use ingraft_model::Refusal;
+
 /// Largest number of bytes that a site describes.
 pub(crate) const SITE_MAX: u64 = 64;
 /// Length in bytes of the longest springboard, which one write must cover.
@@ -12,4 +14,12 @@ pub(crate) const SHORT: u64 = 2;
 /// Whether bytes lie on one page.
 pub(crate) fn on_one_page(start: u64, len: u64) -> bool {
     start / PAGE == (start + len.max(1) - 1) / PAGE
+}
+
+/// Refusal of a springboard that would cover a static probe, which lies behind this number of bytes.
+pub(crate) fn probed(available: u64) -> Refusal {
+    Refusal::TooShort {
+        available: available as u32,
+        next: "a static probe (USDT), on which other tools set breakpoints",
+    }
 }

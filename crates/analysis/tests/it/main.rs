@@ -9,6 +9,7 @@ mod exits;
 mod graphs;
 mod hostile;
 mod patchable;
+mod probes;
 mod sequences;
 mod sites;
 mod support;
