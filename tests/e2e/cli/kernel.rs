@@ -90,6 +90,32 @@ fn threads_sleep_in_system_calls_while_profiles_begin_and_end() {
     assert!(target.end().success());
 }
 
+/// The kernel restarts a sequence by its addresses in the text, wherever its descriptor lies.
+#[test]
+fn restartable_sequences_are_refused_wherever_their_descriptors_lie() {
+    if let Err(why) = program("sequences") {
+        skip!("{why}");
+    }
+    let mut target = Mutatee::start("sequences", &["4"]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    for name in ["listed", "elsewhere", "bare", "made"] {
+        let _ = tool().run(["profile", "-p", &pid, "blocks", name]).assert_error(3, &["restartable sequence"]);
+        let _ = tool().run(["count", "-p", &pid, name]).assert_error(3, &["restartable sequence"]);
+        target::assert_clean(target.pid(), &before);
+    }
+    // The other functions are copied, and no count of the sequences is lost beside them.
+    let session = tool().measure("profile", target.pid(), &["edges", "sequences:*"]);
+    before.assert_not_in(target.pid());
+    target.ask("go 500").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let reasons = outcome.all("refused");
+    assert_eq!(reasons.iter().filter(|r| r["reason"] == "restartable_sequence").count(), 4, "{reasons:#?}");
+    target.ask("go 500").assert_right();
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
 #[test]
 fn a_thread_is_cancelled_while_all_of_the_c_library_is_profiled() {
     let mut target = Mutatee::start("throws", &[]);
