@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, skip};
+use ingraft_testing::{Mutatee, Outcome, Session, skip};
 
 use crate::tool;
 
@@ -307,4 +307,55 @@ fn one_on_an_endbr64_does_no_harm() {
     assert_eq!(outcome.calls("work_0"), truth.tally("work_0"));
     target::assert_clean(target.pid(), &before);
     target.ask("go 50").assert_right();
+}
+
+/// The static probes of `usdt`, with their functions.
+const STATIC: [(&str, &str); 4] =
+    [("at_return", "returns"), ("behind_return", "follows"), ("at_beginning", "begins"), ("before_exit", "leaves")];
+
+/// A uprobe comes to a static probe while its function is woven, is hit, and goes. `measure` begins the measurement of a function.
+fn static_probes_are_hit(functions: &[(&str, &str)], measure: impl Fn(&Mutatee, &str) -> Session) {
+    for (probe, function) in functions {
+        let mut target = Mutatee::start("usdt", &[]);
+        let before = Text::of(target.pid());
+        let mut probes = match Probes::on(&mut target, probe) {
+            Ok(probes) => probes,
+            Err(why) => skip!("{why}"),
+        };
+        let original = probes.bytes(target.pid());
+        let session = measure(&target, function);
+        before.assert_not_in(target.pid());
+        assert_eq!(probes.bytes(target.pid())[0], original[0], "{function}");
+        target.ask("go 100").assert_right();
+        probes.set();
+        // Where a copy runs instead of the probe, the engine gives the copy up once it has noticed the uprobe.
+        while probes.setter.ask("hits").number("hits") < 100 {
+            target.ask("go 50").assert_right();
+        }
+        probes.drop();
+        target.ask("go 100").assert_right();
+        let outcome = session.interrupt();
+        assert_eq!(outcome.one("removed")["text_restored"], true, "{outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+        target.ask("go 100").assert_right();
+        assert!(target.end().success());
+    }
+}
+
+/// Tools set uprobes within functions at static probes (USDT), so no springboard covers one.
+#[test]
+fn static_probes_of_copied_functions_do_no_harm() {
+    let blocks = |target: &Mutatee, function: &str| tool().measure("profile", target.pid(), &["blocks", function]);
+    static_probes_are_hit(&STATIC, blocks);
+}
+
+/// A function is refused if the probe lies within the first bytes of it.
+#[test]
+fn static_probes_of_functions_that_are_woven_in_place_do_no_harm() {
+    let (refused, others): (Vec<_>, Vec<_>) = STATIC.into_iter().partition(|(probe, _)| *probe == "at_beginning");
+    static_probes_are_hit(&others, |target, function| tool().measure("latency", target.pid(), &[function]));
+    let target = Mutatee::start("usdt", &[]);
+    for (_, function) in refused {
+        let _ = tool().run(["count", "-p", &target.pid_text(), function]).assert_error(3, &["static probe (USDT)"]);
+    }
 }

@@ -64,6 +64,7 @@ fn recipe(name: &str) -> Recipe {
         }
         "openings" => ("gcc", C, &["openings.c"], false),
         "probes" => ("gcc", C, &["probes.c"], false),
+        "usdt" => ("gcc", C, &["usdt.c", "usdt.s"], false),
         "sequences" => ("gcc", C, &["sequences.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "sharer" => ("gcc", C, &["sharer.c"], false),
