@@ -6,6 +6,7 @@ use std::process::Stdio;
 use ingraft_testing::target::{self, Text, Traced};
 use ingraft_testing::{Daemon, Mutatee, Outcome, Session, Tool, open_directory, program, scaled, sibling, skip};
 
+use crate::profiles::counts;
 use crate::tool;
 
 const COUNTED: &[&str] = &["parent_work", "child_work", "shared_work"];
@@ -148,6 +149,29 @@ fn follow_children_of(mut target: Mutatee, tool: &Tool) {
     assert_eq!(calls_in(&outcome, target.pid(), "shared_work"), (truth.tally("shared_work"), None));
     target::assert_clean(target.pid(), &before);
     target.ask("fork 3 3").assert_right();
+}
+
+/// Until they execute another program, children by vfork and posix_spawn run in the memory of their parent, and in its copies.
+#[test]
+fn copies_count_children_by_vfork_and_posix_spawn() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("profile", target.pid(), &["blocks", "family:*"]);
+    before.assert_not_in(target.pid());
+    let rounds = scaled(50, 500);
+    for command in [format!("vfork {rounds}"), format!("spawn {rounds}"), format!("fork {rounds} 3")] {
+        target.ask(&command).assert_right();
+    }
+    let truth = target.ask(&format!("vfork {rounds}"));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for function in ["parent_work", "shared_work"] {
+        assert_eq!(counts(&outcome, function), [truth.tally(function)], "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+    target.ask("vfork 3").assert_right();
+    target.ask("spawn 3").assert_right();
+    assert!(target.end().success());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, scaled};
 
+use crate::profiles::counts;
 use crate::tool;
 
 /// The functions of the program that fault.
@@ -91,4 +92,26 @@ fn a_handler_that_does_not_return_is_named() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!(outcome.calls("adds"), 10);
     target::assert_clean(target.pid(), &before);
+}
+
+/// A handler continues behind a breakpoint or an undefined instruction of a copied function, in the text. What runs there is not counted.
+#[test]
+fn copies_run_beside_handlers_that_continue_behind_a_breakpoint() {
+    let mut target = Mutatee::start("stops", &[]);
+    let before = Text::of(target.pid());
+    for kind in ["blocks", "edges"] {
+        target.ask("go 10").assert_right();
+        let session = tool().measure("profile", target.pid(), &[kind, "breaks", "undefined"]);
+        before.assert_not_in(target.pid());
+        target.ask("go 1000").assert_right();
+        let outcome = session.interrupt().assert_removed();
+        if kind == "blocks" {
+            for function in ["breaks", "undefined"] {
+                assert_eq!(counts(&outcome, function)[0], 1000, "{function}: {outcome:#?}");
+            }
+        }
+        target::assert_clean(target.pid(), &before);
+    }
+    target.ask("go 100").assert_right();
+    assert!(target.end().success());
 }

@@ -100,6 +100,7 @@ fn recipe(name: &str) -> Recipe {
         "adjacent" => ("g++", &["-O2", "-g", "-pthread", "-Wall"], &["adjacent.cpp", "adjacent.s"], false),
         "kernel" => ("gcc", C, &["kernel.c"], false),
         "skips" => ("gcc", C, &["skips.c"], false),
+        "stops" => ("gcc", C, &["stops.c"], false),
         "jumps" => ("gcc", C, &["jumps.c"], false),
         "jumps-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["jumps.c"], false),
         "jumps-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["jumps.c"], false),
