@@ -790,7 +790,7 @@ pub(crate) struct TakenOut {
     pub(crate) percent: f64,
     /// Limit of the cost of the whole measurement, in percent of one processor.
     pub(crate) max_overhead: f64,
-    /// Whether the reason was the gs base, not the cost.
+    /// Whether the reason was a library or a signal handler beside which woven code must not run, not the cost.
     pub(crate) own_gs: bool,
     /// Whether the reason was that the program has changed the code of a function that ran as a copy.
     pub(crate) rewritten: bool,

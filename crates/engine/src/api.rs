@@ -587,7 +587,8 @@ pub struct TakenOut {
     pub cost_ns_per_s: u64,
     /// Limit of the cost of the pair's measurement, in the same unit.
     pub limit_ns_per_s: u64,
-    /// Whether the reason was a loaded library that uses the gs base itself; the costs are 0 then.
+    /// Whether the reason was a library or a signal handler beside which woven code must not run: the library uses the gs base itself, or
+    /// unwinders may begin at any instruction, or the handler may end its thread. The costs are 0 then.
     pub own_gs: bool,
     /// Whether the reason was that the program has changed the code of a function that ran as a copy; the costs are 0 then.
     pub rewritten: bool,

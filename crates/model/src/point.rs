@@ -222,6 +222,15 @@ pub enum Refusal {
         /// Name of the module.
         module: String,
     },
+    /// A signal handler of the process may end its thread, and an unwinder that begins in it needs a table for the instruction that the
+    /// signal has interrupted.
+    #[error(
+        "the signal handler {handler} may end its thread (pthread_exit, cancellation), and needs unwind tables for what it interrupts"
+    )]
+    HandlerEndsThread {
+        /// Name of the handler, with its module.
+        handler: String,
+    },
     /// A module of the process was compiled so that faults throw exceptions, and one that begins in generated code ends the program.
     #[error("{module} has code in which faults throw exceptions (-fnon-call-exceptions), where unwind tables must be")]
     ThrowingFaults {

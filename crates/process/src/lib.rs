@@ -28,6 +28,7 @@ mod frame;
 mod gadgets;
 mod gap;
 mod goroutines;
+mod handlers;
 mod holds;
 mod hosts;
 mod lend;

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All results of [`reason`], in the order of docs/protocol.md.
-pub const REASONS: [&str; 33] = [
+pub const REASONS: [&str; 34] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -28,6 +28,7 @@ pub const REASONS: [&str; 33] = [
     "restartable_sequence",
     "compared_address",
     "asynchronous_cancellation",
+    "handler_ends_thread",
     "throwing_faults",
     "bytes_differ",
     "patched_by_program",
@@ -73,6 +74,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::ComparedAddress => "compared_address",
         Refusal::AsynchronousCancellation { .. } => "asynchronous_cancellation",
+        Refusal::HandlerEndsThread { .. } => "handler_ends_thread",
         Refusal::ThrowingFaults { .. } => "throwing_faults",
         Refusal::BytesDiffer { .. } => "bytes_differ",
         Refusal::PatchedByProgram { .. } => "patched_by_program",

@@ -18,6 +18,8 @@ const THROWING_LANGUAGES: [&str; 2] = ["__gnat_personality_v0", "__gccgo_persona
 /// Reason why an unwinder may begin at an instruction that is no call. The later one is the stricter one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unwinder {
+    /// A signal handler may end its thread, so the unwinder passes the instruction that the signal has interrupted.
+    Handler,
     /// A thread may be cancelled at any instruction.
     Cancellation,
     /// Instructions that fault throw exceptions (`-fnon-call-exceptions`).
@@ -35,11 +37,19 @@ pub struct Unwinding {
     /// Whether code of the file may leave a signal handler for a place that it has saved before: it calls `sigsetjmp` or `siglongjmp`, is a
     /// program of Go, or is a static program in which such functions cannot be excluded.
     pub leaves_handlers: bool,
+    /// Whether code of the file may end its thread: it calls `pthread_exit` or `thrd_exit`.
+    pub ends_threads: bool,
+    /// Whether code of the file may cancel threads: it calls `pthread_cancel`.
+    pub cancels_threads: bool,
 }
 
 /// Functions by which code leaves a signal handler for a place that it has saved before, by their names in glibc and musl. Others do not
 /// keep the signal mask, so the next fault would end the program.
 const SAVING: [&str; 3] = ["__sigsetjmp", "sigsetjmp", "siglongjmp"];
+
+/// Functions that end their thread, and the function that cancels another one.
+const ENDS: [&str; 2] = ["pthread_exit", "thrd_exit"];
+const CANCELS: [&str; 1] = ["pthread_cancel"];
 
 /// Functions that only the C or C++ runtime or an allocator exports.
 const RUNTIME: [&str; 4] = ["malloc", "_Unwind_ForcedUnwind", "__cxa_throw", "pthread_create"];
@@ -59,7 +69,18 @@ impl Elf {
         let cleans_up = pads.any && !RUNTIME.iter().any(|name| symbols::exports(self, name));
         let contains = || !symbols::has_own_table(self) || SAVING.iter().any(|name| symbols::defines(self, name));
         let saves = SAVING.iter().any(|name| symbols::imports(self, name));
-        Unwinding { begins, cleans_up, leaves_handlers: saves || self.is_go() || self.is_static() && contains() }
+        // A linker takes such a function into a static program only if something calls it.
+        let calls = |names: &[&str]| {
+            let own = |name: &&str| self.is_static() && symbols::defines(self, name);
+            names.iter().any(|name| symbols::imports(self, name) || own(name))
+        };
+        Unwinding {
+            begins,
+            cleans_up,
+            leaves_handlers: saves || self.is_go() || self.is_static() && contains(),
+            ends_threads: calls(&ENDS),
+            cancels_threads: calls(&CANCELS),
+        }
     }
 
     /// Whether the file is a whole program, which needs no loader and no library.

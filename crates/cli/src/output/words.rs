@@ -313,8 +313,8 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
     let TakenOut { metric, focus, max_overhead, .. } = t;
     let pair = pair(metric, focus);
     if t.own_gs {
-        let why = "a library was loaded beside which woven code must not run (it uses the gs base itself, by which counters are found, \
-                   or unwinders may begin at any instruction)";
+        let why = "a library was loaded, or a signal handler was set, beside which woven code must not run (it uses the gs base itself, \
+                   by which counters are found, or unwinders may begin at any instruction)";
         return format!("{pair} was taken out of {}: {why}; its value stays as it was", t.pid);
     }
     if t.rewritten {
@@ -359,7 +359,7 @@ pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
         (_, true) => ("rewritten", "begin anew: functions that the program changes are left out".to_owned()),
         (true, false) => (
             "own_gs",
-            "begin anew: with the library there, only what it permits is measured, such as calls in shared counters"
+            "begin anew: with the library or the handler there, only what it permits is measured, such as calls"
                 .to_owned(),
         ),
         (false, false) => {

@@ -94,6 +94,8 @@ pub struct Modules {
     wanting: AtomicBool,
     /// The strictest reason why unwinders may begin at instructions that are no calls, and the name of the module that gives it.
     unwinder: Option<(Unwinder, String)>,
+    /// Name of a signal handler that may end its thread; `None` if none is known.
+    departing_handler: Option<String>,
     /// Whether other tools may set uprobes in the process at any time.
     are_uprobes_expected: AtomicBool,
     /// Modules that are not mapped but whose image is kept, in the order in which they were unmapped.
@@ -102,6 +104,24 @@ pub struct Modules {
 
 /// Largest number of images of unloaded modules that are kept: programs reload only few modules.
 const WAITING_MAX: usize = 16;
+
+/// Ways in which threads of a process may end so that they are unwound.
+#[derive(Clone, Copy, Debug)]
+pub struct Departures {
+    /// Whether code of the process may end its thread.
+    pub ends: bool,
+    /// Whether code of the process may cancel threads.
+    pub cancels: bool,
+    /// Whether functions of the process have landing pads.
+    pub cleans_up: bool,
+}
+
+impl Departures {
+    /// Whether such a thread may have something to clean up.
+    pub fn is_possible(self) -> bool {
+        (self.ends || self.cancels) && self.cleans_up
+    }
+}
 
 impl ModuleFile {
     /// Identity of the mapped file.
@@ -174,6 +194,7 @@ impl Modules {
             files: Vec::new(),
             wanting: AtomicBool::new(false),
             unwinder: None,
+            departing_handler: None,
             are_uprobes_expected: AtomicBool::new(false),
             waiting: Vec::new(),
         };
@@ -269,9 +290,26 @@ impl Modules {
         Ok(news)
     }
 
-    /// The strictest reason why unwinders may begin in the process at instructions that are no calls, and the module that gives it.
+    /// The strictest reason why unwinders may begin in the process at instructions that are no calls, or pass them, and the module or signal
+    /// handler that gives it.
     pub fn unwinder(&self) -> Option<(Unwinder, &str)> {
-        self.unwinder.as_ref().map(|(why, name)| (*why, name.as_str()))
+        let of_handler = || Some((Unwinder::Handler, self.departing_handler.as_deref()?));
+        self.unwinder.as_ref().map(|(why, name)| (*why, name.as_str())).or_else(of_handler)
+    }
+
+    /// Sets the name of the signal handler that may end its thread.
+    pub fn set_departing_handler(&mut self, name: Option<String>) {
+        self.departing_handler = name;
+    }
+
+    /// Says how threads of the process may end so that they are unwound.
+    pub fn departures(&self, target: &Target) -> Departures {
+        let any = |is: fn(&Unwinding) -> bool| self.mapped().any(|file| is(&file.unwinding(target)));
+        Departures {
+            ends: any(|u| u.ends_threads),
+            cancels: any(|u| u.cancels_threads),
+            cleans_up: any(|u| u.cleans_up),
+        }
     }
 
     /// Notes that other tools may set uprobes in the process at any time.

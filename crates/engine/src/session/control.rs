@@ -20,6 +20,7 @@ use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
 
 use super::births;
+use super::handlers::Handlers;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
 use super::profile::Profile;
@@ -81,6 +82,8 @@ pub(super) struct Control {
     pub(super) has_spare: bool,
     /// Earliest time of the next try to remove that code; `None` for an immediate try.
     pub(super) spare_after: Option<Instant>,
+    /// The look at the signal handlers of the target.
+    pub(super) handlers: Handlers,
     /// The looks at the text of copied functions.
     pub(super) looks: Looks,
     /// Whether the engine is ending, so that no insertion may begin.

@@ -26,6 +26,7 @@ use super::control::Control;
 use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
+use super::handlers::Handlers;
 use super::renewal::Renewal;
 use super::rewritten::Looks;
 use super::shared::Shared;
@@ -92,6 +93,7 @@ impl Session {
             unfinished: None,
             has_spare: false,
             spare_after: None,
+            handlers: Handlers::default(),
             looks: Looks::default(),
             closed: false,
         };

@@ -78,14 +78,13 @@ impl Session {
         warnings.extend(of_request.into_iter().chain(warnings::of_values(&before, &wanted)));
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
+        self.check(control, rights)?;
         let staged = missing != Missing::MayCome && request.function_metrics.len() > 1 && Session::is_staged(&wanted);
         if !staged {
             self.refuse_costly(control, &wanted, limit)?;
         }
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
-        // Pairs without code need no stop, so their rights are checked here.
-        self.target.check(rights).map_err(|e| self.failed(e))?;
         let plans = self.begin_profile(control, id, &mut wanted)?;
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
         let trace = self.begin_trace(control, id, &mut wanted);
@@ -133,6 +132,12 @@ impl Session {
             self.keep_locked(control, id, true)?;
         }
         Ok(enabled)
+    }
+
+    /// Checks the rights of a request, also if its pairs have no code and need no stop. Then looks at the signal handlers.
+    fn check(&self, control: &mut Control, rights: Rights) -> Result<(), Error> {
+        self.target.check(rights).map_err(|e| self.failed(e))?;
+        self.look_at_handlers(control)
     }
 
     /// Takes the lock of the target again if a failed insertion has released it, because measurements without code stay valid then. Fails

@@ -119,6 +119,9 @@ impl Session {
         let user = || modules.user_of_gs(&self.target).filter(|_| attached.env.identity != ThreadIdentity::Locked);
         let unwinder = modules.unwinder().filter(|(why, _)| attached.unwinder.is_none_or(|known| known < *why));
         match unwinder {
+            // A thread is in the code of a point in place for a moment only.
+            Some((Unwinder::Handler, _)) if attached.woven.copied().next().is_none() => None,
+            Some((Unwinder::Handler, name)) => Some(format!("the signal handler {name} may end its thread")),
             Some((Unwinder::Cancellation, name)) => {
                 Some(format!("{name} lets threads be cancelled at any instruction"))
             }
@@ -168,11 +171,11 @@ impl Session {
                 return;
             }
         };
-        if !looked {
+        if !self.notice_handlers(&mut control) && !looked {
             return;
         }
         if let Some(why) = self.intruder(&control) {
-            tracing::warn!(why, "everything is taken out: a library came beside which woven code must not run");
+            tracing::warn!(why, "everything is taken out: woven code must not run beside this");
             if let Err(error) = self.yield_to_module(&mut control) {
                 tracing::warn!(%error, "a library came beside which woven code must not run, and not everything could be taken out");
             }

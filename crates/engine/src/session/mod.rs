@@ -28,6 +28,7 @@ mod events;
 mod family;
 mod follow;
 mod generated;
+mod handlers;
 mod inclusive;
 mod insert;
 mod internals;

@@ -1,5 +1,6 @@
 //! Warnings about a new measurement: the parts that its values lack, and their cost.
 
+use ingraft_analysis::Unwinder;
 use ingraft_model::{CpuClock, FunctionRef as MdlFunction, WallClock};
 use ingraft_process::TickClock;
 
@@ -25,6 +26,10 @@ const NO_COUNTER: &str = "the time stamp counter is not the clock";
 
 /// Warning for definitions that call functions.
 const CALLS_COST: &str = "what the called functions themselves take is in no cost";
+
+/// Result of a thread that ends in a signal handler which has interrupted generated code.
+const CUT_SHORT: &str =
+    "if the signal has interrupted the code of a point, the thread skips its destructors and cleanup handlers";
 
 /// Warnings that follow from a request and the modules of its target.
 pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &[request::Awaited]) -> Vec<String> {
@@ -61,6 +66,9 @@ impl Session {
         let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
+        if let Some((Unwinder::Handler, name)) = control.modules.unwinder() {
+            warnings.push(format!("the signal handler {name} may end its thread: {CUT_SHORT}"));
+        }
         // the C library of a program that is started is mapped later
         warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
         warnings

@@ -330,6 +330,7 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
     if let Some((why, module)) = modules.unwinder() {
         let module = module.to_owned();
         return Err(match why {
+            Unwinder::Handler => Refusal::HandlerEndsThread { handler: module },
             Unwinder::Cancellation => Refusal::AsynchronousCancellation { module },
             Unwinder::Fault => Refusal::ThrowingFaults { module },
         });
