@@ -35,6 +35,56 @@ fn threads_of_a_stripped_static_program_that_are_cancelled_at_any_instruction() 
     all_is_refused("cancels-async-static", "*#*->*", "be cancelled at any instruction", "compute 100", &cleaned);
 }
 
+/// The unwinder begins in the handler and passes what the signal has interrupted. A copy there would end its way.
+#[test]
+fn threads_that_end_in_a_signal_handler() {
+    for how in ["exit", "cancel"] {
+        let mut target = Mutatee::start("departs", &[how]);
+        let before = Text::of(target.pid());
+        assert_eq!(target.ask("end 50").number("destroyed"), 50);
+        let handler = if how == "exit" { "departs:leave" } else { "departs:wait" };
+        let words = [handler, "may end its thread"];
+        let _ = tool().run(["count", "-p", &target.pid_text(), "work#*->*"]).assert_error(3, &words);
+        target::assert_clean(target.pid(), &before);
+        // Other threads call what is woven in place.
+        let session = tool().count(target.pid(), &["compute"]);
+        assert_eq!(target.ask("end 200").number("destroyed"), 200, "{how}");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(outcome.calls("compute"), 200);
+        assert!(outcome.stderr.contains(&format!("{handler} may end its thread")), "{}", outcome.stderr);
+        target::assert_clean(target.pid(), &before);
+        assert!(target.end().success());
+    }
+}
+
+/// The program imports what would end a thread, but none of its handlers calls it.
+#[test]
+fn functions_are_copied_if_no_handler_ends_its_thread() {
+    let mut target = Mutatee::start("departs", &["quiet"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["work#*->*"]);
+    before.assert_not_in(target.pid());
+    assert_eq!(target.ask("end 200").number("destroyed"), 200);
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    assert!(target.end().success());
+}
+
+/// The engine looks at new handlers once a second.
+#[test]
+fn copies_are_given_up_when_a_handler_comes_that_ends_its_thread() {
+    let mut target = Mutatee::start("departs", &["late"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["work#*->*"]);
+    before.assert_not_in(target.pid());
+    let _ = target.ask("set");
+    let outcome = session.finish().assert_error(1, &["a signal handler was set"]);
+    assert!(outcome.all("taken_out").iter().all(|taken| taken["own_gs"] == true), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("end 200").number("destroyed"), 200);
+    assert!(target.end().success());
+}
+
 /// Without landing pads, cleanup handlers run also if the unwinder finds no table, so the functions are copied.
 #[test]
 fn threads_without_landing_pads_that_are_cancelled_at_any_instruction() {

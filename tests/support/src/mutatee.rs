@@ -66,6 +66,7 @@ fn recipe(name: &str) -> Recipe {
         "probes" => ("gcc", C, &["probes.c"], false),
         "usdt" => ("gcc", C, &["usdt.c", "usdt.s"], false),
         "sequences" => ("gcc", C, &["sequences.c"], false),
+        "departs" => ("g++", &["-O2", "-g", "-pthread", "-Wall", "-Wextra"] as &[_], &["departs.cpp"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "sharer" => ("gcc", C, &["sharer.c"], false),
         "attacks" => ("gcc", C, &["attacks.c"], false),
