@@ -263,6 +263,10 @@ impl<'a> ThreadReplay<'a> {
             out(Step::Leave { function: left.function, depth: u32::try_from(n).unwrap_or(u32::MAX) });
         }
         self.activations.truncate(but);
+        if self.leaving < but {
+            // The end of this exception is within an activation that began later than the exception of which nothing has told the end.
+            self.doubtful = self.doubtful.max(self.leaving);
+        }
         (self.doubtful, self.leaving) = (self.doubtful.min(but), 0);
     }
 

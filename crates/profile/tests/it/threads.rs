@@ -488,3 +488,22 @@ fn a_call_that_begins_in_the_middle_is_refused() {
     cfg.ways_in.push(WayIn { at: start(1), reason: WayInReason::Called });
     assert_eq!(TracedFunction::new(&cfg, &probes).err(), Some(NotTraced::Block(1)));
 }
+
+/// An exception whose end nothing tells leaves the inner one of two activations. Another activation begins deeper, and an exception lands in it.
+#[test]
+fn a_landing_in_a_later_activation_does_not_end_an_earlier_exception() {
+    let mut cfg = cfg(3, vec![edge(0, 1, Kind::CallReturn), leave(1), leave(2)], &[2]);
+    cfg.ways_in.sort_unstable();
+    let probes = Probes { edges: vec![true; cfg.edges.len()], blocks: vec![true; 3] };
+    let traced = [TracedFunction::new(&cfg, &probes).expect("a function")];
+    assert_eq!(traced[0].places(), [Place::Edge(0), Place::Block(2)]);
+    let enter = |sp| [Token::stack(sp), Token::Enter(0)];
+    let lands = [Token::stack(0x7f00), Token::Resume(0), Token::Passage(1)];
+    let before = [&enter(0x8fc8)[..], &enter(0x8f88), &[Token::Leaving], &enter(0x7f88), &lands].concat();
+    let (steps, unknown) = replay(&traced, &before);
+    assert_eq!((unknown, activations(&steps).len()), (Unknown::default(), 3));
+    // The outer activation goes on, but the inner one could go on in the same way.
+    let (steps, unknown) = replay(&traced, &[before.as_slice(), &[Token::Passage(0)]].concat());
+    assert_eq!(unknown, Unknown { lost: 1, skipped: 1, ..Unknown::default() });
+    assert_eq!(steps.last(), Some(&Step::Gap));
+}
