@@ -3,14 +3,16 @@
 mod support;
 
 use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::buffer::{CLOSED, Capacity, LOST, POSITION, Reader, SLACK, TAKEN, Taken, Words};
+use ingraft_model::layout::{ROOM_WAIT_NS, header};
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::Token;
 use ingraft_model::{Avma, Bias, Snippet, Stmt, ThreadIdentity, VariableId, WallClock};
-use support::image::{Outcome, Program, Step, TELL_TIME, TEXT};
+use support::image::{Outcome, Program, SCRATCH, Step, TELL_TIME, TEXT};
 use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -22,7 +24,9 @@ fn capacity() -> Capacity {
 }
 
 fn append(stack: bool, bytes: &[u8]) -> Snippet {
-    Snippet { stmts: vec![Stmt::Append(V, capacity(), Appended { time: false, stack, bytes: bytes.to_vec() })] }
+    Snippet {
+        stmts: vec![Stmt::Append(V, capacity(), Appended { time: false, stack, bytes: bytes.to_vec(), waits: false })],
+    }
 }
 
 fn run(identity: ThreadIdentity, snippets: &[Snippet], steps: Vec<Step>) -> (Outcome, Outcome) {
@@ -134,7 +138,7 @@ fn the_time_is_read_at_the_point() {
     let bytes = Token::Enter(3).bytes().expect("small");
     for wall in [WallClock::Tsc, WallClock::SystemCall, WallClock::Vdso(Avma(TELL_TIME))] {
         for stack in [false, true] {
-            let appended = Appended { time: true, stack, bytes: bytes.clone() };
+            let appended = Appended { time: true, stack, bytes: bytes.clone(), waits: false };
             let timed = Snippet { stmts: vec![Stmt::Append(V, capacity(), appended)] };
             let env = Environment { wall, ..environment(GLIBC) };
             let (plain, out) = run_in(&env, &timed, calls(30));
@@ -168,6 +172,58 @@ fn a_full_buffer_is_closed_and_later_bytes_are_counted() {
     assert_eq!(memory.load(TAKEN), (fits * length) as u64);
     let rest = memory.0.borrow().iter().skip(16).filter(|word| **word != 0).count();
     assert_eq!(rest, 0, "taken bytes are 0 again");
+}
+
+/// An append that waits for room.
+fn waiting(bytes: &[u8]) -> Snippet {
+    let appended = Appended { time: false, stack: true, bytes: bytes.to_vec(), waits: true };
+    Snippet { stmts: vec![Stmt::Append(V, capacity(), appended)] }
+}
+
+/// A step that sets the number of times that the engine has emptied the buffers.
+fn drained(times: u64) -> Step {
+    Step::Store { at: u64::from(environment(GLIBC).data.displacement(header::DRAINS)), value: times }
+}
+
+/// A step that stores this number and the word behind it in the scratch memory.
+fn copied(to: u64) -> Step {
+    Step::Copy { from: u64::from(environment(GLIBC).data.displacement(header::DRAINS)), to: SCRATCH + to }
+}
+
+#[test]
+fn a_thread_waits_for_room_once_if_nobody_makes_it() {
+    let bytes = [7; Appended::BYTES_MAX];
+    let length = bytes.len() + 5;
+    let fits = ((capacity().bytes() - SLACK) as usize).div_ceil(length);
+    let steps = [
+        vec![drained(9)],
+        calls(fits),
+        vec![copied(0)],
+        calls(40),
+        // The buffer is closed, so no thread waits, although it may again.
+        vec![copied(8), drained(11)],
+        calls(20),
+        vec![copied(16)],
+    ];
+    let begin = Instant::now();
+    let (plain, out) = run(GLIBC, &[waiting(&bytes)], steps.concat());
+    assert!(begin.elapsed() >= Duration::from_nanos(u64::from(ROOM_WAIT_NS)));
+    assert_eq!(plain.calls, out.calls, "the wait changes registers, flags or the stack");
+    let words = [0, 8, 16].map(|at| out.scratch[at]);
+    assert_eq!(words, [9, 0, 11]);
+    let (taken, _) = taken(&out);
+    assert_eq!((taken.bytes.len(), taken.gap), (fits * length, true));
+    assert_eq!(out.shards[2][LOST as usize], 60);
+}
+
+#[test]
+fn no_thread_waits_if_none_may() {
+    let fits = ((capacity().bytes() - SLACK) as usize).div_ceil(6);
+    let (waits, without) = (waiting(&[3]), append(true, &[3]));
+    let steps = [vec![drained(0)], calls(fits + 30)].concat();
+    let [waits, without] = [waits, without].map(|snippet| run(GLIBC, &[snippet], steps.clone()).1);
+    assert_eq!(waits.calls, without.calls);
+    assert_eq!(waits.shards[2], without.shards[2]);
 }
 
 #[test]

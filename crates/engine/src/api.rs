@@ -236,6 +236,9 @@ pub struct Tracing {
     pub capacity: Capacity,
     /// Whether the entries of functions write the time.
     pub times: bool,
+    /// Whether a thread whose buffer is full waits until the engine has emptied it, but no longer than
+    /// [`ROOM_WAIT_NS`](ingraft_model::layout::ROOM_WAIT_NS) if the engine empties none.
+    pub lossless: bool,
     /// The condition at which threads write a token; the value of the pair is the number of times at which it held.
     pub when: Option<TraceCondition>,
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, TargetSpec, Tracing};
 use ingraft_model::Capacity;
@@ -32,7 +33,7 @@ fn engine() -> (Engine, tempfile::TempDir) {
 }
 
 fn tracing(bytes: u32) -> Option<Tracing> {
-    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false, when: None })
+    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false, lossless: false, when: None })
 }
 
 fn request(pid: i32, functions: &[&str]) -> EnableRequest {
@@ -287,12 +288,76 @@ fn traces_follow_each_other_beside_another_measurement() {
 }
 
 #[test]
+fn a_lossless_trace_is_removed_beside_a_count_while_threads_wait() {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = target::Text::of(target.pid());
+    let counted =
+        EnableRequest { function_metrics: vec!["calls".to_owned()], trace: None, ..request(target.pid(), &["noise"]) };
+    let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
+    target.ask("spin");
+    let lossless = Tracing { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
+    for round in 0..5 {
+        let request = EnableRequest { trace: Some(lossless.clone()), ..request(target.pid(), &["noise"]) };
+        let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
+        let second = engine.enable(&request, Caller::Engine, &|_| ()).unwrap_err();
+        assert_eq!(second.reason, "no_waits");
+        let (done, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let removed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let chunks = engine.take_trace(id, Caller::Engine).unwrap_or_default();
+                    taken.fetch_add(chunks.iter().map(|chunk| chunk.tokens.len()).sum(), Ordering::Relaxed);
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+            });
+            ingraft_testing::wait_until("threads have waited", || taken.load(Ordering::Relaxed) > 100_000);
+            let removed = engine.remove(id, Caller::Engine);
+            done.store(true, Ordering::Relaxed);
+            removed.unwrap()
+        });
+        assert!(removed.text_restored && removed.warnings.is_empty(), "{round} {:?}", removed.warnings);
+    }
+    target.ask("rest");
+    assert!(engine.remove(count, Caller::Engine).unwrap().text_restored);
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 100").assert_right();
+}
+
+/// The filter kills the program at a futex(2), which a wait would make.
+#[test]
+fn threads_do_not_wait_once_the_program_filters_its_system_calls() {
+    let (engine, _dir) = engine();
+    let mut target = Mutatee::start("loads", &[program("libplugin.so").unwrap().to_str().unwrap()]);
+    let before = target::Text::of(target.pid());
+    let lossless = Tracing { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
+    let request = EnableRequest { trace: Some(lossless), ..request(target.pid(), &["local_work"]) };
+    let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
+    let (_, code) = engine.traced(id, Caller::Engine).unwrap();
+    target.ask("call 10").assert_right();
+    let mut chunks = engine.take_trace(id, Caller::Engine).unwrap();
+    target.ask("filter");
+    // The engine looks for filters once in 50 ms.
+    std::thread::sleep(std::time::Duration::from_millis(60));
+    chunks.extend(engine.take_trace(id, Caller::Engine).unwrap());
+    target.ask("call 5000").assert_right();
+    let removed = engine.remove(id, Caller::Engine).unwrap();
+    assert!(removed.warnings.iter().any(|warning| warning.contains("filter")), "{:?}", removed.warnings);
+    chunks.extend(removed.trace.unwrap().chunks);
+    let (found, unknown) = entries(&code, &chunks);
+    assert!(10 < found["local_work"] && found["local_work"] < 5010, "{found:?}");
+    assert_eq!(unknown, [Unknown { gaps: 1, ..Unknown::default() }]);
+    target.ask("call 50").assert_right();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
 fn a_full_buffer_leaves_a_gap_that_is_told() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &[]);
     let capacity = Capacity::of_bytes(0).unwrap();
     let request = EnableRequest {
-        trace: Some(Tracing { capacity, times: false, when: None }),
+        trace: Some(Tracing { capacity, times: false, lossless: false, when: None }),
         ..request(target.pid(), &["work_0"])
     };
     let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;

@@ -70,6 +70,10 @@ pub mod header {
     pub const DESCRIPTOR: u32 = 0x1000;
     /// The signature that the kernel looks for right before the descriptor's abort address, u32.
     pub const SIGNATURE: u32 = 0x1020;
+    /// Number of times that the engine has emptied the buffers of traces whose threads wait for room, u32, atomic; 0 if no thread may wait.
+    /// Threads wait for a change (futex(2)). A thread that has waited for [`super::ROOM_WAIT_NS`] in vain sets it to 0. The engine never counts
+    /// to 0.
+    pub const DRAINS: u32 = 0x1024;
     /// Ticks in a nanosecond, times 2^32, u64: the factor from processor time to ticks. It is 0 until the first measurement of processor
     /// time, and does not change any more after that.
     pub const CPU_RATE: u32 = 0x1028;
@@ -207,6 +211,9 @@ pub const DEFAULT_JOURNAL: u64 = 1 << 30;
 /// libraries. For a library that was analysed before, the engine needs less, even on a busy machine. If the engine is dead, the program
 /// stands still no longer than this after the last [`header::RENEWED`].
 pub const LOADER_WAIT_NS: u32 = 250_000_000;
+
+/// Longest time in nanoseconds that a thread waits for room in its buffer while the engine empties no buffer.
+pub const ROOM_WAIT_NS: u32 = 250_000_000;
 
 /// An activation record: a cache line at a multiple of its size. The first record of a shard belongs to no call and ends every search.
 pub mod record {

@@ -457,7 +457,8 @@ pub enum Stmt {
     /// Store a mark for an object, by its address, in a table: the time, with the object's new state in the lowest bits (see
     /// [`crate::object`]).
     Mark(VariableId, Expr, ObjectState),
-    /// Append bytes to this thread's buffer of this capacity. If the buffer is full, or if the thread has no shard, count them as lost.
+    /// Append bytes to this thread's buffer of this capacity. If the buffer is full, or if the thread has no shard, count them as lost. If
+    /// [`Appended::waits`] is set, a thread that has a shard waits for room first.
     Append(VariableId, Capacity, Appended),
     /// Call a function of the program and ignore its result.
     Call(Call),
@@ -477,6 +478,9 @@ pub struct Appended {
     pub stack: bool,
     /// At most [`Appended::BYTES_MAX`] bytes, none of which is 0.
     pub bytes: Vec<u8>,
+    /// Whether the thread waits if the buffer is full, until the engine has emptied it, but no longer than
+    /// [`crate::layout::ROOM_WAIT_NS`]. It does not wait if the buffer is closed.
+    pub waits: bool,
 }
 
 impl Appended {
@@ -595,11 +599,24 @@ impl Snippet {
         found
     }
 
-    /// Whether the snippet makes system calls: to read or set memory of the program, to read counts of the kernel, or to open the counter
-    /// of an event.
+    /// Whether the snippet makes system calls: to read or set memory of the program, to read counts of the kernel, to open the counter of an
+    /// event, or to wait for room in a buffer.
     pub fn asks_kernel(&self) -> bool {
+        self.asks_for_data() || self.waits_for_room()
+    }
+
+    /// Whether the snippet makes system calls to read or set memory of the program, to read counts of the kernel, or to open the counter of an
+    /// event.
+    pub fn asks_for_data(&self) -> bool {
         let mut found = self.writes();
         self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
+        found
+    }
+
+    /// Whether a thread may wait in the snippet for room in its buffer. It waits by system calls.
+    pub fn waits_for_room(&self) -> bool {
+        let mut found = false;
+        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Append(_, _, appended) if appended.waits));
         found
     }
 

@@ -267,6 +267,37 @@ impl SharedArea {
         self.answer(loads)
     }
 
+    /// Permits threads to wait for room in their buffers, if no thread may wait yet.
+    pub fn begin_waits(&self) -> Result<(), Error> {
+        match self.read_u32(header::DRAINS.into())? {
+            0 => self.write_u32(header::DRAINS.into(), 1),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells threads that wait for room that their buffers were emptied. Threads may wait from then on. `drains` is the number of times that the
+    /// engine has told so before; the call increments it.
+    pub fn drained(&self, drains: &mut u32) -> Result<(), Error> {
+        // 0 means that no thread may wait.
+        *drains = drains.wrapping_add(1).max(1);
+        self.wake_waiters(*drains)
+    }
+
+    /// Ends the waits for room in buffers: no thread waits until the next call of [`SharedArea::drained`] or [`SharedArea::begin_waits`].
+    pub fn end_waits(&self) -> Result<(), Error> {
+        self.wake_waiters(0)
+    }
+
+    fn wake_waiters(&self, drains: u32) -> Result<(), Error> {
+        let at = u64::from(header::DRAINS);
+        self.write_u32(at, drains)?;
+        if let Access::Mapped { map, .. } = &self.access {
+            // A thread that misses this reads the number itself when its time is over.
+            let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
+        }
+        Ok(())
+    }
+
     /// Writes the whole header of a new area. The magic comes last: without it, no engine recognises the area.
     pub(crate) fn write_header(
         &self,

@@ -28,8 +28,10 @@ threads have executed in these functions. A function whose blocks cannot all be 
 and is named with the reason.
 
 Each thread writes to a buffer of its own, which is emptied while it runs. If a thread is faster, its
-buffer becomes full, and the trace has a gap there, which the replay tells. The file is readable at
-any time, also if this command is killed.
+buffer becomes full, and the trace has a gap there, which the replay tells. With --lossless, the
+thread waits instead until its buffer is empty. If no buffer is emptied for 250 ms, because this
+command is stopped or dead, the thread goes on, and the trace has a gap. The file is readable at any
+time, also if this command is killed.
 
 With --last, the trace is a flight recorder: the file has only the newest part. It is written when
 the condition of --when holds, when the program ends or a signal kills it, or when this command ends.
@@ -44,6 +46,10 @@ pub(crate) struct TraceArgs {
     /// Write the time at each entry of a function; `ingraft replay` prints it
     #[arg(long)]
     pub(crate) times: bool,
+
+    /// Let a thread wait for room when its buffer is full, for at most 250 ms without progress
+    #[arg(long)]
+    pub(crate) lossless: bool,
 
     /// Keep only the newest part of the trace, of this length, in memory, and write it at the end
     #[arg(long, value_name = "DURATION", value_parser = super::duration, allow_hyphen_values = true)]

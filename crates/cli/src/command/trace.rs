@@ -18,7 +18,7 @@ use crate::output::{self, Destination, Output};
 
 /// Runs the command.
 pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let TraceArgs { buffer, times, last, when, measure, functions, target } = args;
+    let TraceArgs { buffer, times, lossless, last, when, measure, functions, target } = args;
     let when = when.as_deref().map(condition);
     let kept = last.map_or(Kept::All, |last| Kept::Newest { last, when: when.is_some() });
     let request = |target: Target| Request {
@@ -40,14 +40,14 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         wait: measure.wait.unwrap_or_default(),
         profile: None,
         earlier: None,
-        trace: Some(Tracing { buffer: buffer << 10, times, when: when.clone() }),
+        trace: Some(Tracing { buffer: buffer << 10, times, lossless, when: when.clone() }),
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.
     let file = Destination::prepare(&path)?;
     let plan = Plan::new(&measure, &target, request, out).traced_to(file, kept);
     let format = context.common.format;
-    measure::run(plan, context, &mut Traces { path: &path, format }, out).await
+    measure::run(plan, context, &mut Traces { path: &path, lossless, format }, out).await
 }
 
 /// The function and the expression of a condition. The expression begins after the last colon before its first value.
@@ -62,6 +62,7 @@ fn condition(text: &str) -> Condition {
 
 struct Traces<'a> {
     path: &'a Path,
+    lossless: bool,
     format: crate::args::Format,
 }
 
@@ -78,7 +79,10 @@ impl View for Traces<'_> {
         let number = |of: u64| grouped(i64::try_from(of).unwrap_or(i64::MAX));
         if traced.gaps + traced.unbuffered > 0 {
             let what = match traced.unbuffered {
-                0 => format!("the trace has {}: buffers were full", plural(traced.gaps, "gap", "gaps")),
+                0 => {
+                    let why = if self.lossless { "threads waited for room in vain" } else { "buffers were full" };
+                    format!("the trace has {}: {why}", plural(traced.gaps, "gap", "gaps"))
+                }
                 n => format!(
                     "the trace has {} and lacks {} tokens of threads without a buffer",
                     plural(traced.gaps, "gap", "gaps"),

@@ -107,6 +107,8 @@ pub(crate) struct Tracing {
     pub(crate) buffer: u32,
     /// Whether the entries of functions write the time.
     pub(crate) times: bool,
+    /// Whether threads wait for room in their buffers.
+    pub(crate) lossless: bool,
     /// The condition that the trace waits for.
     pub(crate) when: Option<Condition>,
 }
@@ -350,6 +352,7 @@ impl Request {
             inclusive_calls: matches!(self.profile, Some(Profiling::Counts { calls: true, .. })),
             trace_buffer: self.trace.as_ref().map_or(0, |trace| trace.buffer),
             trace_times: self.trace.as_ref().is_some_and(|trace| trace.times),
+            trace_lossless: self.trace.as_ref().is_some_and(|trace| trace.lossless),
             trace_when: self.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| v1::TraceCondition {
                 function: when.function.clone(),
                 expression: when.expression.clone(),

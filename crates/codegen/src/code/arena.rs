@@ -89,6 +89,12 @@ impl Arena {
         self.shared().into_iter().filter(|range| Some(range) != waiting).collect()
     }
 
+    /// Range of the shared routine in which threads wait for room in their buffers. A thread goes on in the middle of its snippet, and has read
+    /// nothing of the code that a change writes.
+    pub fn room(&self) -> Option<&AvmaRange> {
+        self.routine(Routine::Room)
+    }
+
     /// Ranges of the slow routines, which are the only routines that read slots. Sorted.
     pub(crate) fn slow_routines(&self) -> Vec<AvmaRange> {
         let mut ranges: Vec<_> = self.slow.iter().flatten().map(|s| s.range.clone()).collect();

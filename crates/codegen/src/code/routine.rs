@@ -38,6 +38,8 @@ pub(crate) enum Routine {
     Event,
     /// At the loader's hook: tells the engine that the loader has mapped or unmapped something, and waits for the engine. Keeps rcx.
     Await,
+    /// Before an append to a full buffer: waits until the engine has emptied the buffers, see `room`. Keeps rcx.
+    Room,
     /// Before a fork: prepares a shard for the child, see `birth`. Keeps rcx.
     Fork,
     /// After a fork, in parent and child: ecx holds the result of fork, rdx the time. Keeps rcx.
@@ -45,7 +47,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 16] = [
+    pub const ALL: [Routine; 17] = [
         Routine::Prune,
         Routine::Find,
         Routine::GiveUp,
@@ -57,6 +59,7 @@ impl Routine {
         Routine::Write,
         Routine::Call,
         Routine::Await,
+        Routine::Room,
         Routine::Usage,
         Routine::Event,
         Routine::Time,

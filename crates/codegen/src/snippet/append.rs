@@ -7,6 +7,7 @@ use ingraft_model::snippet::Appended;
 use ingraft_model::{VariableId, token};
 
 use crate::code::environment::Assembly;
+use crate::code::routine::Routine;
 use crate::snippet::generator::{Access, Generator};
 
 impl Generator<'_> {
@@ -18,6 +19,9 @@ impl Generator<'_> {
         }
         self.used[0] = true;
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
+        if appended.waits {
+            self.wait_for_room(v, capacity)?;
+        }
         if appended.time {
             // The clock is read before room is reserved: the time is not after the entry.
             self.used = [true; 3];
@@ -51,6 +55,19 @@ impl Generator<'_> {
         self.a.mov(self.word_of(v, TAKEN), CLOSED)?;
         self.a.inc(self.word_of(v, LOST))?;
         self.place(&mut end)
+    }
+
+    /// Waits if the buffer is full and not closed.
+    fn wait_for_room(&mut self, v: VariableId, capacity: Capacity) -> Result<(), Assembly> {
+        let mut go_on = self.a.create_label();
+        self.a.mov(rax, self.word_of(v, POSITION))?;
+        self.a.sub(rax, self.word_of(v, TAKEN))?;
+        self.a.sub(rax, (capacity.bytes() - SLACK) as i32)?;
+        // A closed buffer is further behind than any capacity.
+        self.a.cmp(rax, SLACK as i32)?;
+        self.a.ja(go_on)?;
+        self.routine(Routine::Room, go_on)?;
+        self.place(&mut go_on)
     }
 
     /// Appends the stack pointer at the point. The place of the next byte is then in eax.

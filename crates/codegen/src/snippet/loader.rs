@@ -22,8 +22,8 @@ pub(crate) const FUTEX_WAIT_BITSET: i32 = 9;
 pub(crate) const ANY_BIT: i32 = -1;
 /// Number of waiters to wake: only the engine waits there.
 pub(crate) const ONE: i32 = 1;
-const EINTR: i32 = 4;
-const EAGAIN: i32 = 11;
+pub(crate) const EINTR: i32 = 4;
+pub(crate) const EAGAIN: i32 = 11;
 const ETIMEDOUT: i32 = 110;
 /// Value of `r_state` while a library is being unmapped. The value is 0 if the loader neither maps nor unmaps.
 const RT_DELETE: i32 = 2;
@@ -31,7 +31,6 @@ const RT_DELETE: i32 = 2;
 impl Writer<'_> {
     /// Emits the routine, which is valid only if the address of `r_state` is known. Otherwise `check_snippet` refuses every snippet that
     /// needs the routine.
-    #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
         let word = |at: u32| u64::from(self.env.data.displacement(at));
         let address = |at: u32| self.env.data.displacement(at).cast_signed();
@@ -41,7 +40,7 @@ impl Writer<'_> {
         let (loads_at, answered_at) = (address(header::LOADS), address(header::ANSWERED));
         let alive = u64::from(self.env.data.alive());
         let state = self.env.loader.map_or(0, |at| at.0);
-        let [mut consistent, mut begin, mut whole, mut wait, mut gone, mut over, mut done] =
+        let [mut consistent, mut begin, mut wait, mut gone, mut over, mut done] =
             std::array::from_fn(|_| self.a.create_label());
         let keep = [rcx, rdx, rsi, rdi, r11];
         self.save()?;
@@ -76,24 +75,7 @@ impl Writer<'_> {
 
         self.a.set_label(&mut begin)?;
         self.a.mov(dword_ptr(renewed), 0)?;
-        // Room for a timespec.
-        self.a.push(rcx)?;
-        self.a.push(rcx)?;
-        self.a.mov(edi, CLOCK_MONOTONIC)?;
-        self.a.mov(rsi, rsp)?;
-        self.a.mov(eax, CLOCK_GETTIME)?;
-        self.a.syscall()?;
-        self.a.pop(rsi)?;
-        self.a.pop(rdi)?;
-        self.a.add(rdi, LOADER_WAIT_NS as i32)?;
-        self.a.cmp(rdi, NS_PER_SECOND)?;
-        self.a.jl(whole)?;
-        self.a.sub(rdi, NS_PER_SECOND)?;
-        self.a.inc(rsi)?;
-        self.a.set_label(&mut whole)?;
-        self.a.push(rdi)?;
-        self.a.push(rsi)?;
-        self.a.test(eax, eax)?;
+        self.time_limit(LOADER_WAIT_NS)?;
         self.a.jne(gone)?;
 
         self.a.set_label(&mut wait)?;
@@ -132,5 +114,29 @@ impl Writer<'_> {
             self.a.pop(r)?;
         }
         self.leave()
+    }
+
+    /// Pushes the time at which this number of nanoseconds, less than a second, will have passed: a struct timespec of CLOCK_MONOTONIC. The
+    /// flags tell whether the clock was read (equal) or not. Overwrites rax, rcx, rsi, rdi and r11.
+    pub(crate) fn time_limit(&mut self, ns: u32) -> Result<(), Assembly> {
+        let mut whole = self.a.create_label();
+        // Room for a timespec.
+        self.a.push(rcx)?;
+        self.a.push(rcx)?;
+        self.a.mov(edi, CLOCK_MONOTONIC)?;
+        self.a.mov(rsi, rsp)?;
+        self.a.mov(eax, CLOCK_GETTIME)?;
+        self.a.syscall()?;
+        self.a.pop(rsi)?;
+        self.a.pop(rdi)?;
+        self.a.add(rdi, ns as i32)?;
+        self.a.cmp(rdi, NS_PER_SECOND)?;
+        self.a.jl(whole)?;
+        self.a.sub(rdi, NS_PER_SECOND)?;
+        self.a.inc(rsi)?;
+        self.a.set_label(&mut whole)?;
+        self.a.push(rdi)?;
+        self.a.push(rsi)?;
+        Ok(self.a.test(eax, eax)?)
     }
 }

@@ -45,6 +45,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::CpuTime => w.cpu_time()?,
             Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
+            Routine::Room => w.await_room()?,
             Routine::Read => w.memory(Access::Read)?,
             Routine::Write => w.memory(Access::Write)?,
             Routine::Usage => w.usage()?,

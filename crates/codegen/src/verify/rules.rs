@@ -37,6 +37,7 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
         Mode::Routine(Routine::Read) if is_note(env, i, memory, header::READS_FAILED) => true,
         Mode::Routine(Routine::Write) if is_note(env, i, memory, header::WRITES_FAILED) => true,
         Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
+        Mode::Routine(Routine::Room) => ends_waits(env, i, memory),
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
             let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
@@ -66,6 +67,10 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     }
     if mode == Mode::Routine(Routine::Await) {
         return reads_loader(env, i, memory, bound);
+    }
+    if mode == Mode::Routine(Routine::Room) {
+        let words = [env.data.displacement(header::DRAINS), env.data.alive()];
+        return is_absolute(memory) && words.iter().any(|word| memory.displacement() == u64::from(*word));
     }
     if matches!(mode, Mode::Routine(_)) && memory.segment() == Register::GS {
         return routine_access(env, memory);
@@ -188,6 +193,15 @@ fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> 
         _ => false,
     };
     what && is_absolute(memory)
+}
+
+/// Whether a thread that has waited for room may write to the operand: it compares and exchanges the number of times that the engine has
+/// emptied the buffers.
+fn ends_waits(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
+    i.code() == Code::Cmpxchg_rm32_r32
+        && i.has_lock_prefix()
+        && is_absolute(memory)
+        && memory.displacement() == u64::from(env.data.displacement(header::DRAINS))
 }
 
 /// Whether a thread at the loader's hook may read the operand: the words that it shares with the engine, the `alive` word, or the loader's

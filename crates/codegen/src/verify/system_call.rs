@@ -41,8 +41,8 @@ pub(super) fn call(
     at: u64,
     before: &dyn Fn(usize) -> Instruction,
 ) -> Option<SystemCall> {
-    if routine == Routine::Await {
-        return waiting::call(env, before);
+    if matches!(routine, Routine::Await | Routine::Room) {
+        return waiting::call(env, routine, before);
     }
     let writes = match routine {
         Routine::Read | Routine::Write => 0,
@@ -62,6 +62,7 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             | Routine::Find
             | Routine::GiveUp
             | Routine::Await
+            | Routine::Room
             | Routine::Usage
             | Routine::Time,
             _,
@@ -100,6 +101,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         Routine::Call
         | Routine::Event
         | Routine::Await
+        | Routine::Room
         | Routine::Fork
         | Routine::Forked
         | Routine::PruneGoroutine

@@ -1,11 +1,12 @@
-//! System calls of the routine that waits at the loader's hook. Each must be one of a few, and the instructions right before it set the
-//! arguments.
+//! System calls of the routines that wait: at the loader's hook, and for room in a buffer. Each must be one of a few, and the instructions
+//! right before it set the arguments.
 
 use iced_x86::{Code, Instruction, Register};
 use ingraft_model::layout::header;
 
 use super::system_call::{SystemCall, TIME_WORDS};
 use crate::code::environment::Environment;
+use crate::code::routine::Routine;
 use crate::snippet::cpu::CLOCK_GETTIME;
 use crate::snippet::loader::{ANY_BIT, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
 use crate::snippet::wall::CLOCK_MONOTONIC;
@@ -19,7 +20,7 @@ enum Given {
 
 /// System call for which the instructions before a `syscall` set the arguments; `before(1)` is the last of these. `None` if it is not
 /// permitted.
-pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
+pub(super) fn call(env: &Environment, routine: Routine, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
     let given: Vec<_> = (1..).map(before).map_while(|i| given(&i).map(|(r, value)| (r, value, i.ip()))).collect();
     // If several instructions set a register, the last one counts.
     let find = |r: Register| given.iter().find(|(set, ..)| *set == r);
@@ -45,17 +46,21 @@ pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> 
             number(Register::RDX, ONE),
         ])
     };
-    let wait = || {
+    let wait = |at| {
         needs(&[
             number(Register::RAX, FUTEX),
-            (Register::RDI, address(header::ANSWERED)),
+            (Register::RDI, address(at)),
             number(Register::RSI, FUTEX_WAIT_BITSET),
             (Register::R10, Given::StackPointer),
             number(Register::R9, ANY_BIT),
         ])
     };
     let asks = time().map(|start| SystemCall { start, writes: TIME_WORDS });
-    asks.or_else(|| wake().or_else(wait).map(|start| SystemCall { start, writes: 0 }))
+    let other = || match routine {
+        Routine::Room => wait(header::DRAINS),
+        _ => wake().or_else(|| wait(header::ANSWERED)),
+    };
+    asks.or_else(|| other().map(|start| SystemCall { start, writes: 0 }))
 }
 
 /// Register and value, if all that the instruction does is to set a register to a known value.

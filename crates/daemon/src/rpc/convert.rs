@@ -236,11 +236,12 @@ fn inclusive(measure: &v1::Measure) -> Result<Option<ingraft_engine::Inclusive>,
 
 /// Contents of the trace that a request asks for; `None` if it asks for no trace.
 fn tracing(measure: &v1::Measure) -> Result<Option<Tracing>, FieldError> {
-    let v1::Measure { trace_buffer, trace_times, .. } = *measure;
+    let v1::Measure { trace_buffer, trace_times, trace_lossless, .. } = *measure;
     let without = |field: &str| Err(FieldError::new(format!("measure.{field}"), "is set without `trace_buffer`"));
     let when = match &measure.trace_when {
         Some(_) if trace_buffer == 0 => return without("trace_when"),
         _ if trace_times && trace_buffer == 0 => return without("trace_times"),
+        _ if trace_lossless && trace_buffer == 0 => return without("trace_lossless"),
         Some(when) if when.function.is_empty() => return Err(FieldError::missing("measure.trace_when.function")),
         Some(v1::TraceCondition { function, expression }) => {
             Some(TraceCondition { function: function.clone(), expression: expression.clone() })
@@ -252,7 +253,7 @@ fn tracing(measure: &v1::Measure) -> Result<Option<Tracing>, FieldError> {
         return Ok(None);
     }
     let capacity = Capacity::of_bytes(trace_buffer).ok_or_else(too_large)?;
-    Ok(Some(Tracing { capacity, times: trace_times, when }))
+    Ok(Some(Tracing { capacity, times: trace_times, lossless: trace_lossless, when }))
 }
 
 /// Checks that a request is for a trace.

@@ -20,13 +20,14 @@ impl v1::traces_server::Traces for Service {
     async fn start(&self, request: Request<v1::StartTraceRequest>) -> Result<Response<Self::StartStream>, Status> {
         let caller = auth::caller(&request)?;
         let client = auth::client(&request);
-        let v1::StartTraceRequest { target, functions, wait_ns, buffer, times, when } = request.into_inner();
+        let v1::StartTraceRequest { target, functions, wait_ns, buffer, times, when, lossless } = request.into_inner();
         let measure = v1::Measure {
             functions,
             wait_ns,
             trace_buffer: buffer,
             trace_times: times,
             trace_when: when,
+            trace_lossless: lossless,
             ..v1::Measure::default()
         };
         let name = audit::target(target.as_ref());

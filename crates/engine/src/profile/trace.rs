@@ -93,18 +93,20 @@ impl TracePlan {
     }
 
     /// The code at the entry and at all places of the function with this number.
-    fn insertions(&self, number: u32, buffer: Buffer, (times, unwinds): (bool, bool)) -> Option<Vec<Insertion>> {
+    fn insertions(&self, number: u32, buffer: Buffer, tracing: &Tracing, unwinds: bool) -> Option<Vec<Insertion>> {
         let insertion = |point, parts, appended| insertion(self.function, (point, parts), buffer, appended);
         let stack = unwinds || self.resumes.contains(&true);
-        let enter = Appended { time: times, stack, bytes: Token::Enter(number).bytes()? };
+        let (time, waits) = (tracing.times, tracing.lossless);
+        let enter = Appended { time, stack, bytes: Token::Enter(number).bytes()?, waits };
         let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
         for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
             let passage = Token::Passage(n).bytes()?;
             let appended = match resumes {
                 true => {
-                    Appended { time: false, stack: true, bytes: [Token::Resume(number).bytes()?, passage].concat() }
+                    let bytes = [Token::Resume(number).bytes()?, passage].concat();
+                    Appended { time: false, stack: true, bytes, waits }
                 }
-                false => Appended { time: false, stack: false, bytes: passage },
+                false => Appended { time: false, stack: false, bytes: passage, waits },
             };
             let (point, parts) = self.point(*place)?;
             all.push(insertion(point, parts, appended));
@@ -125,9 +127,14 @@ impl TracePlan {
     }
 }
 
-/// The code that appends a token where a thread leaves calls without a return.
-pub fn mark(function: FunctionRef, point: PointKind, token: Token, buffer: Buffer) -> Option<Insertion> {
-    let appended = Appended { time: false, stack: token == Token::Unwound, bytes: token.bytes()? };
+/// The code that appends a token where a thread leaves calls without a return. `waits`: if the buffer is full, the thread waits.
+pub fn mark(
+    function: FunctionRef,
+    point: PointKind,
+    (token, waits): (Token, bool),
+    buffer: Buffer,
+) -> Option<Insertion> {
+    let appended = Appended { time: false, stack: token == Token::Unwound, bytes: token.bytes()?, waits };
     Some(insertion(function, (point, Parts::All), buffer, appended))
 }
 
@@ -190,13 +197,13 @@ pub fn instrumentation(
     let buffer = Buffer::of(&variables)?;
     let mut insertions = Vec::new();
     for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
-        insertions.extend(plan.insertions(number, buffer, (tracing.times, unwinds))?);
+        insertions.extend(plan.insertions(number, buffer, tracing, unwinds)?);
     }
     if plans.len() > FUNCTIONS_MAX as usize {
         return None;
     }
     for insertion in conditions {
-        let snippet = told(&insertion.snippet, &variables, buffer)?;
+        let snippet = told(&insertion.snippet, &variables, (buffer, tracing.lossless))?;
         insertions.push(Insertion { snippet, group: CONDITION + insertion.group, ..insertion });
     }
     for (function, why) in refused {
@@ -206,7 +213,7 @@ pub fn instrumentation(
 }
 
 /// The snippet of a condition, which appends a token whenever it counts.
-fn told(snippet: &Snippet, variables: &[Variable], buffer: Buffer) -> Option<Arc<Snippet>> {
+fn told(snippet: &Snippet, variables: &[Variable], (buffer, waits): (Buffer, bool)) -> Option<Arc<Snippet>> {
     fn all(stmts: &[Stmt], value: VariableId, append: &Stmt) -> Vec<Stmt> {
         let body = |stmts: &[Stmt]| all(stmts, value, append);
         let one = |stmt: &Stmt| match stmt {
@@ -222,7 +229,7 @@ fn told(snippet: &Snippet, variables: &[Variable], buffer: Buffer) -> Option<Arc
         stmts.iter().flat_map(one).collect()
     }
     let value = variables.iter().position(|variable| variable.kind == VariableKind::Counter)?;
-    let appended = Appended { time: false, stack: false, bytes: Token::Condition.bytes()? };
+    let appended = Appended { time: false, stack: false, bytes: Token::Condition.bytes()?, waits };
     let append = Stmt::Append(buffer.variable, buffer.capacity, appended);
     Some(Arc::new(Snippet { stmts: all(&snippet.stmts, VariableId(u32::try_from(value).ok()?), &append) }))
 }

@@ -215,6 +215,7 @@ impl Session {
         area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
         // The engine that listened is dead, and its code at the loader's hook does not inform this engine.
         area.stop_listening().map_err(failed)?;
+        area.end_waits().map_err(failed)?;
         let identity = area.identity().map_err(failed)?;
         let cpu = area.cpu_clock().map_err(failed)?;
         let family = area.is_family().map_err(failed)?;

@@ -87,7 +87,7 @@ impl Session {
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
         let plans = self.begin_profile(control, id, &mut wanted)?;
         wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
-        let trace = self.begin_trace(control, id, &mut wanted);
+        let trace = self.begin_trace(control, id, &mut wanted)?;
         let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
         let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));

@@ -529,6 +529,7 @@ impl Session {
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
+        self.permit_waits(&attached.area, wanted)?;
         // the state that children inherit takes as much memory as one thread's counters
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -648,15 +649,26 @@ impl Session {
         if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_kernel())) {
             return Ok(readable);
         }
+        // a program with this library will probably filter system calls, if it does not yet
+        let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
+        let is_filtered = will_filter || self.filters_system_calls(area)?;
+        if is_filtered && wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.waits_for_room())) {
+            let what = format!(
+                "threads of this program cannot wait for room in a trace's buffer: {FILTERED}, and a wait needs one"
+            );
+            let hint = "trace without `--lossless`; gaps are marked";
+            return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
+        }
+        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_for_data())) {
+            return Ok(readable);
+        }
         let own_data = wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.has_own_data()));
         if own_data && !matches!(identity, ThreadIdentity::FsOffset(_)) {
             let what = "variables of which every thread has its own cannot be read: how threads find them is not known of this program";
             let hint = "programs of the GNU C library and of musl are known";
             return Err(Error::new(ErrorKind::Failed, "no_own_data", what, hint).about(self.pid()));
         }
-        // a program with this library will probably filter system calls, if it does not yet
-        let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
-        if process.is_none() || will_filter || self.filters_system_calls(area)? {
+        if process.is_none() || is_filtered {
             let what = format!(
                 "neither memory of this program nor what the kernel counts for it can be read: {FILTERED}, and reading needs one"
             );

@@ -50,7 +50,7 @@ impl Session {
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
-        let trace = self.end_trace(id);
+        let (trace, waits_ended) = (self.end_trace(id), self.waits_ended(id));
         self.shared_mut().leaving = false;
         let removed = taken?;
         if keep
@@ -74,6 +74,7 @@ impl Session {
         }
         let over = last && control.unfinished.is_none();
         let mut removed = removed;
+        removed.warnings.extend(waits_ended);
         let profile = profile.unwrap_or_else(|e| {
             removed.warnings.push(format!("the last counts of the profile could not be read: {}", e.what));
             None
@@ -145,6 +146,7 @@ impl Session {
         // threads in the removed code may still enter these routines and return from them
         leaves.extend(woven.routines_of_passers());
         leaves.sort_unstable_by_key(|r| r.start);
+        leaves.dedup();
         let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
         let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
         let applied =
@@ -345,6 +347,7 @@ impl Session {
     /// Takes everything out, whatever measurements there are.
     pub fn detach(&self) -> Result<Removed, Error> {
         self.release_loader();
+        self.end_waits();
         let mut control = self.control();
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();

@@ -1,6 +1,10 @@
 //! Traces of a session: the buffers of threads, and the chunks that the engine takes from them while the target runs.
+//!
+//! In a lossless trace, a thread whose buffer is full waits until the engine has emptied all buffers. The wait makes system calls, so it ends
+//! for good when a filter of system calls appears in the target.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ingraft_analysis::Function;
 use ingraft_model::buffer::{LOST, Reader, Words as _};
@@ -16,16 +20,21 @@ use crate::measure::request::Wanted;
 use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
 use crate::program::modules::Modules;
 use crate::readings::values::Shards;
+use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::pair::{Pair, PairKey};
 use super::profile::module_info;
+use super::renewal::FILTERS_MAX;
 use super::shared::Shared;
 
 /// Largest number of bytes that are kept of threads that have ended, until somebody reads the trace. Of further threads, only a gap is told.
 const ENDED_MAX: usize = 64 << 20;
+
+/// Time between two checks for filters of system calls while threads may wait for room.
+const FILTERS_EVERY: Duration = Duration::from_millis(50);
 
 /// A trace of a measurement.
 #[derive(Debug)]
@@ -54,12 +63,25 @@ pub(super) struct Drain {
     capacity: Capacity,
     /// Whether the entries of functions write the time.
     times: bool,
+    /// Waits of threads for room in their buffers; `None` if no thread may wait.
+    waits: Option<Waits>,
+    /// Whether the waits have ended because the program filters its system calls.
+    filtered: bool,
     /// The stream of each shard that a thread holds.
     streams: FxHashMap<u32, Stream>,
     /// Number of the next stream.
     next: u32,
     /// Last chunks of threads that have ended.
     ended: Vec<Chunk>,
+}
+
+/// Waits of threads for room in their buffers.
+#[derive(Debug)]
+struct Waits {
+    /// Number of times that the engine has told threads that the buffers are empty.
+    drains: u32,
+    /// Time of the latest check for filters of system calls.
+    checked: Instant,
 }
 
 /// The tokens of one thread.
@@ -74,29 +96,41 @@ struct Stream {
 }
 
 impl Session {
-    /// Makes the pair of a trace its own, because it has its own buffers, and adds the code that tells where a thread leaves calls.
-    pub(super) fn begin_trace(&self, control: &Control, id: MeasurementId, wanted: &mut [Wanted]) -> Option<NewTrace> {
-        let traced = wanted.iter_mut().find(|w| !w.traced.is_empty())?;
+    /// Makes the pair of a trace its own, because it has its own buffers, and adds the code that tells where a thread leaves calls. `None` if
+    /// no pair is a trace. Fails if threads would wait for room in buffers of two traces: a wait ends when those of one trace are empty.
+    pub(super) fn begin_trace(
+        &self,
+        control: &Control,
+        id: MeasurementId,
+        wanted: &mut [Wanted],
+    ) -> Result<Option<NewTrace>, Error> {
+        let Some(traced) = wanted.iter_mut().find(|w| !w.traced.is_empty()) else { return Ok(None) };
         let mut marked = FxHashSet::default();
         // If such a function is traced itself, its entry comes after the mark.
-        let buffer = Buffer::of(&traced.instrumentation.variables)?;
-        let mut insertions = self.new_marks(control, buffer, &mut marked);
+        let Some(buffer) = Buffer::of(&traced.instrumentation.variables) else { return Ok(None) };
+        let waits = traced.instrumentation.insertions.iter().any(|insertion| insertion.snippet.waits_for_room());
+        if waits && self.shared().traces.values().any(|drain| drain.waits.is_some()) {
+            let what = "threads of this process wait for room in the buffers of another trace already";
+            let hint = "end that trace, or trace without `--lossless`; gaps are marked";
+            return Err(Error::new(ErrorKind::Failed, "no_waits", what, hint).about(self.pid()));
+        }
+        let mut insertions = self.new_marks(control, (buffer, waits), &mut marked);
         insertions.append(&mut traced.instrumentation.insertions);
         traced.instrumentation.insertions = insertions;
         traced.helpers = format!("trace {}", id.0).into();
-        Some(NewTrace { key: PairKey::of(traced), plans: Arc::clone(&traced.traced), marked })
+        Ok(Some(NewTrace { key: PairKey::of(traced), plans: Arc::clone(&traced.traced), marked }))
     }
 
     /// The code for points at which a thread leaves calls that are not marked yet. Adds them to the marked ones.
     fn new_marks(
         &self,
         control: &Control,
-        buffer: Buffer,
+        (buffer, waits): (Buffer, bool),
         marked: &mut FxHashSet<(MdlFunction, PointKind)>,
     ) -> Vec<Insertion> {
         let all = self.marks(&control.modules).into_iter();
         let new = all.filter(|(function, kind, _)| marked.insert((*function, *kind)));
-        new.filter_map(|(function, kind, token)| mark(function, kind, token, buffer)).collect()
+        new.filter_map(|(function, kind, token)| mark(function, kind, (token, waits), buffer)).collect()
     }
 
     /// Weaves the code that tells where a thread leaves calls into libraries that were loaded since.
@@ -106,7 +140,8 @@ impl Session {
         let pair = control.pairs.get(&key).map(|pair| (pair.counters.clone(), pair.variables.clone()));
         let Some((counters, variables)) = pair else { return Ok(()) };
         let Some(buffer) = Buffer::of(&variables) else { return Ok(()) };
-        let insertions = self.new_marks(control, buffer, &mut marked);
+        let waits = self.shared().traces.get(&id).is_some_and(|drain| drain.waits.is_some());
+        let insertions = self.new_marks(control, (buffer, waits), &mut marked);
         if insertions.is_empty() {
             return Ok(());
         }
@@ -122,7 +157,7 @@ impl Session {
         &self,
         control: &mut Control,
         id: MeasurementId,
-        &Tracing { capacity, times, .. }: &Tracing,
+        &Tracing { capacity, times, lossless, .. }: &Tracing,
         NewTrace { key, plans, marked }: NewTrace,
     ) {
         let Some(pair) = control.pairs.get(&key) else { return };
@@ -135,7 +170,10 @@ impl Session {
             began_ns: now_ns(),
             clock: times.then(|| self.clocks.wall().ok().map(TickClock::scale)).flatten(),
         };
-        let drain = Drain { first, capacity, times, streams: FxHashMap::default(), next: 0, ended: Vec::new() };
+        // `permit_waits` has told once.
+        let waits = lossless.then(|| Waits { drains: 1, checked: Instant::now() });
+        let (streams, ended) = (FxHashMap::default(), Vec::new());
+        let drain = Drain { first, capacity, times, waits, filtered: false, streams, next: 0, ended };
         self.shared_mut().traces.insert(id, drain);
         control.traces.insert(id, Trace { key, code, program, marked });
     }
@@ -160,6 +198,7 @@ impl Session {
 
     /// The tokens that threads have written since the last call. Does not stop the target.
     pub fn take_trace(&self, id: MeasurementId) -> Result<Vec<Chunk>, Error> {
+        self.look_for_filters(id);
         let mut shared = self.shared_mut();
         let Shared { area, tids, traces, .. } = &mut *shared;
         let drain = traces.get_mut(&id).ok_or_else(|| no_trace(id))?;
@@ -169,7 +208,64 @@ impl Session {
         for (shard, identity) in Shards::claims(&**area) {
             chunks.extend(drain.take(area, (shard, identity), tids, now));
         }
+        if let Some(waits) = &mut drain.waits
+            && let Err(error) = area.drained(&mut waits.drains)
+        {
+            tracing::debug!(%error, "threads that wait for room are not told");
+        }
         Ok(chunks)
+    }
+
+    /// Ends the waits of a trace if a filter of system calls is active in a thread of the target: it may forbid the calls by which threads
+    /// wait.
+    fn look_for_filters(&self, id: MeasurementId) {
+        let is_due = |drain: &mut Drain| {
+            let waits = drain.waits.as_mut().filter(|waits| waits.checked.elapsed() >= FILTERS_EVERY);
+            waits.map(|waits| waits.checked = Instant::now()).is_some()
+        };
+        let due = self.shared_mut().traces.get_mut(&id).is_some_and(is_due);
+        if due && self.target.has_filter(FILTERS_MAX) {
+            self.end_waits();
+            if let Some(drain) = self.shared_mut().traces.get_mut(&id) {
+                drain.filtered = true;
+            }
+        }
+    }
+
+    /// Ends the waits of a trace whose code was taken out. Returns a warning if they have ended before.
+    pub(super) fn waits_ended(&self, id: MeasurementId) -> Option<String> {
+        let of_drain = |drain: &Drain| (drain.filtered, drain.waits.is_some());
+        let (filtered, waits) = self.shared().traces.get(&id).map(of_drain).unwrap_or_default();
+        if waits {
+            self.end_waits();
+        }
+        let what = "the program began to filter its system calls, so that its threads did not wait for room any more";
+        filtered.then(|| what.to_owned())
+    }
+
+    /// Ends the waits of threads for room in their buffers for good.
+    pub(super) fn end_waits(&self) {
+        let mut shared = self.shared_mut();
+        let mut waits = false;
+        shared.traces.values_mut().for_each(|drain| waits |= drain.waits.take().is_some());
+        if let Some(area) = shared.area.as_ref().filter(|_| waits)
+            && let Err(error) = area.end_waits()
+        {
+            tracing::debug!(%error, "threads wait for room until their time is over");
+        }
+    }
+
+    /// Permits threads to wait for room before code is inserted in which they do. Fails if the engine cannot empty the buffers fast enough.
+    pub(super) fn permit_waits(&self, area: &SharedArea, wanted: &[WantedPoints<'_>]) -> Result<(), Error> {
+        if !wanted.iter().any(|w| w.minis.iter().any(|mini| mini.snippet.waits_for_room())) {
+            return Ok(());
+        }
+        if !area.is_mapped() {
+            let what = "threads cannot wait for room in a trace's buffer: the engine cannot map their buffers";
+            let hint = "trace without `--lossless`; gaps are marked";
+            return Err(Error::new(ErrorKind::Failed, "no_waits", what, hint).about(self.pid()));
+        }
+        area.begin_waits().map_err(|e| self.failed(e))
     }
 }
 

@@ -53,8 +53,9 @@ impl<'a> Moving<'a> {
         let mut points = Vec::new();
         for (place, old) in woven.known(function) {
             let waits = |stmt: &Stmt| matches!(stmt, Stmt::Await);
-            let stays =
-                |snippet: &ingraft_model::Snippet| !snippet.calls().is_empty() || snippet.stmts.iter().any(waits);
+            let stays = |snippet: &ingraft_model::Snippet| {
+                !snippet.calls().is_empty() || snippet.stmts.iter().any(waits) || snippet.waits_for_room()
+            };
             let hosted = match old.minis.is_empty() {
                 true => None,
                 false => {

@@ -705,9 +705,14 @@ impl Woven {
         Ok(PlannedRemoval { plan, gone, chains, woven })
     }
 
-    /// The shared routines of all arenas. A thread in one may be about to read a word that a change writes.
+    /// The shared routines of all arenas in which a thread may be about to read a word that a change writes.
     pub fn routines(&self) -> Vec<AvmaRange> {
-        self.arenas.iter().flat_map(Arena::shared).collect()
+        let reads = |arena: &Arena| {
+            let mut shared = arena.shared();
+            shared.retain(|range| Some(range) != arena.room());
+            shared
+        };
+        self.arenas.iter().map(reads).collect::<Vec<_>>().concat()
     }
 
     /// The shared routines in which no thread waits, so that threads leave them soon.

@@ -158,7 +158,8 @@ impl fmt::Display for Stmt {
             Stmt::Mark(v, key, ObjectState { kind, retired: true }) => {
                 write!(f, "retire v{}, {key}, {};", v.0, kind.name())
             }
-            Stmt::Append(v, _, Appended { time, stack, bytes }) => {
+            Stmt::Append(v, _, Appended { time, stack, bytes, waits }) => {
+                f.write_str(if *waits { "wait for room; " } else { "" })?;
                 write!(f, "append v{}", v.0)?;
                 f.write_str(if *time { " time" } else { "" })?;
                 f.write_str(if *stack { " sp" } else { "" })?;

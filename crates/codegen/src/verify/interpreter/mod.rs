@@ -720,7 +720,7 @@ impl<'a> Interpreter<'a> {
             Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Time => state.lose(2),
-            Routine::CpuTime | Routine::Await | Routine::Fork | Routine::Forked => {}
+            Routine::CpuTime | Routine::Await | Routine::Room | Routine::Fork | Routine::Forked => {}
         }
         Ok(back)
     }

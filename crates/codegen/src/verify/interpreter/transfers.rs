@@ -123,7 +123,7 @@ impl Interpreter<'_> {
     /// Checks the end of a routine: a jump to rax, with all registers unchanged except the answer.
     pub(super) fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
-            Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
+            Mode::Routine(Routine::CpuTime | Routine::Await | Routine::Room) => (0, 0),
             Mode::Routine(Routine::Time) => (0, 1 << 2),
             // The answer is in rcx.
             Mode::Routine(_) => (0, 1 << 1),
