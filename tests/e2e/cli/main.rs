@@ -50,6 +50,7 @@ mod library;
 mod limits;
 mod lingers;
 mod longruns;
+mod lossless;
 mod messages;
 mod metrics;
 mod moved;
