@@ -248,15 +248,15 @@ impl Session {
         let inserted = self.insert_wanted(control, wanted, false, 0);
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
+        let exact = exact();
         if let Some(profiling) = request.profile {
-            let is_late = !plans.is_empty() && !exact();
+            let is_late = !plans.is_empty() && !exact;
             let hidden = self.note_profile(control, (id, profiling), (plans, Some(&caught_up)), &mut found);
             Session::note_hidden(control, id, hidden);
             if let Some(profile) = control.profiles.get_mut(&id).filter(|_| is_late) {
                 profile.clock.note_late_library();
             }
         }
-        let exact = exact();
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();
         let known: FxHashSet<&PairKey> = old.iter().map(|v| &v.key).collect();

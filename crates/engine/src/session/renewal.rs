@@ -29,7 +29,7 @@ impl Renewal {
         let (until, dropped) = channel();
         let (target, area, begin) = (Arc::clone(target), Arc::clone(area), Instant::now());
         let give = move || {
-            while dropped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) && begin.elapsed() + LAST < at_most {
+            while dropped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) && may_renew(begin.elapsed(), at_most) {
                 let filtered = target.has_filter(FILTERS_MAX);
                 let done = if filtered { area.stop_listening() } else { area.renew() };
                 if let Err(error) = done {
@@ -47,5 +47,38 @@ impl Renewal {
                 None
             }
         }
+    }
+}
+
+/// Whether a thread that has waited for `waited` may get a renewal, so that it waits for no longer than `at_most` in all.
+fn may_renew(waited: Duration, at_most: Duration) -> bool {
+    waited.saturating_add(LAST) < at_most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Longest time for which a thread waits if the engine dies right after its last renewal.
+    fn longest_wait(at_most: Duration) -> Duration {
+        let limit = Duration::from_nanos(LOADER_WAIT_NS.into());
+        let renewals = (1..).map(|n| EVERY * n).take_while(|waited| may_renew(*waited, at_most));
+        // The thread sees the renewal at its next time limit, at most `limit` later, and then waits once more.
+        renewals.last().map_or(limit, |last| last + 2 * limit)
+    }
+
+    #[test]
+    fn no_thread_waits_longer_than_asked() {
+        let limit = Duration::from_nanos(LOADER_WAIT_NS.into());
+        for ms in (0..5000).step_by(7) {
+            let at_most = Duration::from_millis(ms);
+            assert!(longest_wait(at_most) <= at_most.max(limit), "{at_most:?} {:?}", longest_wait(at_most));
+        }
+        // The renewals last about as long as asked.
+        for ms in (1000..5000).step_by(100) {
+            let at_most = Duration::from_millis(ms);
+            assert!(longest_wait(at_most) + 2 * EVERY >= at_most, "{at_most:?} {:?}", longest_wait(at_most));
+        }
+        assert!(!may_renew(Duration::MAX, Duration::MAX));
     }
 }
