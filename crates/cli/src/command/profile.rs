@@ -159,11 +159,13 @@ impl Profiles {
                 stopped_ms: millis(profile.held_ns),
             }))?;
         }
+        let names = out.json().then(|| inclusive::Names::of(profile));
         for counts in Counts::all(site, profile) {
             counts.objects(self.kind, out)?;
-            inclusive::calls(&counts, profile).into_iter().try_for_each(|call| out.object(&Object::CallSite(call)))?;
+            let calls = names.as_ref().map(|names| inclusive::calls(&counts, profile, names));
+            calls.into_iter().flatten().try_for_each(|call| out.object(&Object::CallSite(call)))?;
         }
-        if out.json() {
+        if names.is_some() {
             return Ok(());
         }
         out.text(&match self.kind {

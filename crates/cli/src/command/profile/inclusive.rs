@@ -1,7 +1,9 @@
 //! Inclusive event totals: those of functions as a column of their table, those of calls as a table and records of their own.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
+use ingraft_model::Svma;
 use ingraft_report::Callee;
 use ingraft_wire::profile::{Inclusive, Profile};
 
@@ -23,20 +25,30 @@ pub(super) fn title(profile: &Profile) -> Option<&'static str> {
     })
 }
 
+/// Names of the functions of a profile, by module and first byte.
+pub(super) struct Names<'p>(HashMap<(usize, Svma), &'p str>);
+
+impl<'p> Names<'p> {
+    /// The names that the calls of a profile need: none if it has no inclusive totals.
+    pub(super) fn of(profile: &'p Profile) -> Self {
+        let all = profile.saved.functions.iter().zip(&profile.details);
+        let named = all.map(|(function, details)| ((function.module, function.start), details.name.as_str()));
+        // Of functions with the same first byte, the first one names the callee.
+        Names(if title(profile).is_some() { named.rev().collect() } else { HashMap::new() })
+    }
+}
+
 /// The calls that a function has made, with their inclusive totals.
-pub(super) fn calls(counts: &Counts<'_>, profile: &Profile) -> Vec<CallSite> {
-    let of = |block: usize| counts.details.calls.iter().find(|(of, _)| *of == block).map(|(_, total)| total.clone());
+pub(super) fn calls(counts: &Counts<'_>, profile: &Profile, names: &Names<'_>) -> Vec<CallSite> {
+    let totals: HashMap<usize, &Inclusive> =
+        counts.details.calls.iter().rev().map(|(block, total)| (*block, total)).collect();
     let name = |callee: &Callee| match callee {
-        Callee::Own(at) => {
-            let is_it = |of: &ingraft_report::FunctionProfile| of.module == counts.counts.module && of.start == *at;
-            let number = profile.saved.functions.iter().position(is_it)?;
-            profile.details.get(number).map(|details| details.name.clone())
-        }
+        Callee::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
         Callee::Named(name) => Some(name.clone()),
         Callee::Other { .. } | Callee::Indirect | Callee::System => None,
     };
     let one = |site: &ingraft_report::CallCount| {
-        let Inclusive { events, inexact } = of(site.block)?;
+        let Inclusive { events, inexact } = totals.get(&site.block).copied()?.clone();
         Some(CallSite {
             id: counts.id.clone(),
             call_site: counts.offset(counts.counts.blocks.get(site.block)?.last),
@@ -52,7 +64,8 @@ pub(super) fn calls(counts: &Counts<'_>, profile: &Profile) -> Vec<CallSite> {
 
 /// The calls with the largest inclusive totals; empty if the profile has none.
 pub(super) fn table(all: &[Counts<'_>], profile: &Profile, width: Option<usize>) -> String {
-    let mut calls: Vec<CallSite> = all.iter().flat_map(|counts| calls(counts, profile)).collect();
+    let names = Names::of(profile);
+    let mut calls: Vec<CallSite> = all.iter().flat_map(|counts| calls(counts, profile, &names)).collect();
     let Some(title) = title(profile).filter(|_| !calls.is_empty()) else { return String::new() };
     calls.sort_by_key(|call| Reverse(call.inclusive));
     let mut table = Table::new().shrinking("CALL").shrinking("CALLEE").right("CALLS").right(title);
