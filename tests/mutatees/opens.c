@@ -1,10 +1,11 @@
 /* Opens a library at once and calls its functions, without waiting for anybody.
  *
- * opens PATH N REPORT [HOW]  calls `f0` N times, `f1` 2 N times, `f2` 3 N times. Then it writes `wrong W` to the file REPORT: the number of
+ * opens PATH N REPORT [HOW [OFFSET]]
+ *                            calls `f0` N times, `f1` 2 N times, `f2` 3 N times. Then it writes `wrong W` to the file REPORT: the number of
  *                            calls with a wrong result. HOW:
  *                            late    calls `f0` once, waits until its code is changed, and then begins
- *                            filter  before, forbids futex(2), by which the process would be killed (seccomp), and waits until no thread
- *                                    is asked to wait for the engine any more
+ *                            filter OFFSET  before, forbids futex(2), by which the process would be killed (seccomp), and waits until the
+ *                                    word at OFFSET in the engine's area is 0: no thread is asked to wait for the engine any more
  */
 #include "mutatee.h"
 #include <dlfcn.h>
@@ -29,21 +30,21 @@ static void filter(void) {
 #endif
 }
 
-/* Whether threads that load a library are asked to wait for the engine: the word LISTENING in the engine's area (layout.rs). */
-static int is_listening(void) {
+/* Whether the word at an offset in the engine's area is not 0 */
+static int is_set(unsigned long offset) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
-    int listening = 0;
+    int set = 0;
     if (!maps) abort();
     while (fgets(line, sizeof line, maps)) {
         const volatile char *base = (const volatile char *)(uintptr_t)strtoul(line, NULL, 16);
         char *rest = strchr(line, ' ');
         if (!rest || rest[1] != 'r' || !strstr(line, "memfd:ingraft")) continue;
         if (memcmp((const char *)base, "INGRAFT\x01", 8)) continue;
-        listening |= *(const volatile int *)(base + 0x1fc0) != 0;
+        set |= *(const volatile int *)(base + offset) != 0;
     }
     fclose(maps);
-    return listening;
+    return set;
 }
 
 static void nap(long ms) {
@@ -58,7 +59,9 @@ int main(int argc, char **argv) {
     const char *how = argc > 4 ? argv[4] : "";
     if (!strcmp(how, "filter")) {
         filter();
-        while (is_listening()) nap(1);
+        unsigned long listening = argc > 5 ? strtoul(argv[5], NULL, 0) : 0;
+        if (!listening) return 2;
+        while (is_set(listening)) nap(1);
     }
     void *library = dlopen(argv[1], RTLD_NOW);
     if (!library) return 3;

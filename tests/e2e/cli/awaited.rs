@@ -4,6 +4,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ingraft_model::layout::header;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Session, output, program, skip, wait_until};
 
@@ -90,7 +91,9 @@ impl Opening {
         let directory = ingraft_testing::open_directory();
         let report = directory.path().join("report");
         let report = report.to_str().expect("a path");
-        let words = ["--", &path("opens"), &path("libbulk.so"), "1000", report, how];
+        // The word that says whether threads are asked to wait.
+        let listening = header::LISTENING.to_string();
+        let words = ["--", &path("opens"), &path("libbulk.so"), "1000", report, how, &listening];
         Opening { arguments: words.into_iter().map(str::to_owned).collect(), directory }
     }
 
