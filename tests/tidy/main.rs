@@ -10,6 +10,7 @@ mod gaps;
 mod licences;
 mod prose;
 mod records;
+mod rings;
 
 use std::path::{Path, PathBuf};
 
