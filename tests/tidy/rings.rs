@@ -13,7 +13,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("engine", 30),
     ("mdl", 15),
     ("model", 2),
-    ("process", 28),
+    ("process", 7),
     ("profile", 2),
     ("report", 1),
     ("wire", 1),

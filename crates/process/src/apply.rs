@@ -11,11 +11,11 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallCl
 use crate::bases;
 use crate::bound::Tries;
 use crate::error::{ApplyError, Error};
-use crate::frame;
+use crate::frame::{self, Frames};
 use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::goroutines::Goroutines;
 use crate::procfs::Mapping;
-use crate::stack::{Frames, SavedPc, Stacks, Top, contains};
+use crate::stack::{SavedPc, Stacks, Top, contains};
 use crate::suspended::{Home, Waiting, Words};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};

@@ -7,7 +7,6 @@ use ingraft_model::{Avma, Tid};
 
 use crate::gadgets::WayBack;
 use crate::sys;
-use crate::target::Target;
 
 /// Value of the selector byte with which all system calls pass (SYSCALL_DISPATCH_FILTER_ALLOW).
 const ALLOW: u8 = 0;
@@ -46,13 +45,14 @@ impl UserDispatch {
 ///
 /// The selector belongs to the thread: its own code sets it to ALLOW while its handler makes system calls. So if it is ALLOW now, it stays so
 /// until the thread is back, even if the engine dies. Nothing is turned off, because a dead engine could not turn it on again.
-pub(crate) fn passage(target: &Target, tid: Tid, way: &WayBack) -> Passage {
+///
+/// `read` returns a byte of the thread's memory, if it can be read.
+pub(crate) fn passage(read: impl Fn(Avma) -> Option<u8>, tid: Tid, way: &WayBack) -> Passage {
     match sys::user_dispatch(tid) {
         Ok(None) => Passage::Free,
         Ok(Some(dispatch)) => {
-            let mut byte = [0];
-            let readable = dispatch.selector != 0 && target.read(Avma(dispatch.selector), &mut byte).is_ok();
-            match dispatch.passes(&way.after_calls, readable.then_some(byte[0])) {
+            let selector = Some(dispatch.selector).filter(|at| *at != 0).and_then(|at| read(Avma(at)));
+            match dispatch.passes(&way.after_calls, selector) {
                 true => Passage::Free,
                 false => Passage::Trapped,
             }

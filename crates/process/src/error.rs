@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
-use crate::limits::Shortage;
+use crate::shortage::Shortage;
 
 /// Reason why a process may not be attached to. `Display` gives the reason; [`Denial::hint`] says how attaching would be permitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,8 @@
 //! The return of a borrowed thread: a signal frame as the kernel itself would build it. `rt_sigreturn` restores every register from it. So
 //! the thread returns to where it was even if the engine has died.
 
+use ingraft_model::Avma;
+
 use crate::sys::Regs;
 
 /// Bytes below the stack pointer that the running function may use.
@@ -47,6 +49,17 @@ pub(crate) const ERESTART_RESTARTBLOCK: i64 = -516;
 const SYS_RESTART: u64 = 219;
 const EINTR: i64 = -4;
 const SYS_IO_PGETEVENTS: i64 = 333;
+
+/// Method of recognising the signal frames on a stack.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Frames {
+    /// Signal frames are not searched for.
+    None,
+    /// By their return addresses or by their form. The return addresses are the places where handlers call rt_sigreturn (sorted).
+    Returning(Vec<Avma>),
+    /// By their form alone, because no code of this program is known to call rt_sigreturn.
+    Formed,
+}
 
 /// System calls that a stop ends with EINTR although no signal came. They have had no effect yet, so they may be repeated. close is not in
 /// the list: repeated, it could close another file.

@@ -9,12 +9,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 use ingraft_model::Avma;
 use memchr::memmem;
 
-use crate::error::Error;
-use crate::frame::MAX_IN_FRONT;
-use crate::module;
-use crate::procfs::Mapping;
-use crate::stack::Frames;
-use crate::target::Target;
+use crate::frame::{Frames, MAX_IN_FRONT};
 
 /// `syscall`
 pub(crate) const SYSCALL: &[u8] = &[0x0f, 0x05];
@@ -57,9 +52,9 @@ pub(crate) struct Gadgets {
     /// All code that calls rt_sigreturn, sorted by address. Signal handlers return there.
     sigreturn: Vec<Avma>,
     /// Code and stack words for the return; if the target lacks a piece of code, the name of that piece.
-    way: Result<WayBack, &'static str>,
+    pub(crate) way: Result<WayBack, &'static str>,
     /// Bytes of the code that the return uses, with their addresses.
-    pieces: Vec<(Avma, Vec<u8>)>,
+    pub(crate) pieces: Vec<(Avma, Vec<u8>)>,
 }
 
 /// Code that ends with a `ret` and changes only registers. It reads only registers and the stack.
@@ -83,16 +78,6 @@ enum Rax {
 }
 
 impl Gadgets {
-    /// Searches the vDSO and all code that comes from files, also where the program has moved it.
-    pub(crate) fn find(target: &Target) -> Result<Self, Error> {
-        let mut search = Search::default();
-        for_all_code(target, &mut |start, code| search.look_for_calls(start, code))?;
-        if search.lacks_number() {
-            for_all_code(target, &mut |start, code| search.look_for_number(start, code))?;
-        }
-        Ok(search.result())
-    }
-
     /// The way back of a borrowed thread. The error names the code that the target does not have.
     pub(crate) fn way_back(&self) -> Result<&WayBack, &'static str> {
         self.way.as_ref().map_err(|missing| *missing)
@@ -105,43 +90,11 @@ impl Gadgets {
             false => Frames::Returning(self.sigreturn.clone()),
         }
     }
-
-    /// Whether the code is still where it was found.
-    pub(crate) fn still_there(&self, target: &Target) -> bool {
-        let mut now = [0; LONGEST_BYTES];
-        let holds = |(at, bytes): &(Avma, Vec<u8>)| {
-            let now = &mut now[..bytes.len().min(LONGEST_BYTES)];
-            target.read(*at, now).is_ok() && now == bytes.as_slice()
-        };
-        self.way.is_ok() && self.pieces.iter().all(holds)
-    }
 }
 
-/// Whether the program may write this code while it runs. Just-in-time compilers do so, in memory that is mapped twice.
-fn may_change(m: &Mapping) -> bool {
-    const IN_MEMORY: [&str; 4] = ["/memfd:", "/dev/shm/", "/anon_hugepage", "/SYSV"];
-    m.shared
-        || m.write
-        || IN_MEMORY.iter().any(|begin| m.path.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
-}
-
-/// Passes the readable part of all code to `look`, one mapping at a time, except code that the program may write.
-fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
-    let mut bytes = Vec::new();
-    let maps = target.maps()?;
-    let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
-    let vdso = maps.iter().filter(|m| m.path.as_os_str() == "[vdso]").cloned();
-    let whole = maps.iter().filter(|m| m.is_file() && !may_change(m)).cloned();
-    for m in vdso.chain(whole).chain(moved).filter(|m| m.exec) {
-        bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
-        let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
-        look(m.range.start, &bytes[..n]);
-    }
-    Ok(())
-}
-
+/// A search for the code, through all code of a target.
 #[derive(Default, Debug)]
-struct Search {
+pub(crate) struct Search {
     sigreturn: Vec<(Avma, usize)>,
     /// The piece that begins with a `syscall` and takes the fewest words from the stack, of those found so far.
     call: Option<Piece>,
@@ -152,7 +105,7 @@ struct Search {
 }
 
 impl Search {
-    fn look_for_calls(&mut self, start: Avma, code: &[u8]) {
+    pub(crate) fn look_for_calls(&mut self, start: Avma, code: &[u8]) {
         for i in memmem::find_iter(code, SYSCALL) {
             let (at, end) = (start.offset(i as i64), i + SYSCALL.len());
             self.any_call.get_or_insert(at);
@@ -170,11 +123,11 @@ impl Search {
         }
     }
 
-    fn lacks_number(&self) -> bool {
+    pub(crate) fn lacks_number(&self) -> bool {
         self.sigreturn.is_empty() && self.call.is_some()
     }
 
-    fn look_for_number(&mut self, start: Avma, code: &[u8]) {
+    pub(crate) fn look_for_number(&mut self, start: Avma, code: &[u8]) {
         if self.number.is_some() {
             return;
         }
@@ -189,7 +142,7 @@ impl Search {
         self.number = pieces.next();
     }
 
-    fn result(mut self) -> Gadgets {
+    pub(crate) fn result(mut self) -> Gadgets {
         self.sigreturn.sort_unstable();
         self.sigreturn.dedup_by_key(|(at, _)| *at);
         let mut pieces = Vec::new();

@@ -2,10 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
-use crate::target::{Target, lock};
-use crate::tracer::{Tracer, with_tracer};
-
 /// Two holds with less than this time between them count as one: on a busy machine a released thread gets no processor so soon.
 const CLOSE: Duration = Duration::from_micros(100);
 
@@ -30,29 +26,16 @@ pub struct HoldTime {
 /// The holds of a target.
 #[derive(Debug, Default)]
 pub(crate) struct Holds {
-    total: Duration,
-    longest: HoldTime,
+    pub(crate) total: Duration,
+    pub(crate) longest: HoldTime,
     /// The latest hold, merged with holds shortly before it: its length so far, and its end.
-    last: Option<(HoldTime, Instant)>,
+    pub(crate) last: Option<(HoldTime, Instant)>,
     /// Longest time for which one hold may last; `None` if there is no bound.
     pub(crate) bound: Option<Duration>,
 }
 
-/// A bound of holds in force, see [`Target::bound_holds`]. When it is dropped, the former one is in force again.
-#[derive(Debug)]
-pub struct Bounded<'a> {
-    target: &'a Target,
-    before: Option<Duration>,
-}
-
-impl Drop for Bounded<'_> {
-    fn drop(&mut self) {
-        lock(&self.target.holds).bound = self.before;
-    }
-}
-
 impl Holds {
-    fn note(&mut self, hold: Hold) {
+    pub(crate) fn note(&mut self, hold: Hold) {
         let held = hold.ended.saturating_duration_since(hold.began);
         let waited = hold.waited.min(held);
         let piece = match self.last {
@@ -66,44 +49,6 @@ impl Holds {
             self.longest = piece;
         }
         self.last = Some((piece, hold.ended));
-    }
-}
-
-impl Target {
-    /// Runs `work` with a tracer of this process, and records how long threads were held.
-    pub(crate) fn trace<R: Send>(&self, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, Error> {
-        let bound = lock(&self.holds).bound;
-        let (result, holds) = with_tracer(self.pid(), bound, work)?;
-        let mut known = lock(&self.holds);
-        holds.into_iter().for_each(|hold| known.note(hold));
-        Ok(result)
-    }
-
-    /// The longest time for which threads were held without a break since the last call of this function. It runs from the interrupt of the
-    /// first thread to the release of the last, over all operations, including those that borrowed a thread. Holds that follow each other
-    /// at once count as one.
-    pub fn take_longest_hold(&self) -> HoldTime {
-        let mut holds = lock(&self.holds);
-        holds.last = None;
-        std::mem::take(&mut holds.longest)
-    }
-
-    /// Sets the longest time for which one hold may last, without the waits for a processor, until the returned value is dropped. `None`
-    /// lifts the bound.
-    ///
-    /// Each stop has the bound for itself: one that borrows a thread, one that looks at all threads, one that writes the text. A stop is
-    /// given up while it waits for threads, and at the latest before it changes anything: the first byte of text, program counter, or
-    /// register of a borrowed thread. It is tried again for 15 s; then the operation fails with [`Error::HoldTooLong`]. Two times are not
-    /// foreseen: system calls that a borrowed thread makes, and the work of a visitor. Threads of a program that is being started are
-    /// held without a bound, because nothing runs there.
-    #[must_use = "the bound is in force as long as this lives"]
-    pub fn bound_holds(&self, bound: Option<Duration>) -> Bounded<'_> {
-        Bounded { target: self, before: std::mem::replace(&mut lock(&self.holds).bound, bound) }
-    }
-
-    /// Total time for which threads were held.
-    pub fn time_held(&self) -> Duration {
-        lock(&self.holds).total
     }
 }
 

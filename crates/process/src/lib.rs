@@ -10,6 +10,7 @@
 #![warn(clippy::too_many_lines)]
 
 mod access;
+mod acting;
 mod apply;
 mod area;
 mod bases;
@@ -34,6 +35,7 @@ mod hosts;
 mod lend;
 mod limits;
 mod module;
+mod own_code;
 mod pages;
 mod perf;
 mod procfs;
@@ -42,6 +44,8 @@ mod rights;
 mod room;
 mod seal;
 mod sharers;
+mod shortage;
+mod signs;
 mod slots;
 mod spawn;
 mod stack;
@@ -50,12 +54,14 @@ mod suspended;
 mod switches;
 mod sys;
 mod target;
+mod traced;
 mod tracer;
 mod vectors;
 mod visit;
 mod wards;
 
 pub use access::{ProcessInfo, attachable, children, describe, find_by_name, has_memory, parent_and_title, processes};
+pub use acting::Acting;
 pub use apply::{Applied, FaultFrames, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use buffer::ThreadBuffer;
@@ -66,8 +72,8 @@ pub use error::{ApplyError, Denial, Error};
 pub use fibres::Preemption;
 pub use files::read_named;
 pub use goroutines::Goroutines;
-pub use holds::{Bounded, HoldTime};
-pub use limits::{MemoryLimit, MemoryNeed, MemoryRoom, Shortage};
+pub use holds::HoldTime;
+pub use limits::MemoryNeed;
 pub use module::{FileSource, MappedFile, loads};
 pub use pages::Touched;
 pub use perf::{
@@ -76,13 +82,15 @@ pub use perf::{
 };
 pub use procfs::{Mapping, Status, boot_id};
 pub use remote::Remote;
-pub use rights::{Acting, Rights, permitted};
+pub use rights::{Rights, permitted};
 pub use room::{DataAreaRequest, MAPS_NAME};
+pub use shortage::{MemoryLimit, MemoryRoom, Shortage};
 pub use spawn::{Start, Streams, spawn};
 pub use stack::contains;
 pub use survey::{ID_OFFSETS, Survey, ThreadFacts};
 pub use suspended::Words;
 pub use sys::{abort_after, before_steps, steps, thread_exists};
 pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};
+pub use traced::Bounded;
 pub use vectors::vector_state;
 pub use visit::{Held, HeldRegisters, HeldThread, Visitor};

@@ -5,7 +5,6 @@
 //! It also charges pages of the data area to it that a thread of the target touches first.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,12 +15,12 @@ use crate::area::SharedArea;
 use crate::error::Error;
 use crate::procfs::{self, Mapping};
 use crate::room::DataAreaRequest;
+use crate::shortage::{MemoryLimit, MemoryRoom, Shortage};
 use crate::target::{Target, lock};
 
 const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
 /// Bytes that one page of page table entries maps.
 const TABLE_SPAN: u64 = HUGE_PAGE;
 /// Memory that stays free for the target's own allocations, in addition to a quarter of the memory that a change takes.
@@ -40,90 +39,6 @@ pub struct MemoryNeed {
     pub charged: u64,
     /// Address space.
     pub address_space: u64,
-}
-
-/// Limit on the memory of a target.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum MemoryLimit {
-    /// A control group: the file that holds the limit.
-    Group(PathBuf),
-    /// RLIMIT_AS.
-    AddressSpace,
-    /// The commit limit of the kernel (`vm.overcommit_memory` is 2).
-    Commit,
-    /// The memory of the machine.
-    Machine,
-}
-
-/// A limit on the memory of a target, and the room below it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MemoryRoom {
-    /// The limit.
-    pub limit: MemoryLimit,
-    /// Value of the limit in bytes.
-    pub total: u64,
-    /// Bytes that are still available, including memory that the kernel can reclaim.
-    pub left: u64,
-}
-
-/// A limit leaves too little room for a change.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Shortage {
-    /// The limit.
-    pub room: MemoryRoom,
-    /// Upper bound of the bytes that the change takes.
-    pub needed: u64,
-    /// Bytes that must stay free for the target.
-    pub reserve: u64,
-}
-
-impl fmt::Display for MemoryLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            MemoryLimit::Group(file) => write!(f, "{}", file.display()),
-            MemoryLimit::AddressSpace => f.write_str("RLIMIT_AS"),
-            MemoryLimit::Commit => f.write_str("the commit limit (vm.overcommit_memory=2)"),
-            MemoryLimit::Machine => f.write_str("this machine"),
-        }
-    }
-}
-
-impl fmt::Display for Shortage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MemoryRoom { limit, total, left } = &self.room;
-        let (needed, reserve) = (Size(self.needed), Size(self.reserve));
-        let (total, left) = (Size(*total), Size(*left));
-        let what = if *limit == MemoryLimit::AddressSpace { "address space" } else { "memory" };
-        write!(
-            f,
-            "up to {needed} of {what} are needed in the target, and {reserve} must stay free: {limit} ({total}) leaves {left}"
-        )
-    }
-}
-
-impl Shortage {
-    /// Advice for the user in one line.
-    pub fn hint(&self) -> String {
-        let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
-        match self.room.limit {
-            MemoryLimit::Machine => {
-                format!("nothing was changed; free {more} of memory, or measure fewer functions at a time")
-            }
-            MemoryLimit::Group(_) | MemoryLimit::AddressSpace | MemoryLimit::Commit => {
-                format!("nothing was changed; raise the limit by {more}, or measure fewer functions at a time")
-            }
-        }
-    }
-}
-
-/// Number of bytes, formatted in MiB for the user.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tenths = self.0.saturating_mul(10).div_ceil(MIB);
-        write!(f, "{}.{} MiB", tenths / 10, tenths % 10)
-    }
 }
 
 impl MemoryNeed {
@@ -475,14 +390,13 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_sizes() {
+    fn limits_are_read() {
         let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
             Max cpu time              unlimited            unlimited            seconds   \n\
             Max address space         12345                unlimited            bytes     \n";
         assert_eq!(soft_limit(text, "Max address space"), Some(12345));
         assert_eq!(soft_limit(text, "Max cpu time"), None);
         assert_eq!(meminfo("MemTotal:       24683 kB\nX: 1\n", "MemTotal"), Some(24683 << 10));
-        assert_eq!(Size(MIB + 1).to_string(), "1.1 MiB");
         assert_eq!(unescape("/a\\040b\\1"), "/a b\\1");
     }
 }

@@ -16,6 +16,7 @@ use crate::dispatch::{self, Passage};
 use crate::error::Error;
 use crate::frame;
 use crate::gadgets::{Gadgets, SYSCALL, WayBack};
+use crate::own_code::still_there;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
@@ -166,12 +167,16 @@ impl<'a> Remote<'a> {
             Err(Error::Unstoppable { .. }) | Ok(()) => {}
             Err(e) => return Err(e),
         }
+        let byte = |at| {
+            let mut byte = [0];
+            target.read(at, &mut byte).is_ok().then_some(byte[0])
+        };
         for (tid, last_resort) in in_order {
             tracer.be_patient(if last_resort { patience } else { 1 });
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
-                Ok(Ok(top)) => match dispatch::passage(target, tid, way.1) {
+                Ok(Ok(top)) => match dispatch::passage(byte, tid, way.1) {
                     Passage::Trapped => trapped = true,
                     passage => return Self::send_away(target, tracer, i, top, way, passage),
                 },
@@ -265,7 +270,7 @@ impl<'a> Remote<'a> {
         tracer.check_bound(0, 0)?;
         tracer.lift_bound();
         // The library with this code may have been unloaded since the code was found.
-        if !gadgets.still_there(target) {
+        if !still_there(gadgets, target) {
             return Err(Error::NoCarrier("the code that it would go through has changed".into()));
         }
         tracer.repair(i)?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingraft_model::{Avma, AvmaRange};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
-use crate::frame;
+use crate::frame::{self, Frames};
 use crate::procfs::Mapping;
 use crate::sys;
 use crate::target::Target;
@@ -43,17 +43,6 @@ pub(crate) struct Top {
     pub(crate) sp: u64,
     /// Address of the thread's control block, which glibc and musl place at the end of its stack; 0 if it is not known.
     pub(crate) block: u64,
-}
-
-/// Method of recognising the signal frames on a stack.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Frames {
-    /// Signal frames are not searched for.
-    None,
-    /// By their return addresses or by their form. The return addresses are the places where handlers call rt_sigreturn (sorted).
-    Returning(Vec<Avma>),
-    /// By their form alone, because no code of this program is known to call rt_sigreturn.
-    Formed,
 }
 
 /// The live parts of stacks, read in one stop.

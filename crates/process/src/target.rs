@@ -16,11 +16,11 @@ use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use crate::access;
 use crate::error::{Denial, Error};
-use crate::fibres::{FileKey, Signs};
 use crate::gadgets::Gadgets;
 use crate::holds::Holds;
 use crate::procfs::{self, Mapping, Status};
 use crate::rights::{self, Rights};
+use crate::signs::{FileKey, Signs};
 use crate::sys;
 
 /// Type, in the auxiliary vector, of the program's entry point.
@@ -104,7 +104,7 @@ pub struct Target {
     auxv: File,
     /// Rights with which the engine accesses the process.
     pub(crate) acting: Mutex<Rights>,
-    gadgets: Mutex<Option<Arc<Gadgets>>>,
+    pub(crate) gadgets: Mutex<Option<Arc<Gadgets>>>,
     pub(crate) holds: Mutex<Holds>,
     /// Pages of which the process is known to have private copies.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
@@ -396,18 +396,6 @@ impl Target {
             return Error::Replaced(self.pid());
         }
         Error::Memory { what, at, len, source }
-    }
-
-    /// The code by which a borrowed thread makes system calls and returns to where it was. The search is repeated only if the code is no
-    /// longer there.
-    pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, Error> {
-        let mut known = lock(&self.gadgets);
-        if let Some(gadgets) = known.as_ref().filter(|g| g.still_there(self)) {
-            return Ok(Arc::clone(gadgets));
-        }
-        let found = Arc::new(Gadgets::find(self)?);
-        *known = Some(Arc::clone(&found));
-        Ok(found)
     }
 }
 
