@@ -458,7 +458,9 @@ impl Target {
                 },
                 State::Gone | State::Running => continue,
             };
-            let block = tracer.threads[i].regs.map_or(0, |regs| regs.fs_base);
+            // The stack of the main thread is a mapping of its own. If the thread is elsewhere, its block is not the end of its stack.
+            let is_main = tid.0 == self.pid().0;
+            let block = tracer.threads[i].regs.filter(|_| !is_main).map_or(0, |regs| regs.fs_base);
             tops.push(Top { thread: i, sp, block });
             quiet &= !contains(&options.check_quiet, pc);
             let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });

@@ -75,7 +75,9 @@ impl Stacks {
         let first = self.parts.len();
         let mut len = self.words.len();
         for top in tops {
-            let Some(mut live) = live_part(maps, top) else { continue };
+            // Both C libraries keep the address of the block in its first word. Other runtimes use the register otherwise.
+            let is_block = || target.read_u64(Avma(top.block)).is_ok_and(|word| word == top.block);
+            let Some(mut live) = live_part(maps, top, is_block) else { continue };
             let end = live.end.min(live.start + DEPTH);
             if end < live.end && 8 * len as u64 + (live.end - live.start) > ALL_MAX {
                 live.end = end;
@@ -198,15 +200,20 @@ pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
 }
 
 /// Live part of a stack: from the red zone below the stack pointer to the end of the stack. It is known of the main thread's stack, and of a
-/// thread's own one, which ends at the thread's control block. Of another stack, as that of a fibre, at most `DEPTH` bytes.
-fn live_part(maps: &[Mapping], top: &Top) -> Option<Range<u64>> {
+/// thread's own one, which ends at the thread's control block. Of another stack, as that of a fibre, at most `DEPTH` bytes. `is_block` tells
+/// whether the address of the block is that of one.
+fn live_part(maps: &[Mapping], top: &Top, is_block: impl FnOnce() -> bool) -> Option<Range<u64>> {
     let i = maps.partition_point(|m| m.range.end.0 <= top.sp);
     let m = maps.get(i).filter(|m| m.range.start.0 <= top.sp && m.read)?;
     let start = top.sp.saturating_sub(frame::RED_ZONE).max(m.range.start.0) & !7;
+    let end = m.range.end.0.min(start + DEPTH);
+    let own = start..=m.range.end.0.min(start + ALL_MAX);
     let end = match top.block {
         _ if m.path.as_os_str() == "[stack]" => m.range.end.0,
-        block if (top.sp..=m.range.end.0).contains(&block) => block & !7,
-        _ => m.range.end.0.min(start + DEPTH),
+        // What is near is read in any case.
+        block if block < end => end,
+        block if own.contains(&block) && is_block() => block & !7,
+        _ => end,
     };
     Some(start..end)
 }
@@ -235,6 +242,26 @@ fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_live_part_of_a_stack_ends_where_the_stack_does() {
+        let text = "10000000-20000000 rw-p 00000000 00:00 0 \n30000000-30400000 rw-p 00000000 00:00 0 [stack]\n";
+        let maps = crate::procfs::parse_maps(text.as_bytes());
+        let live = |sp, block, is_block| live_part(&maps, &Top { thread: 0, sp, block }, || is_block);
+        let red = |sp| sp - frame::RED_ZONE;
+        assert_eq!(live(0x3000_1000, 0, false), Some(red(0x3000_1000)..0x3040_0000), "of the main thread");
+        assert_eq!(live(0x1000_1000, 0x1080_0010, true), Some(red(0x1000_1000)..0x1080_0010), "of a thread");
+        for (block, is_block, what) in [
+            (0x1080_0010, false, "no block"),
+            (0x1f00_0000, true, "too far away"),
+            (0x1000_0800, true, "below the stack pointer"),
+            (0, true, "unknown"),
+            (0x3000_0000, true, "in another mapping"),
+        ] {
+            assert_eq!(live(0x1000_1000, block, is_block), Some(red(0x1000_1000)..red(0x1000_1000) + DEPTH), "{what}");
+        }
+        assert_eq!(live(0x2100_0000, 0, false), None, "not mapped");
+    }
 
     #[test]
     fn a_frame_is_known_by_its_form() {

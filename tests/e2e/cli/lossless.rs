@@ -195,6 +195,27 @@ fn a_removal_does_not_wait_for_threads_that_wait() {
     target.ask("rest");
 }
 
+/// Threads that wait are not in the code of the other measurement, so its code is free at once, and the next one takes its place.
+#[test]
+fn other_measurements_come_and_go_while_threads_wait() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    target.ask("spin");
+    let file = File::new();
+    let name = file.name();
+    let session = tool().measure("trace", target.pid(), &file.arguments(&name, &["noise"]));
+    for round in 1..=3 {
+        wait_until("threads have waited", || file.is_longer_than(200_000 * round));
+        let count = tool().count(target.pid(), &["noise", "work"]);
+        wait_until("threads have waited again", || file.is_longer_than(200_000 * round + 100_000));
+        let outcome = count.interrupt().assert_code(0);
+        assert_ne!(outcome.one("removed")["memory_left"], true, "{outcome:#?}");
+    }
+    session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    target.ask("rest");
+}
+
 #[test]
 fn signals_do_not_end_a_wait() {
     let file = File::new();

@@ -62,6 +62,8 @@ pub struct Woven {
     pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
     idle: Vec<AvmaRange>,
+    /// Whether a thread may wait for room in a buffer, and then go on in idle code.
+    idle_waits: bool,
     /// Id of the snippet at the loader's hook, where threads wait for the engine.
     pub hook: Option<u64>,
     /// Records of points that are gone from the target, with their text or without, and that fork children may still have.
@@ -423,6 +425,7 @@ impl Woven {
         for place in places {
             let Some(point) = self.points.remove(&place) else { continue };
             gone.push(point_record(modules, module, &point));
+            self.idle_waits |= point.minis.iter().any(|mini| mini.snippet.waits_for_room());
             self.leave_idle(&RemovalRecord::combine(point.woven.records()).retired);
         }
         gone.extend(self.retire_bodies(modules, module));
@@ -665,6 +668,7 @@ impl Woven {
             for place in places {
                 let Some(point) = woven.points.get_mut(&place) else { continue };
                 let is_idle = idle(point);
+                woven.idle_waits |= point.minis.iter().any(|mini| mini.snippet.waits_for_room());
                 if !staying.contains(&place) {
                     let removed = match remove_within(&point.woven, stays, body_stays) {
                         Some(alone) => {
@@ -715,9 +719,16 @@ impl Woven {
         self.arenas.iter().map(reads).collect::<Vec<_>>().concat()
     }
 
-    /// The shared routines in which no thread waits, so that threads leave them soon.
+    /// The shared routines from which threads may return into idle code, and which they leave soon.
     pub fn routines_of_passers(&self) -> Vec<AvmaRange> {
-        self.arenas.iter().flat_map(Arena::shared_by_passers).collect()
+        self.arenas.iter().flat_map(|arena| self.without_room(arena, Arena::shared_by_passers)).collect()
+    }
+
+    /// These shared routines, without the one from which no thread returns into idle code: there, threads wait for room in a buffer.
+    fn without_room(&self, arena: &Arena, of: fn(&Arena) -> Vec<AvmaRange>) -> Vec<AvmaRange> {
+        let mut routines = of(arena);
+        routines.retain(|range| self.idle_waits || Some(range) != arena.room());
+        routines
     }
 
     /// Notes code that a removal left behind.
@@ -732,7 +743,7 @@ impl Woven {
         // a waiting thread came from the hook's snippet and returns there; it waits while the code of unloaded libraries becomes idle
         let is_hook = |p: &Arc<Point>| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
         let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
-        let routines = self.arenas.iter().filter(holds).flat_map(routines);
+        let routines = self.arenas.iter().filter(holds).flat_map(|arena| self.without_room(arena, routines));
         let ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         // a point without room of its own lies within the code of another point
         joined(ranges)
@@ -746,6 +757,7 @@ impl Woven {
         };
         let (released, idle): (Vec<_>, Vec<_>) = std::mem::take(&mut self.idle).into_iter().partition(is_quiet);
         self.idle = idle;
+        self.idle_waits &= !self.idle.is_empty();
         for (number, arena) in self.arenas.iter_mut().enumerate() {
             let mut its = released.iter().filter(|code| holds(arena, code)).peekable();
             if its.peek().is_none() {
