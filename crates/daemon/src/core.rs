@@ -10,10 +10,10 @@ use ingraft_wire::{Failure, FailureKind};
 use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
+use crate::failure::failed;
 use crate::keeper::{self, Keeper};
 use crate::quota::{Call, Payer, TURNS};
 use crate::recorder::Recorder;
-use crate::rpc::convert;
 
 /// Least time between two samples of a stream.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
@@ -190,7 +190,7 @@ impl Core {
         &self,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Failure> {
-        self.engine_value(call).await?.map_err(convert::failure)
+        self.engine_value(call).await?.map_err(failed)
     }
 
     /// Calls the engine as [`Core::engine_call`] does, for a call that returns no error of the engine. The call first waits for one of its

@@ -15,6 +15,7 @@ pub mod config;
 pub mod connection;
 pub mod core;
 pub mod embedded;
+pub mod failure;
 pub mod joining;
 pub mod keeper;
 pub mod lease;

@@ -24,6 +24,7 @@ mod diagnostic;
 mod evaluate;
 mod lex;
 mod library;
+mod number;
 mod parse;
 mod pattern;
 mod print;

@@ -9,6 +9,7 @@ use v1::inspect_response::Event as Inspected;
 
 use crate::auth;
 use crate::core::{Core, payer, spawn};
+use crate::failure::failed;
 use crate::rpc::{Answers, Progress, convert, inspected};
 use crate::waiting::{self, Part, Waiting};
 
@@ -44,7 +45,7 @@ impl v1::code_server::Code for Service {
             let payer = payer();
             let found = core.engine_list(move |engine| {
                 let found = engine.functions(&target, &patterns, blocks, caller, &|text| progress.say(text));
-                let FunctionList { pid, functions, untyped } = found.map_err(convert::failure)?;
+                let FunctionList { pid, functions, untyped } = found.map_err(failed)?;
                 let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
                 let none = parts.peek().is_none().then(Vec::new);
                 let chunk = move |functions| response(Event::Functions(v1::FunctionChunk { pid: pid.0, functions }));
@@ -75,7 +76,7 @@ impl v1::code_server::Code for Service {
             });
             let payer = payer();
             let found = core.engine_list(move |engine| {
-                let found = engine.inspect(&request, caller, &|text| progress.say(text)).map_err(convert::failure)?;
+                let found = engine.inspect(&request, caller, &|text| progress.say(text)).map_err(failed)?;
                 let pid = found.pid.0;
                 let items = found.functions.into_iter().flat_map(inspected::items);
                 let chunk = move |items| inspected(Inspected::Code(v1::CodeChunk { pid, items }));
@@ -93,7 +94,7 @@ impl v1::code_server::Code for Service {
         let v1::LocateRequest { target, address } = request.into_inner();
         let target = convert::target(target).map_err(Failure::from)?;
         let found = self.0.engine_list(move |engine| engine.locate(&target, Avma(address), caller));
-        let found = found.await.and_then(|found| found.map_err(convert::failure)).map_err(Failure::into_status)?;
+        let found = found.await.and_then(|found| found.map_err(failed)).map_err(Failure::into_status)?;
         Ok(Response::new(inspected::location(found)))
     }
 }

@@ -6,57 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_engine::{
-    Earlier, EarlierProfile, EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted,
-    LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo,
-    PointSummary, ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, TraceCondition, Tracing,
-    UntypedSymbol,
+    Earlier, EarlierProfile, EnableRequest, Ended, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
+    LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
+    ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, TraceCondition, Tracing, UntypedSymbol,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::profile::{Details, Inclusive, Profile};
-use ingraft_wire::{Failure, FailureKind, Parts, v1};
+use ingraft_wire::{Parts, v1};
 
 use super::enable::WAIT_MAX;
 
 /// The metric of `functions` if a request names none.
 const FUNCTION_METRIC: &str = "calls";
-
-/// Converts an error of the engine to a failure.
-pub fn failure(error: Error) -> Failure {
-    let kind = match error.kind {
-        ErrorKind::Usage => FailureKind::Usage,
-        ErrorKind::NotFound => FailureKind::NotFound,
-        ErrorKind::Denied => FailureKind::Denied,
-        ErrorKind::Gone => FailureKind::Gone,
-        ErrorKind::Failed => ingraft_wire::failure::class_of_failed(error.reason),
-    };
-    let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
-    (failure.pid, failure.holder) = (error.pid, error.holder);
-    failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
-    failure
-}
-
-/// Converts a diagnostic about MDL text.
-pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
-    // MDL and the protocol have separate types for the severity.
-    let severity = match diagnostic.severity {
-        ingraft_engine::Severity::Error => v1::Severity::Error,
-        ingraft_engine::Severity::Warning => v1::Severity::Warning,
-        ingraft_engine::Severity::Note => v1::Severity::Note,
-    };
-    v1::Diagnostic {
-        file: diagnostic.file.clone(),
-        line: diagnostic.line,
-        column: diagnostic.column,
-        severity: severity.into(),
-        message: diagnostic.message.clone(),
-        help: diagnostic.help.clone().unwrap_or_default(),
-        start: diagnostic.span.start.into(),
-        end: diagnostic.span.end.into(),
-        code: diagnostic.code.to_owned(),
-        notes: diagnostic.notes.clone(),
-    }
-}
 
 /// Converts a target from its message.
 pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
@@ -533,14 +495,5 @@ mod tests {
         assert_eq!(request.target, TargetSpec::Pid(Pid(7)));
         assert_eq!(request.function_metrics, ["calls"]);
         assert_eq!(request.pairs[1].focus.to_string(), "/Code/m/f");
-    }
-
-    #[test]
-    fn an_error_keeps_what_it_says() {
-        let error = Error::new(ErrorKind::Denied, "already_traced", "traced by gdb (pid 7)", "end gdb").about(Pid(3));
-        let failure = Failure::from_status(&failure(error).into_status());
-        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Denied, "already_traced"));
-        assert_eq!((failure.what.as_str(), failure.hint.as_str()), ("traced by gdb (pid 7)", "end gdb"));
-        assert_eq!(failure.pid, Some(Pid(3)));
     }
 }

@@ -14,6 +14,7 @@ use crate::audit::Asked;
 use crate::auth::Client;
 use crate::backlog::{Changes, Kept};
 use crate::core::{Core, payer, spawn};
+use crate::failure::failed;
 use crate::keeper;
 use crate::quota::{Begun, Payer};
 use crate::recorder;
@@ -182,13 +183,13 @@ async fn insert_once(
         // The engine knows the number of pairs once it has resolved the patterns, before it changes the target.
         let enabled = own.run(|| call(engine, order.room(&shared), &progress)).map_err(|error| {
             let too_many = error.pairs.and_then(|pairs| order.refuse_pairs(&shared, pairs).err());
-            too_many.unwrap_or_else(|| convert::failure(error))
+            too_many.unwrap_or_else(|| failed(error))
         })?;
         if let Some(begun) = begun
             && let Err(failure) = begun.inserted(enabled.id, enabled.pairs.len())
         {
             // Another request has used the room in the meantime, or libraries have added pairs. Remove a measurement that is too large.
-            engine.remove(enabled.id, Caller::Engine).map_err(convert::failure)?;
+            engine.remove(enabled.id, Caller::Engine).map_err(failed)?;
             return Err(failure);
         }
         shared.keeper().inserted(enabled.id, order.afterwards.keep);

@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use crate::auth;
 use crate::backlog::{Backlog, Changes, Delta, Kept};
 use crate::core::{BACKLOG, Core, INTERVAL_MIN, payer, shutting_down, spawn};
+use crate::failure::{diagnostic, failed};
 use crate::keeper::OpenStream;
 use crate::recorder;
 use crate::rpc::{Answers, answers, convert, list};
@@ -35,7 +36,7 @@ impl v1::metrics_server::Metrics for Service {
         let definitions = convert::sources(definitions);
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
-            let metrics = engine.metrics(&definitions).map_err(convert::failure)?;
+            let metrics = engine.metrics(&definitions).map_err(failed)?;
             let events = if events { engine.events() } else { Vec::new() };
             let metrics = Parts::new(metrics.iter().map(v1::Metric::from));
             let metrics = metrics.map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
@@ -52,7 +53,7 @@ impl v1::metrics_server::Metrics for Service {
         let definitions = convert::sources(request.into_inner().definitions);
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
-            let found = engine.check(&definitions).into_iter().map(|found| convert::diagnostic(&found));
+            let found = engine.check(&definitions).into_iter().map(|found| diagnostic(&found));
             Waiting::packed(payer.as_ref(), Parts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }))
         });
         Ok(list(found.await??))
@@ -77,12 +78,12 @@ impl v1::metrics_server::Metrics for Service {
             if let Some(client) = client {
                 client.table.refuse_definitions(*defined, bytes)?;
             }
-            let found = engine.define(&definitions).map_err(convert::failure)?;
+            let found = engine.define(&definitions).map_err(failed)?;
             *defined += bytes;
             Ok::<_, Failure>(found)
         });
         let found = found.await??;
-        let (diagnostics, omitted) = failure::fitting(found.iter().map(convert::diagnostic).collect(), PART_BYTES);
+        let (diagnostics, omitted) = failure::fitting(found.iter().map(diagnostic).collect(), PART_BYTES);
         Ok(Response::new(v1::DefineResponse { diagnostics, omitted }))
     }
 
@@ -93,7 +94,7 @@ impl v1::metrics_server::Metrics for Service {
         let request = convert::lower(request.into_inner()).map_err(Failure::from)?;
         let payer = payer();
         let lowered = self.0.engine_list(move |engine| {
-            let lowered = engine.lower(&request, caller).map_err(convert::failure)?.into_iter().map(convert::lowered);
+            let lowered = engine.lower(&request, caller).map_err(failed)?.into_iter().map(convert::lowered);
             Waiting::packed(payer.as_ref(), Parts::new(lowered).map(|metrics| v1::LowerResponse { metrics }))
         });
         Ok(list(lowered.await??))
@@ -191,7 +192,7 @@ impl Reader {
         let payer = payer();
         let reading = self.core.engine_value(move |engine| {
             let held = payer.map(|payer| payer.hold(expected)).transpose()?;
-            Kept::new(engine.read(id, threads, caller).map_err(convert::failure)?, held)
+            Kept::new(engine.read(id, threads, caller).map_err(failed)?, held)
         });
         reading.await?
     }

@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 
 use crate::auth;
 use crate::core::{Core, Host, payer};
+use crate::failure::failed;
 use crate::rpc::{Answers, convert, enable, list};
 use crate::waiting::Waiting;
 
@@ -27,7 +28,7 @@ impl v1::processes_server::Processes for Service {
         let chosen = filter.name.is_some() || filter.cgroup.is_some();
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
-            let found = engine.processes(&filter, caller).map_err(convert::failure)?;
+            let found = engine.processes(&filter, caller).map_err(failed)?;
             let parts = Parts::new(found.into_iter().map(convert::process));
             let parts = parts.map(move |processes| v1::ListProcessesResponse { processes, chosen });
             Waiting::packed(payer.as_ref(), parts)

@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
+use crate::failure::failed;
 use crate::rpc::{Answers, convert, enable, instrumentation, list};
 use crate::waiting::Waiting;
 
@@ -64,7 +65,7 @@ impl v1::profiles_server::Profiles for Service {
         let id = MeasurementId(request.into_inner().measurement);
         let payer = payer();
         let parts = self.0.engine_list(move |engine| {
-            let reading = engine.profile(id, caller).map_err(convert::failure)?;
+            let reading = engine.profile(id, caller).map_err(failed)?;
             let parts = convert::profile(reading).map(|part| v1::QueryProfileResponse { part: Some(part) });
             Waiting::packed(payer.as_ref(), parts)
         });
@@ -83,7 +84,7 @@ impl v1::profiles_server::Profiles for Service {
         let id = MeasurementId(request.into_inner().measurement);
         let payer = payer();
         let parts = self.0.engine_list(move |engine| {
-            let reading = engine.event_totals(id, caller).map_err(convert::failure)?;
+            let reading = engine.event_totals(id, caller).map_err(failed)?;
             Waiting::packed(payer.as_ref(), convert::event_totals(reading))
         });
         let parts = parts.await??;

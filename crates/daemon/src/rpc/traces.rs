@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
+use crate::failure::failed;
 use crate::rpc::{Answers, convert, enable, instrumentation, list};
 use crate::waiting::Waiting;
 
@@ -50,10 +51,10 @@ impl v1::traces_server::Traces for Service {
         let parts = self.0.engine_list(move |engine| {
             let mut bytes = Vec::new();
             if begin {
-                let (program, code) = engine.traced(id, caller).map_err(convert::failure)?;
+                let (program, code) = engine.traced(id, caller).map_err(failed)?;
                 bytes = trace::beginning(program, code).ok_or_else(too_large)?;
             }
-            bytes.extend(trace::chunks(engine.take_trace(id, caller).map_err(convert::failure)?));
+            bytes.extend(trace::chunks(engine.take_trace(id, caller).map_err(failed)?));
             let parts = trace::parts(bytes).map(|part| v1::ReadTraceResponse { part: Some(part) });
             Waiting::packed(payer.as_ref(), parts)
         });

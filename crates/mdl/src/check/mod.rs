@@ -114,7 +114,7 @@ impl Context<'_, '_> {
     fn list(&mut self, list: &List) {
         for item in &list.items {
             let good = match list.element {
-                Element::Int => crate::evaluate::parse_number(&item.value).is_some(),
+                Element::Int => crate::number::parse_number(&item.value).is_some(),
                 Element::Float => item.value.parse::<f64>().is_ok(),
                 Element::Procedure | Element::Module | Element::String => !item.value.is_empty(),
             };

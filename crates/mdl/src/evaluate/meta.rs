@@ -14,12 +14,13 @@ use super::events::{EventTimer, Metered};
 use super::flavor;
 use super::frame::KnownRecord;
 use super::insert::Draft;
-use super::select::{HIERARCHIES, Selection, parse_number};
+use super::select::{HIERARCHIES, Selection};
 use super::vector::Indexed;
 use super::walk::observes_times_alone;
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
+use crate::number::parse_number;
 use crate::program::Program;
 use crate::source::Span;
 

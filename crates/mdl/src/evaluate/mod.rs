@@ -19,7 +19,6 @@ use ingraft_model::{Flavor, Focus, Instrumentation};
 
 pub use self::alike::Evaluator;
 pub use self::events::Metered;
-pub(crate) use self::select::parse_number;
 use crate::diagnostic::{Diagnostic, codes};
 use crate::library::Library;
 use crate::parse::closest;

@@ -6,6 +6,7 @@ use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value, Within};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::check::path::SYNC;
 use crate::diagnostic::{Diagnostic, Severity, codes};
+use crate::number::parse_number;
 use crate::program::Unresolved;
 use crate::source::Span;
 
@@ -345,14 +346,4 @@ fn id_in(name: &str) -> Option<i32> {
     let braced = name.split_once('{').map(|(head, inner)| (head, inner.trim_end_matches('}')));
     let (head, inner) = braced.unwrap_or((name, ""));
     head.trim_start_matches("thr_").parse().ok().or_else(|| inner.parse().ok())
-}
-
-/// Parses a whole text as a decimal number, or as a hexadecimal one if it begins with `0x`; a `-` may precede it.
-pub(crate) fn parse_number(text: &str) -> Option<i64> {
-    let (minus, digits) = text.strip_prefix('-').map_or((false, text), |d| (true, d));
-    let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-        Some(hex) => u64::from_str_radix(hex, 16).ok()?.cast_signed(),
-        None => digits.parse().ok()?,
-    };
-    Some(if minus { value.wrapping_neg() } else { value })
 }

@@ -1,0 +1,57 @@
+//! Errors of the engine as failures of the protocol.
+
+use ingraft_engine::{Error, ErrorKind};
+use ingraft_wire::{Failure, FailureKind, v1};
+
+/// Converts an error of the engine to a failure.
+pub fn failed(error: Error) -> Failure {
+    let kind = match error.kind {
+        ErrorKind::Usage => FailureKind::Usage,
+        ErrorKind::NotFound => FailureKind::NotFound,
+        ErrorKind::Denied => FailureKind::Denied,
+        ErrorKind::Gone => FailureKind::Gone,
+        ErrorKind::Failed => ingraft_wire::failure::class_of_failed(error.reason),
+    };
+    let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
+    (failure.pid, failure.holder) = (error.pid, error.holder);
+    failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
+    failure
+}
+
+/// Converts a diagnostic about MDL text.
+pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
+    // MDL and the protocol have separate types for the severity.
+    let severity = match diagnostic.severity {
+        ingraft_engine::Severity::Error => v1::Severity::Error,
+        ingraft_engine::Severity::Warning => v1::Severity::Warning,
+        ingraft_engine::Severity::Note => v1::Severity::Note,
+    };
+    v1::Diagnostic {
+        file: diagnostic.file.clone(),
+        line: diagnostic.line,
+        column: diagnostic.column,
+        severity: severity.into(),
+        message: diagnostic.message.clone(),
+        help: diagnostic.help.clone().unwrap_or_default(),
+        start: diagnostic.span.start.into(),
+        end: diagnostic.span.end.into(),
+        code: diagnostic.code.to_owned(),
+        notes: diagnostic.notes.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::Pid;
+
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_what_it_says() {
+        let error = Error::new(ErrorKind::Denied, "already_traced", "traced by gdb (pid 7)", "end gdb").about(Pid(3));
+        let failure = Failure::from_status(&failed(error).into_status());
+        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Denied, "already_traced"));
+        assert_eq!((failure.what.as_str(), failure.hint.as_str()), ("traced by gdb (pid 7)", "end gdb"));
+        assert_eq!(failure.pid, Some(Pid(3)));
+    }
+}
