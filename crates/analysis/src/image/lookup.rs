@@ -43,6 +43,11 @@ impl Image {
         self.elf.text_index(at.0).is_some_and(|region| self.elf.text[region].stubs)
     }
 
+    /// Whether an address lies in text of the file.
+    pub fn is_text(&self, at: Svma) -> bool {
+        self.elf.text_index(at.0).is_some()
+    }
+
     /// The slot that a stub of the linker jumps through.
     pub fn stub_slot(&self, stub: Svma) -> Option<Svma> {
         if !self.is_stub(stub) {

@@ -29,6 +29,20 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>,
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
 }
 
+/// The targets of all calls of a function and of its jumps that leave it.
+pub(crate) fn callees(image: &Image, function: &Function) -> Vec<Callee> {
+    let body = Body::new(image, function);
+    let target = |i: &Instruction| match i.flow_control() {
+        FlowControl::Call | FlowControl::IndirectCall | FlowControl::IndirectBranch => Some(callee(i)),
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+            let to = i.near_branch_target();
+            (!body.contains(to)).then_some(Callee::Direct(Svma(to)))
+        }
+        _ => None,
+    };
+    body.code.iter().filter_map(target).collect()
+}
+
 /// The points before or after each call of a function.
 pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
     entry::check(image, function)?;

@@ -47,6 +47,12 @@ impl Image {
         call::sites(self, function)
     }
 
+    /// The targets of all calls of a function, and of its jumps to other functions, in order of address. Instructions count also if control
+    /// does not reach them, so this is known for each function.
+    pub fn callees(&self, function: &Function) -> Vec<Callee> {
+        call::callees(self, function)
+    }
+
     /// The sites before (or after) the calls of a function that control can reach, in order of address: for each, the site or the reason
     /// why that place cannot be woven. An error if it is not certain that these are all.
     pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {

@@ -117,10 +117,13 @@ impl Session {
         let attached = control.attached.as_ref()?;
         let modules = &control.modules;
         let user = || modules.user_of_gs(&self.target).filter(|_| attached.env.identity != ThreadIdentity::Locked);
-        let unwinder = modules.unwinder().filter(|(why, _)| attached.unwinder.is_none_or(|known| known < *why));
-        match unwinder {
-            // A thread is in the code of a point in place for a moment only.
-            Some((Unwinder::Handler, _)) if attached.woven.copied().next().is_none() => None,
+        let matters = |why: Unwinder| match why {
+            // Handlers come and go, and what was copied while none ended its thread must go. A thread is in the code of a point in place for
+            // a moment only.
+            Unwinder::Handler => attached.woven.copied().next().is_some(),
+            Unwinder::Cancellation | Unwinder::Fault => attached.unwinder.is_none_or(|known| known < why),
+        };
+        match modules.unwinder().filter(|(why, _)| matters(*why)) {
             Some((Unwinder::Handler, name)) => Some(format!("the signal handler {name} may end its thread")),
             Some((Unwinder::Cancellation, name)) => {
                 Some(format!("{name} lets threads be cancelled at any instruction"))

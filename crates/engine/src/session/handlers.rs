@@ -5,104 +5,39 @@
 use std::collections::BTreeSet;
 
 use ingraft_analysis::Unwinder;
-use ingraft_model::{Avma, CallSite, Callee, EdgeTarget, FunctionRef as MdlFunction, Svma};
+use ingraft_model::{Avma, Callee, FunctionRef as MdlFunction, ModuleRef, Svma};
 
 use crate::error::Error;
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::undertaking;
 
+use super::cancellation;
 use super::control::Control;
 use super::driver::Session;
 
 /// Functions that end their thread.
 const ENDS: [&str; 2] = ["pthread_exit", "thrd_exit"];
-/// Functions in which a thread ends that was cancelled before (pthreads(7), "Cancellation points"), as far as handlers may call them.
-const CANCELLATION_POINTS: [&str; 64] = [
-    "accept",
-    "accept4",
-    "clock_nanosleep",
-    "close",
-    "connect",
-    "creat",
-    "dprintf",
-    "epoll_pwait",
-    "epoll_wait",
-    "fclose",
-    "fcntl",
-    "fflush",
-    "fopen",
-    "fprintf",
-    "fputc",
-    "fputs",
-    "fread",
-    "fsync",
-    "fwrite",
-    "getc",
-    "getchar",
-    "getline",
-    "lockf",
-    "msgrcv",
-    "msgsnd",
-    "msync",
-    "nanosleep",
-    "open",
-    "open64",
-    "openat",
-    "pause",
-    "perror",
-    "poll",
-    "ppoll",
-    "pread",
-    "printf",
-    "pselect",
-    "pthread_cond_timedwait",
-    "pthread_cond_wait",
-    "pthread_join",
-    "pthread_testcancel",
-    "putc",
-    "putchar",
-    "puts",
-    "pwrite",
-    "read",
-    "readv",
-    "recv",
-    "recvfrom",
-    "recvmsg",
-    "select",
-    "sem_timedwait",
-    "sem_wait",
-    "send",
-    "sendmsg",
-    "sendto",
-    "sigsuspend",
-    "sigwait",
-    "sleep",
-    "syslog",
-    "usleep",
-    "waitpid",
-    "write",
-    "writev",
-];
 /// Names of C libraries and loaders, whose functions are known by their names.
 const C_LIBRARIES: [&str; 5] = ["libc", "libpthread", "ld-linux-x86-64", "ld-musl-x86_64", "libc.musl-x86_64"];
-/// Largest number of functions that are followed from the handlers of a program.
+/// Largest number of functions that are followed from a handler. One that calls more is taken for one that may end its thread.
 const FUNCTIONS_MAX: usize = 2000;
 
 /// Result of the last look at the handlers of a program.
 #[derive(Default)]
 pub(super) struct Handlers {
-    /// The signals that had handlers at the last look. `None` before the first one.
-    seen: Option<u64>,
+    /// The signals that had handlers at the last look, and whether threads could be cancelled. `None` before the first one.
+    seen: Option<(u64, bool)>,
 }
 
 impl Session {
     /// Looks whether a signal handler may end its thread, if the program has handlers and code that ends threads so, and if handlers were
     /// set or taken away since the last look. A handler that replaces another one is not noticed. Calls through pointers are not followed.
+    /// A handler about which the engine cannot tell is taken for one that may end its thread.
     pub(super) fn look_at_handlers(&self, control: &mut Control) -> Result<(), Error> {
         let failed = |e| self.failed(e);
         let departures = control.modules.departures(&self.target);
         let handled = if departures.is_possible() { self.target.handled().map_err(failed)? } else { 0 };
-        if control.handlers.seen == Some(handled) {
+        if control.handlers.seen == Some((handled, departures.cancels)) {
             return Ok(());
         }
         let mut found = None;
@@ -114,32 +49,30 @@ impl Session {
         let name = |at: Avma| control.modules.name_at(at).unwrap_or_else(|| format!("{:#x}", at.0));
         let named = found.map(name);
         control.modules.set_departing_handler(named);
-        control.handlers.seen = Some(handled);
+        control.handlers.seen = Some((handled, departures.cancels));
         Ok(())
     }
 
-    /// Looks at the handlers as [`Session::look_at_handlers`] does, between requests. Returns whether one was found that was not known.
+    /// Looks at the handlers as [`Session::look_at_handlers`] does, between requests. Returns whether functions are copied while one may end
+    /// its thread. A request may have noticed the handler first, so it does not matter whether it was known.
     pub(super) fn notice_handlers(&self, control: &mut Control) -> bool {
-        let departs = |control: &Control| matches!(control.modules.unwinder(), Some((Unwinder::Handler, _)));
-        let before = departs(control);
         if let Err(error) = self.look_at_handlers(control) {
             tracing::debug!(%error, "the signal handlers were not looked at");
         }
-        !before && departs(control)
+        let departs = matches!(control.modules.unwinder(), Some((Unwinder::Handler, _)));
+        departs && control.attached.as_ref().is_some_and(|attached| attached.woven.copied().next().is_some())
     }
 
     /// Whether code that begins at an address may call a function that ends its thread.
     fn may_end_thread(&self, modules: &Modules, handler: Avma, cancels: bool) -> bool {
         let search = Search { session: self, modules, cancels };
-        let Some(first) = search.function_at(handler) else { return false };
-        let (mut work, mut seen) = (vec![first], BTreeSet::from([first]));
+        let Step::Calls(mut work) = search.at(handler) else { return true };
+        let mut seen: BTreeSet<MdlFunction> = work.iter().copied().collect();
         while let Some(function) = work.pop() {
             match search.callees(function) {
                 Step::Ends => return true,
-                Step::Calls(callees) => {
-                    let new = callees.into_iter().filter(|callee| seen.len() < FUNCTIONS_MAX && seen.insert(*callee));
-                    work.extend(new);
-                }
+                Step::Calls(_) if seen.len() >= FUNCTIONS_MAX => return true,
+                Step::Calls(callees) => work.extend(callees.into_iter().filter(|callee| seen.insert(*callee))),
             }
         }
         false
@@ -154,66 +87,86 @@ struct Search<'a> {
     cancels: bool,
 }
 
-/// Answer about a function that the search has reached.
+/// Answer about code that the search has reached.
 enum Step {
-    /// It ends its thread, or calls a function that does.
+    /// It ends its thread, calls a function that does, or cannot be followed.
     Ends,
-    /// It calls these functions.
+    /// It is, or calls, these functions.
     Calls(Vec<MdlFunction>),
 }
 
 impl Search<'_> {
     fn ends(&self, name: &str) -> bool {
-        ENDS.contains(&name) || self.cancels && CANCELLATION_POINTS.contains(&name)
+        ENDS.contains(&name) || self.cancels && cancellation::is_point(name)
     }
 
-    /// The function at an address, whose module is analysed if need be; `None` in a C library.
-    fn function_at(&self, at: Avma) -> Option<MdlFunction> {
-        let holds = |file: &ModuleFile| {
-            file.text().contains(&at) && !file.names.iter().any(|name| C_LIBRARIES.contains(&name.as_str()))
-        };
-        self.modules.mapped().find(|file| holds(file))?;
+    /// The file whose text contains an address.
+    fn file_at(&self, at: Avma) -> Option<&ModuleFile> {
+        self.modules.mapped().find(|file| file.text().contains(&at))
+    }
+
+    /// The function at an address, whose module is analysed if need be; none in a C library.
+    fn at(&self, at: Avma) -> Step {
+        match self.file_at(at) {
+            None => return Step::Ends,
+            Some(file) if file.names.iter().any(|name| C_LIBRARIES.contains(&name.as_str())) => {
+                return Step::Calls(Vec::new());
+            }
+            Some(_) => {}
+        }
+        let holds = |file: &ModuleFile| file.is_mapped && file.text().contains(&at);
         for error in self.modules.load_files(&self.session.target, &self.session.context.images, &holds) {
             tracing::debug!(%error, "a signal handler cannot be followed");
         }
-        self.modules.function_at(at)
+        let loaded = self.modules.loaded().find(|(_, file, _)| holds(file));
+        loaded.map_or(Step::Ends, |(number, _, module)| self.within(number, module, at.to_svma(module.bias)))
+    }
+
+    /// The function at an address of a module, or around it.
+    fn within(&self, number: ModuleRef, module: &Module, at: Svma) -> Step {
+        if module.image.is_stub(at) {
+            return module.image.stub_slot(at).map_or(Step::Ends, |slot| self.through(module, slot));
+        }
+        let function = module.image.function_around_address(at).and_then(|f| module.number_at(f.start()));
+        function.map_or(Step::Ends, |function| Step::Calls(vec![MdlFunction { module: number, function }]))
     }
 
     fn callees(&self, function: MdlFunction) -> Step {
-        let Some((_, module, f)) = self.modules.resolve(function) else { return Step::Calls(Vec::new()) };
+        let Some((_, module, f)) = self.modules.resolve(function) else { return Step::Ends };
         if f.names().iter().any(|name| self.ends(name.mangled())) {
             return Step::Ends;
         }
-        let calls = module.image.call_sites(f).unwrap_or_default();
-        let jumps = module.image.cfg(f).edges.into_iter().filter_map(|edge| match edge.to {
-            EdgeTarget::Outside(at) => Some(Callee::Direct(at)),
-            EdgeTarget::Block(_) | EdgeTarget::Dynamic => None,
-        });
         let mut callees = Vec::new();
-        for callee in calls.iter().map(|call: &CallSite| call.callee).chain(jumps) {
-            let slot = match callee {
-                Callee::Direct(at) => match module.image.stub_slot(at) {
-                    Some(slot) => slot,
-                    None => {
-                        let number = module.number_at(at);
-                        callees.extend(number.map(|number| MdlFunction { function: number, ..function }));
-                        continue;
-                    }
-                },
-                Callee::Slot(slot) => slot,
+        for callee in module.image.callees(f) {
+            let step = match callee {
+                // Programs without libraries call weak functions that are not there at address 0.
+                Callee::Direct(at) if !module.image.is_text(at) => continue,
+                Callee::Direct(at) => self.within(function.module, module, at),
+                Callee::Slot(slot) => self.through(module, slot),
                 Callee::Computed => continue,
             };
-            match module.image.import_at(slot) {
-                Some(name) if self.ends(name) => return Step::Ends,
-                _ => callees.extend(self.filled(module, slot)),
+            match step {
+                Step::Ends => return Step::Ends,
+                Step::Calls(its) => callees.extend(its),
             }
         }
         Step::Calls(callees)
     }
 
-    /// The function whose address the slot of a call holds now.
-    fn filled(&self, module: &Module, slot: Svma) -> Option<MdlFunction> {
-        let at = self.session.target.read_u64(slot.to_avma(module.bias)).ok()?;
-        self.function_at(Avma(at))
+    /// The function whose address a slot holds now. If the loader has not looked it up yet, the functions of that name in the modules that
+    /// were analysed.
+    fn through(&self, module: &Module, slot: Svma) -> Step {
+        let name = module.image.import_at(slot);
+        if name.is_some_and(|name| self.ends(name)) {
+            return Step::Ends;
+        }
+        let filled = self.session.target.read_u64(slot.to_avma(module.bias)).map(Avma);
+        // A call through a slot that leads to no file is one through a pointer.
+        let Some(at) = filled.ok().filter(|at| self.file_at(*at).is_some()) else { return Step::Calls(Vec::new()) };
+        let is_stub = |m: &Module| m.image.is_stub(at.to_svma(m.bias));
+        if self.modules.loaded().any(|(_, file, m)| file.is_mapped && file.text().contains(&at) && is_stub(m)) {
+            return Step::Calls(name.map(|name| self.modules.functions_named_exactly(name)).unwrap_or_default());
+        }
+        self.at(at)
     }
 }

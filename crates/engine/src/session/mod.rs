@@ -13,6 +13,7 @@ mod accounts;
 mod adopt;
 mod attach;
 mod births;
+mod cancellation;
 mod clocks;
 mod context;
 mod control;
