@@ -5,8 +5,6 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ingraft_model::Svma;
-
 use crate::file::elf::{Elf, u32_at, u64_at};
 use crate::file::relocs::Pointers;
 
@@ -17,7 +15,7 @@ const SIGNATURE: [u8; 4] = [0x53, 0x30, 0x05, 0x53];
 const FORMS: [[u8; 3]; 2] = [[0x0f, 0xb9, 0x3d], [0x0f, 0x1f, 0x05]];
 /// Length of such an instruction in bytes.
 const FORM: u64 = 7;
-/// Largest number of signatures that count in one file; only hostile files have more.
+/// Largest number of signatures, and of listed descriptors, in one file. Only hostile files have more; all their text is taken for critical.
 const HANDLERS_MAX: usize = 1 << 14;
 /// Largest number of bytes of instructions in a descriptor that no section lists.
 const LENGTH_MAX: u64 = 1 << 16;
@@ -40,12 +38,15 @@ pub(crate) struct Sequences {
     pub described: Vec<Sequence>,
     /// Handlers behind a whole signature without a descriptor, which the program makes at run time.
     pub undescribed: Vec<u64>,
+    /// Whether the file has too many of them, so that others are not known.
+    pub too_many: bool,
 }
 
 /// Finds the critical sections: by the section that librseq and others use, and by the signatures in text.
 pub(crate) fn find(image: &Elf, pointers: &Pointers) -> Sequences {
-    let mut described = listed(image, pointers);
-    let (handlers, whole) = signed(image);
+    let Some((mut described, (handlers, whole))) = listed(image, pointers).zip(signed(image)) else {
+        return Sequences { too_many: true, ..Sequences::default() };
+    };
     if !handlers.is_empty() {
         let to_handler = pointers.entries.iter().filter(|(_, target)| handlers.contains(target));
         described.extend(to_handler.filter_map(|(place, handler)| described_at(image, pointers, *place, *handler)));
@@ -53,13 +54,16 @@ pub(crate) fn find(image: &Elf, pointers: &Pointers) -> Sequences {
     described.sort_unstable_by_key(|sequence| (sequence.code.start, sequence.code.end, sequence.handler));
     described.dedup();
     let known: BTreeSet<u64> = described.iter().map(|sequence| sequence.handler).collect();
-    Sequences { described, undescribed: whole.difference(&known).copied().collect() }
+    Sequences { described, undescribed: whole.difference(&known).copied().collect(), too_many: false }
 }
 
-/// The descriptors in the section `__rseq_cs`.
-fn listed(image: &Elf, pointers: &Pointers) -> Vec<Sequence> {
-    let Some(section) = image.section("__rseq_cs") else { return Vec::new() };
+/// The descriptors in the section `__rseq_cs`; `None` if there are too many.
+fn listed(image: &Elf, pointers: &Pointers) -> Option<Vec<Sequence>> {
+    let Some(section) = image.section("__rseq_cs") else { return Some(Vec::new()) };
     let bytes = image.bytes().get(section.file.clone()).unwrap_or_default();
+    if bytes.len() / 32 > HANDLERS_MAX {
+        return None;
+    }
     let sequence = |(i, entry): (usize, &[u8])| {
         let place = section.svma.wrapping_add(32 * i as u64);
         // If relocations fill the words in, the file may hold zeros.
@@ -69,11 +73,11 @@ fn listed(image: &Elf, pointers: &Pointers) -> Vec<Sequence> {
         let end = start.checked_add(u64_at(entry, 16).unwrap_or_default())?;
         Some(Sequence { code: start..end, handler: word(24) })
     };
-    bytes.chunks_exact(32).enumerate().filter_map(sequence).collect()
+    Some(bytes.chunks_exact(32).enumerate().filter_map(sequence).collect())
 }
 
-/// The addresses behind what may be a signature, and those behind an instruction with the usual signature.
-fn signed(image: &Elf) -> (BTreeSet<u64>, BTreeSet<u64>) {
+/// The addresses behind what may be a signature, and those behind an instruction with the usual signature; `None` if there are too many.
+fn signed(image: &Elf) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     let (mut handlers, mut whole) = (BTreeSet::new(), BTreeSet::new());
     for region in &image.text {
         let bytes = image.data_at(region.svma, region.end() - region.svma).unwrap_or_default();
@@ -81,7 +85,7 @@ fn signed(image: &Elf) -> (BTreeSet<u64>, BTreeSet<u64>) {
         // Of any three bytes in a row in these patterns, the last one is one of seven.
         while let Some(byte) = bytes.get(at) {
             if handlers.len() >= HANDLERS_MAX {
-                return (handlers, whole);
+                return None;
             }
             if matches!(byte, 0x05 | 0x0f | 0x1f | 0x30 | 0x3d | 0x53 | 0xb9) {
                 for from in at - 2..=at {
@@ -102,7 +106,7 @@ fn signed(image: &Elf) -> (BTreeSet<u64>, BTreeSet<u64>) {
             at += 3;
         }
     }
-    (handlers, whole)
+    Some((handlers, whole))
 }
 
 /// The descriptor whose last word lies at `place`, if it has the form of one.
@@ -118,8 +122,50 @@ fn described_at(image: &Elf, pointers: &Pointers, place: u64, handler: u64) -> O
 }
 
 impl Sequence {
-    /// First and last address of the instructions, and the handler.
-    pub fn places(&self) -> (Svma, Svma, Svma) {
-        (Svma(self.code.start), Svma(self.code.end), Svma(self.handler))
+    /// The instructions, and the signature and first byte of the handler.
+    pub fn ranges(&self) -> [Range<u64>; 2] {
+        [self.code.clone(), at_handler(self.handler)]
+    }
+}
+
+/// The signature before a handler, and the handler's first byte.
+pub(crate) fn at_handler(handler: u64) -> Range<u64> {
+    handler.wrapping_sub(SIGNATURE.len() as u64)..handler.wrapping_add(1)
+}
+
+/// Sorts ranges, and joins those that overlap, so that [`overlaps`] can search them. Ranges without bytes count for nothing.
+pub(crate) fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, known| {
+        let overlaps = next.start < known.end;
+        if overlaps {
+            known.end = known.end.max(next.end);
+        }
+        overlaps
+    });
+    ranges
+}
+
+/// Whether one of some ranges that [`joined`] has returned overlaps another range.
+pub(crate) fn overlaps(ranges: &[Range<u64>], other: &Range<u64>) -> bool {
+    let before = ranges.partition_point(|range| range.start < other.end);
+    ranges[..before].last().is_some_and(|range| other.start < range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn joined_ranges_are_found() {
+        let ranges = joined(vec![40..44, 10..20, 12..14, 18..25, 30..30, 25..26, 43..50]);
+        assert_eq!(ranges, [10..25, 25..26, 40..50]);
+        for (other, found) in
+            [(0..10, false), (0..11, true), (13..14, true), (26..40, false), (49..60, true), (50..60, false)]
+        {
+            assert_eq!(overlaps(&ranges, &other), found, "{other:?}");
+        }
+        assert!(!overlaps(&[], &(0..u64::MAX)));
     }
 }

@@ -25,7 +25,8 @@ pub struct Image {
     pub(super) pointers: Pointers,
     pub(super) go: Go,
     pub(super) landing_pads: Vec<u64>,
-    pub(super) restartable: Vec<(Svma, Svma, Svma)>,
+    /// Bytes of restartable sequences and their signatures, sorted and joined.
+    pub(super) restartable: Vec<Range<u64>>,
     /// Places that the program itself may write, sorted by their first byte.
     pub(super) patchable: Vec<Range<u64>>,
     /// Addresses of static probes (USDT), sorted.
@@ -121,9 +122,10 @@ impl Image {
         &self.found.labels
     }
 
-    /// The critical sections of restartable sequences. Where the program makes the descriptor of one at run time, all of a function.
+    /// The critical sections of restartable sequences, and the signatures before their handlers with one byte more, sorted and joined. Where
+    /// the program makes the descriptor of one at run time, all of a function; all text of a file with more sequences than programs have.
     pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
-        self.restartable.iter().map(|s| s.0..s.1)
+        self.restartable.iter().map(|range| Svma(range.start)..Svma(range.end))
     }
 
     /// The static probes (USDT) in a range: addresses at which other tools may set uprobes at any time.

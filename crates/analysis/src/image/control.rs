@@ -1,10 +1,12 @@
 //! Addresses of an image at which control arrives, and bytes that must stay in place.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ingraft_model::{Svma, SvmaRange};
 
 use crate::file::go::Suspensions;
+use crate::file::restartable::{self, Sequence, Sequences};
 use crate::functions::discovered::Door;
 use crate::functions::function::Function;
 use crate::functions::sweep;
@@ -49,16 +51,28 @@ impl Image {
 
     /// Whether bytes belong to a restartable sequence, or to the signature that the kernel demands before its abort handler.
     pub(crate) fn in_restartable_sequence(&self, at: u64, len: u64) -> bool {
-        self.restartable.iter().any(|s| {
-            // The signature is in the four bytes before the abort handler.
-            let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
-            s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
-        })
+        restartable::overlaps(&self.restartable, &(at..at.saturating_add(len)))
     }
 
-    /// The functions around the handler of a sequence without a descriptor, and around the place where the handler leads, as sequences: their
-    /// instructions may be critical.
-    pub(super) fn around_handler(&self, handler: u64) -> Vec<(Svma, Svma, Svma)> {
+    /// The bytes that restartable sequences need in place, joined. All text if the file has too many.
+    pub(super) fn critical(&self, sequences: &Sequences) -> Vec<Range<u64>> {
+        if sequences.too_many {
+            return restartable::joined(self.elf.text.iter().map(|region| region.svma..region.end()).collect());
+        }
+        let mut ranges: Vec<Range<u64>> = sequences.described.iter().flat_map(Sequence::ranges).collect();
+        ranges.extend(sequences.undescribed.iter().map(|handler| restartable::at_handler(*handler)));
+        // Many handlers may be about one function.
+        let starts = sequences.undescribed.iter().flat_map(|handler| self.around_handler(*handler));
+        for start in starts.collect::<BTreeSet<u64>>() {
+            let Some(f) = self.function_at(Svma(start)) else { continue };
+            ranges.extend(std::iter::once(&f.range()).chain(f.parts()).map(|range| range.start.0..range.end.0));
+        }
+        restartable::joined(ranges)
+    }
+
+    /// The starts of the functions around the handler of a sequence without a descriptor, and around the place where the handler leads:
+    /// their instructions may be critical.
+    fn around_handler(&self, handler: u64) -> impl Iterator<Item = u64> {
         let mut cursor = Cursor::new(self.elf.data_from(handler).unwrap_or_default(), handler);
         let code = std::iter::from_fn(|| cursor.next()).take(HANDLER_MAX);
         let leads = code.map(|i| Transfer::of(&i)).find(|transfer| *transfer != Transfer::Next);
@@ -66,10 +80,7 @@ impl Image {
             Some(Transfer::Jump(to) | Transfer::Branch(to)) => Some(to),
             _ => None,
         };
-        let around = [Some(handler), target].into_iter().flatten().filter_map(|at| self.function_around(at));
-        let ranges = around.flat_map(|f| std::iter::once(f.range()).chain(f.parts().iter().cloned()));
-        let nowhere = (Svma(handler), Svma(handler), Svma(handler));
-        ranges.map(|range| (range.start, range.end, Svma(handler))).chain(std::iter::once(nowhere)).collect()
+        [Some(handler), target].into_iter().flatten().filter_map(|at| Some(self.function_around(at)?.start))
     }
 
     /// Whether a static probe (USDT) is at an address. No springboard covers one: a uprobe that is set there later would write a byte into

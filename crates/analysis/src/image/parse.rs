@@ -10,7 +10,6 @@ use crate::file::elf::Elf;
 use crate::file::error::ImageError;
 use crate::file::go::Go;
 use crate::file::relocs::{self, Pointers};
-use crate::file::restartable::Sequence;
 use crate::file::{patchable, probes, restartable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
@@ -87,7 +86,7 @@ impl Image {
             pointers,
             go,
             landing_pads,
-            restartable: sequences.described.iter().map(Sequence::places).collect(),
+            restartable: Vec::new(),
             patchable,
             probes,
             padding,
@@ -103,8 +102,7 @@ impl Image {
             loops: Memo::default(),
             returns: Memo::default(),
         };
-        let undescribed: Vec<_> = sequences.undescribed.iter().flat_map(|at| image.around_handler(*at)).collect();
-        image.restartable.extend(undescribed);
+        image.restartable = image.critical(&sequences);
         image
     }
 }

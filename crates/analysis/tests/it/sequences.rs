@@ -35,7 +35,10 @@ fn descriptors_are_found_in_any_data() {
     assert_eq!(refused(&program(&HANDLER).rodata(&sequence).rodata_name("__rseq_cs")), [true, false]);
     assert_eq!(refused(&program(&HANDLER).rodata(&[7; 16]).rodata(&sequence)), [true, false]);
     let image = program(&HANDLER).rodata(&sequence).image();
-    assert_eq!(image.restartable_sequences().collect::<Vec<_>>(), [Svma(TEXT + 2)..Svma(TEXT + 6)]);
+    assert_eq!(
+        image.restartable_sequences().collect::<Vec<_>>(),
+        [Svma(TEXT + 2)..Svma(TEXT + 6), Svma(AT - 4)..Svma(AT + 1)]
+    );
 }
 
 #[test]
@@ -74,4 +77,15 @@ fn other_data_is_no_descriptor() {
     flagged[0] = 1;
     let number: Vec<u8> = [&[0x90; 3][..], &HANDLER[3..]].concat();
     assert_eq!(refused(&program(&number).rodata(&flagged)), [false, false]);
+}
+
+/// No program has so many, so all of a file with more is refused, and no range is searched twice for them.
+#[test]
+fn files_with_too_many_sequences_are_refused() {
+    let many = HANDLER.repeat(1 << 14);
+    assert_eq!(refused(&program(&many)), [true, true]);
+    assert_eq!(refused(&program(&HANDLER.repeat(100))), [true, false]);
+    let listed = |count| program(&[]).rodata(&descriptor(TEXT + 2, 4, AT).repeat(count)).rodata_name("__rseq_cs");
+    assert_eq!(refused(&listed((1 << 14) + 1)), [true, true]);
+    assert_eq!(refused(&listed(1 << 14)), [true, false]);
 }
