@@ -3,7 +3,7 @@
 // departs exit     the handler of SIGUSR1 calls pthread_exit, through another function
 // departs cancel   the handler of SIGUSR1 calls a cancellation point, and its thread was cancelled before
 // departs quiet    the handler of SIGUSR1 tells the hot code to return
-// departs late     as `exit`, but the handler is set by the command `set`
+// departs late     as `exit`, but the handler is set by the command `set`, and taken away by `unset`
 //
 // end N            N threads, one after the other, compute until they get SIGUSR1: `destroyed N`
 #include "mutatee.h"
@@ -77,6 +77,8 @@ int main(int argc, char **argv) {
             say("destroyed %ld", destroyed - before);
         } else if (!strcmp(line, "set")) {
             handle(leave);
+        } else if (!strcmp(line, "unset")) {
+            handle(SIG_DFL);
         } else {
             say("unknown command %s", line);
         }

@@ -8,6 +8,7 @@ mod copies;
 mod costs;
 mod files;
 mod generic;
+mod handlers;
 mod hostile;
 mod life;
 mod profiles;
