@@ -210,7 +210,7 @@ fn live_part(maps: &[Mapping], top: &Top, is_block: impl FnOnce() -> bool) -> Op
     let own = start..=m.range.end.0.min(start + ALL_MAX);
     let end = match top.block {
         _ if m.path.as_os_str() == "[stack]" => m.range.end.0,
-        // What is near is read in any case.
+        // A near end of the mapping is read in any case.
         block if block < end => end,
         block if own.contains(&block) && is_block() => block & !7,
         _ => end,

@@ -211,7 +211,7 @@ fn other_measurements_come_and_go_while_threads_wait() {
         let outcome = count.interrupt().assert_code(0);
         assert_ne!(outcome.one("removed")["memory_left"], true, "{outcome:#?}");
     }
-    session.interrupt().assert_code(0).assert_removed();
+    let _ = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
     target.ask("rest");
 }
