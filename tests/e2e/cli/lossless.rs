@@ -198,18 +198,21 @@ fn a_removal_does_not_wait_for_threads_that_wait() {
 /// Threads that wait are not in the code of the other measurement, so its code is free at once, and the next one takes its place.
 #[test]
 fn other_measurements_come_and_go_while_threads_wait() {
+    // Commands with one state directory share an engine.
+    let tool = tool();
     let mut target = Mutatee::start("threads", &["4"]);
     let before = Text::of(target.pid());
     target.ask("spin");
     let file = File::new();
     let name = file.name();
-    let session = tool().measure("trace", target.pid(), &file.arguments(&name, &["noise"]));
+    let session = tool.measure("trace", target.pid(), &file.arguments(&name, &["noise"]));
     for round in 1..=3 {
         wait_until("threads have waited", || file.is_longer_than(200_000 * round));
-        let count = tool().count(target.pid(), &["noise", "work"]);
+        let mut count = tool.start(["count", "-p", &target.pid_text(), "noise", "work"]);
+        count.wait_for("changed");
         wait_until("threads have waited again", || file.is_longer_than(200_000 * round + 100_000));
-        let outcome = count.interrupt().assert_code(0);
-        assert_ne!(outcome.one("removed")["memory_left"], true, "{outcome:#?}");
+        let counted = count.interrupt().assert_code(0);
+        assert_eq!(counted.all("count").len(), 2, "{counted:#?}");
     }
     let _ = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
