@@ -195,7 +195,7 @@ fn a_removal_does_not_wait_for_threads_that_wait() {
     target.ask("rest");
 }
 
-/// Threads that wait are not in the code of the other measurement, so its code is free at once, and the next one takes its place.
+/// Another measurement is inserted and removed three times while threads wait for room.
 #[test]
 fn other_measurements_come_and_go_while_threads_wait() {
     // Commands with one state directory share an engine.

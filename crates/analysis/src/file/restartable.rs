@@ -34,7 +34,7 @@ pub(crate) struct Sequence {
 /// The critical sections of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Sequences {
-    /// Those with a descriptor in the file.
+    /// Sections with a descriptor in the file.
     pub described: Vec<Sequence>,
     /// Handlers behind a whole signature without a descriptor, which the program makes at run time.
     pub undescribed: Vec<u64>,
