@@ -19,7 +19,8 @@ usage: cargo xtask COMMAND
   test [--full] [FILTER…]   every test of the workspace; as root installs the Debian packages they need
                             --full: the long forms (hours instead of minutes)
   field [SERVER…]           twenty servers under load: every kind of measurement, kills of the engine, answers checked;
-                            prints the figures of each (INGRAFT_ROUNDS, INGRAFT_KILLS: how often, 10 and 20)
+                            prints the figures of each (INGRAFT_ROUNDS, INGRAFT_KILLS: how often, 10 and 20;
+                            INGRAFT_KINDS: which rounds, such as 'coverage,edges of libc')
   fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
   bench [NAME…]             the table of speed and size, each row with the limit measured in the same run
   package [deb] [tarball] [--built DIR] [--output DIR]

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::target::watch_the_host;
-use crate::{BOUND, NOBODY, is_root};
+use crate::{NOBODY, bound, is_root};
 
 /// The `ingraft` program with a state directory of its own.
 pub struct Tool {
@@ -252,7 +252,7 @@ impl Session {
 
     /// Returns the next object of any of these types; `None` if the program ends before it.
     pub fn try_wait_for_any(&mut self, kinds: &[&str]) -> Option<Value> {
-        let deadline = Instant::now() + BOUND;
+        let deadline = Instant::now() + bound();
         loop {
             while let Some(object) = self.objects.get(self.taken) {
                 self.taken += 1;
@@ -273,7 +273,7 @@ impl Session {
 
     /// Waits until the program has printed a word on its standard error. Panics if the program ends or takes too long before.
     pub fn wait_for_word(&mut self, word: &str) {
-        let deadline = Instant::now() + BOUND;
+        let deadline = Instant::now() + bound();
         while !self.stderr.contains(word) {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.accept(line),
@@ -301,7 +301,7 @@ impl Session {
 
     /// Waits for the program's end, and returns its outcome.
     pub fn finish(mut self) -> Outcome {
-        let deadline = Instant::now() + BOUND;
+        let deadline = Instant::now() + bound();
         // A target that the program started may keep the streams open after the program's end. The program's own output is in the pipe
         // when it has
         // ended, and only has to be read.
