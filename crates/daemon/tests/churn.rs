@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD};
-use ingraft_engine::{Caller, EnableRequest, Error, ErrorKind, MeasurementId, MetricFocus, TargetSpec};
+use ingraft_engine::{Caller, EnableRequest, Error, ErrorKind, Kind, MeasurementId, MetricFocus, TargetSpec};
 use ingraft_model::{Focus, How, Pid, PointKind};
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
@@ -84,9 +84,7 @@ impl Churn {
             flavors: Vec::new(),
             max_pairs: None,
             await_modules: false,
-            profile: None,
-            trace: None,
-            earlier: None,
+            kind: Kind::Metrics,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }

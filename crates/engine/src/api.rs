@@ -1,8 +1,10 @@
 //! Requests to the engine and its answers, as plain values without gRPC or a terminal.
 
 mod code;
+mod kind;
 
 pub use self::code::*;
+pub use self::kind::*;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, Avma, BlockEvents, Capacity, Distribution, EVENT_NAMES, EdgeKind, Flavor, Focus, Fold, How,
-    MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
+    Activations, Avma, BlockEvents, Distribution, EVENT_NAMES, EdgeKind, Flavor, Focus, Fold, How, MetricInfo,
+    ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, HoldTime, UnknownClock, inherited};
@@ -211,36 +213,8 @@ pub struct EnableRequest {
     pub max_pairs: Option<usize>,
     /// Whether the engine waits for modules that the request names and that are not loaded. For a program that it starts, it always does.
     pub await_modules: bool,
-    /// The profile of `functions`; `None` if they are not profiled. With a profile, `pairs` is empty and `function_metrics` is not used.
-    pub profile: Option<Profiling>,
-    /// The trace of `functions`; `None` for other measurements. In a trace, `pairs` is empty and `function_metrics` is not used.
-    pub trace: Option<Tracing>,
-    /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
-    pub earlier: Option<Arc<EarlierProfile>>,
-}
-
-/// A condition that a trace waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TraceCondition {
-    /// Pattern of the function at which the condition is tested. It must match one function.
-    pub function: String,
-    /// Expression of MDL's code language; empty if the condition holds at each entry of the function. An expression that uses the result or
-    /// the time of a call is tested at the returns, others at the entry.
-    pub expression: String,
-}
-
-/// Contents of a trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tracing {
-    /// Capacity of the buffer of each thread.
-    pub capacity: Capacity,
-    /// Whether the entries of functions write the time.
-    pub times: bool,
-    /// Whether a thread whose buffer is full waits until the engine has emptied it, but no longer than
-    /// [`ROOM_WAIT_NS`](ingraft_model::layout::ROOM_WAIT_NS) if the engine empties none.
-    pub lossless: bool,
-    /// The condition at which threads write a token; the value of the pair is the number of times at which it held.
-    pub when: Option<TraceCondition>,
+    /// Kind of the measurement.
+    pub kind: Kind,
 }
 
 /// The end of a trace.
@@ -252,15 +226,6 @@ pub struct TraceRest {
     pub end: TraceEnd,
 }
 
-/// Totals of one kind of event, in functions with all that they call among the profiled functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inclusive {
-    /// Index of the event in [`EVENT_NAMES`].
-    pub event: usize,
-    /// Whether each call that the functions make has a total too.
-    pub calls: bool,
-}
-
 /// An inclusive total.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InclusiveTotal {
@@ -268,25 +233,6 @@ pub struct InclusiveTotal {
     pub events: Option<u64>,
     /// Reason why the number is not exact, or not known; `None` if it is exact.
     pub inexact: Option<String>,
-}
-
-/// Kind of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profiling {
-    /// Exact counts of all blocks and edges.
-    Counts {
-        /// Whether each function has a redundant counter, with which its derived counts are compared.
-        check: bool,
-        /// Inclusive totals; `None` for none.
-        inclusive: Option<Inclusive>,
-    },
-    /// The blocks and edges that have run. A probe is removed when it has told that.
-    Coverage {
-        /// Whether edges have probes too, as far as the blocks do not determine them.
-        branches: bool,
-        /// Whether no function is copied, so that blocks without room in the text have no probe.
-        in_place: bool,
-    },
 }
 
 /// Request to start a program and to measure it from its first instruction on.

@@ -310,7 +310,7 @@ impl Engine {
 
     /// Definitions for a request, and one line for each definition that is wrong but not needed.
     fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
-        let condition = request.trace.as_ref().and_then(|trace| trace.when.as_ref());
+        let condition = request.kind.trace().and_then(|trace| trace.when.as_ref());
         if request.definitions.is_empty() && condition.is_none() {
             return Ok((self.library_with(&[])?, Vec::new()));
         }

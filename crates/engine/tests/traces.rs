@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, TargetSpec, Tracing};
+use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, Kind, TargetSpec, TraceOptions};
 use ingraft_model::Capacity;
 use ingraft_model::buffer::SLACK;
 use ingraft_profile::{Step, TracedFunction, Unknown};
@@ -32,8 +32,9 @@ fn engine() -> (Engine, tempfile::TempDir) {
     (Engine::start(config).unwrap(), dir)
 }
 
-fn tracing(bytes: u32) -> Option<Tracing> {
-    Capacity::of_bytes(bytes).map(|capacity| Tracing { capacity, times: false, lossless: false, when: None })
+fn tracing(bytes: u32) -> Kind {
+    let capacity = Capacity::of_bytes(bytes).unwrap();
+    Kind::Trace(TraceOptions { capacity, times: false, lossless: false, when: None })
 }
 
 fn request(pid: i32, functions: &[&str]) -> EnableRequest {
@@ -52,9 +53,7 @@ fn request(pid: i32, functions: &[&str]) -> EnableRequest {
         family: false,
         max_pairs: None,
         await_modules: false,
-        profile: None,
-        trace: tracing(1 << 16),
-        earlier: None,
+        kind: tracing(1 << 16),
     }
 }
 
@@ -268,12 +267,15 @@ fn each_thread_has_its_own_trace() {
 fn traces_follow_each_other_beside_another_measurement() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &[]);
-    let counted =
-        EnableRequest { function_metrics: vec!["calls".to_owned()], trace: None, ..request(target.pid(), &["work_0"]) };
+    let counted = EnableRequest {
+        function_metrics: vec!["calls".to_owned()],
+        kind: Kind::Metrics,
+        ..request(target.pid(), &["work_0"])
+    };
     let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
     for round in 1..=3 {
         // The buffer of the trace before is reused, and was full.
-        let small = EnableRequest { trace: tracing(0), ..request(target.pid(), &["work_0"]) };
+        let small = EnableRequest { kind: tracing(0), ..request(target.pid(), &["work_0"]) };
         let id = engine.enable(&small, Caller::Engine, &|_| ()).unwrap().id;
         let (_, code) = engine.traced(id, Caller::Engine).unwrap();
         target.ask("solo 40");
@@ -292,13 +294,16 @@ fn a_lossless_trace_is_removed_beside_a_count_while_threads_wait() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("threads", &["4"]);
     let before = target::Text::of(target.pid());
-    let counted =
-        EnableRequest { function_metrics: vec!["calls".to_owned()], trace: None, ..request(target.pid(), &["noise"]) };
+    let counted = EnableRequest {
+        function_metrics: vec!["calls".to_owned()],
+        kind: Kind::Metrics,
+        ..request(target.pid(), &["noise"])
+    };
     let count = engine.enable(&counted, Caller::Engine, &|_| ()).unwrap().id;
     target.ask("spin");
-    let lossless = Tracing { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
+    let lossless = TraceOptions { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
     for round in 0..5 {
-        let request = EnableRequest { trace: Some(lossless.clone()), ..request(target.pid(), &["noise"]) };
+        let request = EnableRequest { kind: Kind::Trace(lossless.clone()), ..request(target.pid(), &["noise"]) };
         let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
         let second = engine.enable(&request, Caller::Engine, &|_| ()).unwrap_err();
         assert_eq!(second.reason, "no_waits");
@@ -330,8 +335,8 @@ fn threads_do_not_wait_once_the_program_filters_its_system_calls() {
     let (engine, _dir) = engine();
     let mut target = Mutatee::start("loads", &[program("libplugin.so").unwrap().to_str().unwrap()]);
     let before = target::Text::of(target.pid());
-    let lossless = Tracing { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
-    let request = EnableRequest { trace: Some(lossless), ..request(target.pid(), &["local_work"]) };
+    let lossless = TraceOptions { capacity: Capacity::of_bytes(0).unwrap(), times: false, lossless: true, when: None };
+    let request = EnableRequest { kind: Kind::Trace(lossless), ..request(target.pid(), &["local_work"]) };
     let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
     let (_, code) = engine.traced(id, Caller::Engine).unwrap();
     target.ask("call 10").assert_right();
@@ -357,7 +362,7 @@ fn a_full_buffer_leaves_a_gap_that_is_told() {
     let mut target = Mutatee::start("threads", &[]);
     let capacity = Capacity::of_bytes(0).unwrap();
     let request = EnableRequest {
-        trace: Some(Tracing { capacity, times: false, lossless: false, when: None }),
+        kind: Kind::Trace(TraceOptions { capacity, times: false, lossless: false, when: None }),
         ..request(target.pid(), &["work_0"])
     };
     let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;

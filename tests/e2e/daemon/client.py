@@ -100,7 +100,8 @@ seen["last"] = last.get(0)
 stream.cancel()
 
 profile = None
-for step in call("ingraft.v1.Profiles", "Start", target={"pid": int(pid)}, functions=[function]):
+measure = {"functions": [function], "counts": {"check": True}}
+for step in call("ingraft.v1.Instrumentation", "Enable", target={"pid": int(pid)}, measure=measure):
     if step.WhichOneof("event") == "enabled":
         profile = step.enabled.measurement
 parts = [step.part for step in call("ingraft.v1.Profiles", "Query", measurement=profile)]
@@ -108,5 +109,5 @@ seen["profiled"] = [counts.name for part in parts for counts in part.functions]
 parts = list(call("ingraft.v1.Profiles", "EventTotals", measurement=profile))
 seen["totals"] = {"functions": parts[0].head.functions, "inexact": parts[0].head.inexact}
 seen["threads"] = [[thread.tid, thread.instructions] for part in parts for thread in part.threads]
-list(call("ingraft.v1.Profiles", "Stop", measurement=profile))
+list(call("ingraft.v1.Instrumentation", "Remove", measurement=profile))
 print(json.dumps(seen), flush=True)

@@ -13,7 +13,7 @@ use ingraft_wire::profile::{Details, Inclusive, Profile};
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::{self, records};
-use crate::conn::{Profiling, Request, Target, Totals};
+use crate::conn::{MeasureKind, Request, Target, Totals};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Query, Site, View};
 use crate::objects::totals::ProfileHead;
@@ -75,13 +75,10 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
         family: measure.follow.contains(&crate::args::Follow::Fork),
         history: false,
         wait: measure.wait.unwrap_or_default(),
-        profile: Some(if coverage {
-            Profiling::Coverage { branches, in_place: !branches }
-        } else {
-            Profiling::Counts { check, inclusive, calls: sites }
-        }),
-        earlier: earlier.clone(),
-        trace: None,
+        kind: match coverage {
+            true => MeasureKind::Coverage { branches, in_place: !branches },
+            false => MeasureKind::Counts { check, inclusive, calls: sites, earlier: earlier.clone() },
+        },
     };
     let plan = Plan::new(&measure, &target, request, out).queried(query);
     let format = context.common.format;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use ingraft_model::PartName;
 
 use crate::args::{self, Follow};
-use crate::conn::{PairInfo, Request, Target, Value, part_of};
+use crate::conn::{MeasureKind, PairInfo, Request, Target, Value, part_of};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{FunctionId, Object, PairFacts, hex};
@@ -94,9 +94,7 @@ pub(super) async fn run(
 ) -> Result<(), Stop> {
     let request = |target: Target| Request {
         await_modules: asked.measure.wait.is_some() || target.is_started(),
-        profile: None,
-        earlier: None,
-        trace: None,
+        kind: MeasureKind::Metrics,
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),

@@ -9,7 +9,7 @@ use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
 use crate::args::TraceArgs;
-use crate::conn::{Condition, Request, Target, Tracing};
+use crate::conn::{Condition, MeasureKind, Request, Target, Tracing};
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Kept, Plan, Site, View};
 use crate::objects::{Object, traces};
@@ -38,9 +38,7 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
         family: false,
         history: false,
         wait: measure.wait.unwrap_or_default(),
-        profile: None,
-        earlier: None,
-        trace: Some(Tracing { buffer: buffer << 10, times, lossless, when: when.clone() }),
+        kind: MeasureKind::Trace(Tracing { buffer: buffer << 10, times, lossless, when: when.clone() }),
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.

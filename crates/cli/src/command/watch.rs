@@ -3,7 +3,7 @@
 use ingraft_model::Distribution;
 
 use crate::args::{Follow, WatchArgs};
-use crate::conn::{Chapter, PairInfo, Request, Target, Value};
+use crate::conn::{Chapter, MeasureKind, PairInfo, Request, Target, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
 use crate::objects::{self, Interval, Keys, Object, Sample};
@@ -21,9 +21,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
     let request = |target: Target| Request {
         await_modules: args.measure.wait.is_some() || target.is_started(),
-        profile: None,
-        earlier: None,
-        trace: None,
+        kind: MeasureKind::Metrics,
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),

@@ -2,16 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{Aggregate, Flavor, Focus, PartName};
-use ingraft_report::SavedProfile;
-use ingraft_wire::profile::{self, Profile};
+use ingraft_wire::profile::Profile;
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
 use crate::objects::{self, Corrections, Host, PairFacts, hex, millis};
+
+use super::kind::MeasureKind;
 
 /// The process or processes that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,55 +92,8 @@ pub(crate) struct Request {
     pub(crate) wait: Duration,
     /// Whether the engine waits for modules that are named and not loaded.
     pub(crate) await_modules: bool,
-    /// The profile of `functions`; `None` if they are not profiled.
-    pub(crate) profile: Option<Profiling>,
-    /// A saved profile, by whose counts counters are placed.
-    pub(crate) earlier: Option<Arc<SavedProfile>>,
-    /// The trace of `functions`; `None` for other measurements.
-    pub(crate) trace: Option<Tracing>,
-}
-
-/// Contents of a trace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tracing {
-    /// Capacity in bytes of the buffer of each thread.
-    pub(crate) buffer: u32,
-    /// Whether the entries of functions write the time.
-    pub(crate) times: bool,
-    /// Whether threads wait for room in their buffers.
-    pub(crate) lossless: bool,
-    /// The condition that the trace waits for.
-    pub(crate) when: Option<Condition>,
-}
-
-/// A condition that a trace waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Condition {
-    /// Pattern of the function at which the condition is tested.
-    pub(crate) function: String,
-    /// Expression of MDL; empty if the condition holds at each entry.
-    pub(crate) expression: String,
-}
-
-/// Kind of a profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Profiling {
-    /// All blocks and edges are counted.
-    Counts {
-        /// Whether derived counts are compared with a redundant counter in each function.
-        check: bool,
-        /// Event of the inclusive totals; `None` for none.
-        inclusive: Option<&'static str>,
-        /// Whether each call has an inclusive total too.
-        calls: bool,
-    },
-    /// Blocks and edges that have run are told.
-    Coverage {
-        /// Whether edges have probes too.
-        branches: bool,
-        /// Whether no function is copied.
-        in_place: bool,
-    },
+    /// Kind of the measurement.
+    pub(crate) kind: MeasureKind,
 }
 
 /// A request for the snippets that metrics are lowered to.
@@ -339,24 +292,7 @@ impl Request {
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
             await_modules: self.await_modules,
-            profile: self.profile.is_some(),
-            earlier: self.earlier.as_deref().map(profile::earlier).unwrap_or_default(),
-            check: matches!(self.profile, Some(Profiling::Counts { check: true, .. })),
-            coverage: matches!(self.profile, Some(Profiling::Coverage { .. })),
-            branches: matches!(self.profile, Some(Profiling::Coverage { branches: true, .. })),
-            in_place: matches!(self.profile, Some(Profiling::Coverage { in_place: true, .. })),
-            inclusive: match self.profile {
-                Some(Profiling::Counts { inclusive: Some(event), .. }) => event.to_owned(),
-                Some(Profiling::Counts { inclusive: None, .. } | Profiling::Coverage { .. }) | None => String::new(),
-            },
-            inclusive_calls: matches!(self.profile, Some(Profiling::Counts { calls: true, .. })),
-            trace_buffer: self.trace.as_ref().map_or(0, |trace| trace.buffer),
-            trace_times: self.trace.as_ref().is_some_and(|trace| trace.times),
-            trace_lossless: self.trace.as_ref().is_some_and(|trace| trace.lossless),
-            trace_when: self.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| v1::TraceCondition {
-                function: when.function.clone(),
-                expression: when.expression.clone(),
-            }),
+            kind: self.kind.to_wire(),
             flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }

@@ -5,16 +5,18 @@ mod answers;
 mod code;
 mod endpoint;
 mod history;
+mod kind;
 mod neighbours;
 mod profiles;
 
 pub(crate) use answers::{
-    Choice, Condition, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Profiling, Reading,
-    RefusedFunction, Request, Source, Target, ThreadValue, Tracing, Value, part_of,
+    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
+    Source, Target, ThreadValue, Value, part_of,
 };
 pub(crate) use code::Inspected;
 pub(crate) use endpoint::Use;
 pub(crate) use history::Chapter;
+pub(crate) use kind::{Condition, MeasureKind, Tracing};
 pub(crate) use profiles::{ThreadTotals, Totals};
 
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::DemoArgs;
-use crate::conn::{Client, Enabled, Event, Farewell, Reading, Request, Target};
+use crate::conn::{Client, Enabled, Event, Farewell, MeasureKind, Reading, Request, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::measure::Context;
 use crate::objects::{self, Object};
@@ -163,9 +163,7 @@ impl Stage<'_> {
             history: false,
             wait: Duration::ZERO,
             await_modules: false,
-            profile: None,
-            earlier: None,
-            trace: None,
+            kind: MeasureKind::Metrics,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let (_, enabled) = self.client.enable(&request, &mut progress).await?;

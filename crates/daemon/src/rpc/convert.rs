@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_engine::{
-    Earlier, EarlierProfile, EnableRequest, Ended, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
-    LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
-    ProcessEntry, Profiling, RefusedFunction, Removed, TargetSpec, TraceCondition, Tracing, UntypedSymbol,
+    CountsOptions, CoverageOptions, Earlier, EarlierProfile, EnableRequest, Ended, EventEntry, FunctionEntry,
+    FunctionRef, Inserted, Kind, LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus,
+    PairCost, PairInfo, PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec, TraceCondition, TraceOptions,
+    UntypedSymbol,
 };
 use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
@@ -89,12 +90,7 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
 
 fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableRequest, FieldError> {
     let measure = required(measure, "measure")?;
-    let profile = profiling(&measure)?;
-    let trace = tracing(&measure)?;
-    let earlier = earlier(measure.earlier, profile)?;
-    if trace.is_some() && profile.is_some() {
-        return Err(FieldError::new("measure.trace_buffer", "is set with `profile`"));
-    }
+    let kind = measure.kind.map_or(Ok(Kind::Metrics), kind).map_err(|e| e.inside("measure"))?;
     let pairs = measure
         .pairs
         .into_iter()
@@ -104,7 +100,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     if pairs.is_empty() && measure.functions.is_empty() {
         return Err(FieldError::new("measure", "names no pair and no function"));
     }
-    if (measure.profile || trace.is_some()) && !pairs.is_empty() {
+    if kind.is_of_whole_functions() && !pairs.is_empty() {
         return Err(FieldError::new("measure.pairs", "is not empty, and profiles and traces are of functions"));
     }
     let max_overhead = measure.max_overhead;
@@ -130,26 +126,43 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         family: measure.family,
         max_pairs: None,
         await_modules: measure.await_modules,
-        profile,
-        trace,
-        earlier,
+        kind,
     })
 }
 
-/// The counts by which the counters of a profile are placed.
-fn earlier(
-    files: Vec<v1::EarlierCounts>,
-    profile: Option<Profiling>,
-) -> Result<Option<Arc<EarlierProfile>>, FieldError> {
-    if files.is_empty() {
-        return Ok(None);
-    }
-    match profile {
-        Some(Profiling::Counts { .. }) => {}
-        Some(Profiling::Coverage { .. }) => {
-            return Err(FieldError::new("measure.earlier", "is not empty, and a coverage places no counters"));
+/// Converts the kind of a measurement from its message.
+fn kind(kind: v1::measure::Kind) -> Result<Kind, FieldError> {
+    use v1::measure::Kind as Wire;
+    match kind {
+        Wire::Counts(options) => counts(options).map(Kind::Counts).map_err(|e| e.inside("counts")),
+        Wire::Coverage(v1::CoverageKind { branches: true, in_place: true }) => {
+            Err(FieldError::new("coverage.in_place", "is set with `branches`, which need copies of functions"))
         }
-        None => return Err(FieldError::new("measure.earlier", "is not empty, and `profile` is not set")),
+        Wire::Coverage(v1::CoverageKind { branches, in_place }) => {
+            Ok(Kind::Coverage(CoverageOptions { branches, in_place }))
+        }
+        Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
+    }
+}
+
+fn counts(options: v1::CountsKind) -> Result<CountsOptions, FieldError> {
+    let v1::CountsKind { check, earlier, inclusive, inclusive_calls } = options;
+    let inclusive = match inclusive.as_str() {
+        "" if inclusive_calls => return Err(FieldError::new("inclusive_calls", "is set without `inclusive`")),
+        "" => None,
+        name => {
+            let event = EVENT_NAMES.iter().position(|known| *known == name);
+            let event = event.ok_or_else(|| FieldError::new("inclusive", "is no event that profiles count"))?;
+            Some(ingraft_engine::Inclusive { event, calls: inclusive_calls })
+        }
+    };
+    Ok(CountsOptions { check, inclusive, earlier: self::earlier(earlier) })
+}
+
+/// The counts by which the counters of a profile are placed; `None` if there are none.
+fn earlier(files: Vec<v1::EarlierCounts>) -> Option<Arc<EarlierProfile>> {
+    if files.is_empty() {
+        return None;
     }
     let mut earlier = EarlierProfile::default();
     for file in files {
@@ -158,69 +171,21 @@ fn earlier(
             earlier.add(&file.build_id, Svma(start), Earlier { blocks, edges });
         }
     }
-    Ok(Some(Arc::new(earlier)))
+    Some(Arc::new(earlier))
 }
 
-/// The kind of the profile that a request asks for.
-fn profiling(measure: &v1::Measure) -> Result<Option<Profiling>, FieldError> {
-    let v1::Measure { profile, check, coverage, branches, in_place, inclusive_calls, .. } = *measure;
-    let inclusive = inclusive(measure)?;
-    match (profile, coverage) {
-        (false, _) | (_, true) if inclusive.is_some() => {
-            Err(FieldError::new("measure.inclusive", "is set, and only a profile of counts has such totals"))
-        }
-        _ if inclusive_calls && inclusive.is_none() => {
-            Err(FieldError::new("measure.inclusive_calls", "is set without `inclusive`"))
-        }
-        (false, true) => Err(FieldError::new("measure.coverage", "is set without `profile`")),
-        (_, false) if in_place => Err(FieldError::new("measure.in_place", "is set without `coverage`")),
-        (_, false) if branches => Err(FieldError::new("measure.branches", "is set without `coverage`")),
-        (true, true) if check => Err(FieldError::new("measure.check", "is set, and a coverage has no derived counts")),
-        (true, true) if branches && in_place => {
-            Err(FieldError::new("measure.in_place", "is set with `branches`, which need copies of functions"))
-        }
-        (true, true) => Ok(Some(Profiling::Coverage { branches, in_place })),
-        (true, false) => Ok(Some(Profiling::Counts { check, inclusive })),
-        (false, false) => Ok(None),
-    }
-}
-
-/// The inclusive totals that a request asks for; `None` if it asks for none.
-fn inclusive(measure: &v1::Measure) -> Result<Option<ingraft_engine::Inclusive>, FieldError> {
-    let v1::Measure { inclusive, inclusive_calls, .. } = measure;
-    if inclusive.is_empty() {
-        return Ok(None);
-    }
-    let event = EVENT_NAMES.iter().position(|name| name == inclusive);
-    let event = event.ok_or_else(|| FieldError::new("measure.inclusive", "is no event that profiles count"))?;
-    Ok(Some(ingraft_engine::Inclusive { event, calls: *inclusive_calls }))
-}
-
-/// Contents of the trace that a request asks for; `None` if it asks for no trace.
-fn tracing(measure: &v1::Measure) -> Result<Option<Tracing>, FieldError> {
-    let v1::Measure { trace_buffer, trace_times, trace_lossless, .. } = *measure;
-    let without = |field: &str| Err(FieldError::new(format!("measure.{field}"), "is set without `trace_buffer`"));
-    let when = match &measure.trace_when {
-        Some(_) if trace_buffer == 0 => return without("trace_when"),
-        _ if trace_times && trace_buffer == 0 => return without("trace_times"),
-        _ if trace_lossless && trace_buffer == 0 => return without("trace_lossless"),
-        Some(when) if when.function.is_empty() => return Err(FieldError::missing("measure.trace_when.function")),
-        Some(v1::TraceCondition { function, expression }) => {
-            Some(TraceCondition { function: function.clone(), expression: expression.clone() })
-        }
-        None => None,
+fn trace(options: v1::TraceKind) -> Result<TraceOptions, FieldError> {
+    let v1::TraceKind { buffer, times, when, lossless } = options;
+    let when = match when {
+        Some(when) if when.function.is_empty() => return Err(FieldError::missing("when.function")),
+        when => when.map(|v1::TraceCondition { function, expression }| TraceCondition { function, expression }),
     };
-    let too_large = || FieldError::new("measure.trace_buffer", format!("is above {}", Capacity::MOST));
-    if trace_buffer == 0 {
-        return Ok(None);
+    if buffer == 0 {
+        return Err(FieldError::missing("buffer"));
     }
-    let capacity = Capacity::of_bytes(trace_buffer).ok_or_else(too_large)?;
-    Ok(Some(Tracing { capacity, times: trace_times, lossless: trace_lossless, when }))
-}
-
-/// Checks that a request is for a trace.
-pub fn traced(request: EnableRequest) -> Result<EnableRequest, FieldError> {
-    if request.trace.is_none() { Err(FieldError::missing("buffer")) } else { Ok(request) }
+    let too_large = || FieldError::new("buffer", format!("is above {}", Capacity::MOST));
+    let capacity = Capacity::of_bytes(buffer).ok_or_else(too_large)?;
+    Ok(TraceOptions { capacity, times, lossless, when })
 }
 
 /// Converts the flavors of a program from their names.
@@ -467,6 +432,19 @@ mod tests {
         assert_eq!(path(of(vec!["pvm".to_owned(); 17])), "measure.flavors: has more than 16 entries");
         let request = flavors(&["pvm", "cm5"]).map(|request| request.flavors);
         assert_eq!(request.unwrap().iter().map(Flavor::as_str).collect::<Vec<_>>(), ["pvm", "cm5"]);
+        let of_kind = |kind| {
+            let measure = Some(v1::Measure { functions: vec!["f".to_owned()], kind: Some(kind), ..Default::default() });
+            path(enable(v1::EnableRequest { target: pid(1), measure }))
+        };
+        use v1::measure::Kind as Wire;
+        assert_eq!(of_kind(Wire::Trace(v1::TraceKind::default())), "measure.trace.buffer: is missing");
+        let when = Some(v1::TraceCondition::default());
+        let trace = v1::TraceKind { buffer: 4096, when, ..Default::default() };
+        assert_eq!(of_kind(Wire::Trace(trace)), "measure.trace.when.function: is missing");
+        let counts = v1::CountsKind { inclusive_calls: true, ..Default::default() };
+        assert_eq!(of_kind(Wire::Counts(counts)), "measure.counts.inclusive_calls: is set without `inclusive`");
+        let coverage = v1::CoverageKind { branches: true, in_place: true };
+        assert!(of_kind(Wire::Coverage(coverage)).starts_with("measure.coverage.in_place: is set with `branches`"));
         let lower_request = v1::LowerRequest { flavors: vec![String::new()], ..Default::default() };
         assert!(path(lower(lower_request)).starts_with("flavors[0]: is no flavor"));
         let command = |words: &[&[u8]]| {

@@ -1,46 +1,20 @@
 //! `ingraft.v1.Traces`.
 
-use ingraft_engine::{EnableRequest, MeasurementId};
+use ingraft_engine::MeasurementId;
 use ingraft_wire::{Failure, FailureKind, trace, v1};
 use tonic::{Request, Response, Status};
 
-use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
 use crate::failure::failed;
-use crate::rpc::{Answers, convert, enable, instrumentation, list};
+use crate::rpc::{Answers, list};
 use crate::waiting::Waiting;
 
-/// The service that starts, reads and stops traces.
+/// The service that reads traces.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
 impl v1::traces_server::Traces for Service {
-    type StartStream = Answers<v1::EnableResponse>;
-
-    async fn start(&self, request: Request<v1::StartTraceRequest>) -> Result<Response<Self::StartStream>, Status> {
-        let caller = auth::caller(&request)?;
-        let client = auth::client(&request);
-        let v1::StartTraceRequest { target, functions, wait_ns, buffer, times, when, lossless } = request.into_inner();
-        let measure = v1::Measure {
-            functions,
-            wait_ns,
-            trace_buffer: buffer,
-            trace_times: times,
-            trace_when: when,
-            trace_lossless: lossless,
-            ..v1::Measure::default()
-        };
-        let name = audit::target(target.as_ref());
-        let order = enable::Order::of(client, &name, Some(&measure));
-        let request = v1::EnableRequest { target, measure: Some(measure) };
-        let request = convert::enable(request).and_then(convert::traced).map_err(|e| order.refuse(e))?;
-        Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
-            let request = EnableRequest { max_pairs, ..request.clone() };
-            engine.enable(&request, caller, &|text| progress.say(text))
-        }))
-    }
-
     type ReadStream = Answers<v1::ReadTraceResponse>;
 
     async fn read(&self, request: Request<v1::ReadTraceRequest>) -> Result<Response<Self::ReadStream>, Status> {
@@ -61,15 +35,6 @@ impl v1::traces_server::Traces for Service {
         let parts = parts.await??;
         self.0.keeper().read(id);
         Ok(list(parts))
-    }
-
-    type StopStream = Answers<v1::RemoveResponse>;
-
-    async fn stop(&self, request: Request<v1::StopTraceRequest>) -> Result<Response<Self::StopStream>, Status> {
-        let caller = auth::caller(&request)?;
-        let by = auth::client(&request).as_ref().map(audit::who);
-        let id = MeasurementId(request.into_inner().measurement);
-        instrumentation::remove(&self.0, id, caller, by).await
     }
 }
 

@@ -13,7 +13,9 @@ use ingraft_model::{
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
 
-use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
+use crate::api::{
+    EnableRequest, Kind, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec,
+};
 use crate::error::{Error, ErrorKind};
 use crate::measure::internal::Internal;
 use crate::measure::request::{self, Missing};
@@ -243,9 +245,7 @@ fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
         family: false,
         max_pairs: None,
         await_modules: false,
-        profile: None,
-        trace: None,
-        earlier: None,
+        kind: Kind::Metrics,
     }
 }
 

@@ -13,7 +13,7 @@ use ingraft_model::{
 };
 use ingraft_process::Target;
 
-use crate::api::{EnableRequest, MetricFocus, Profiling, Tracing};
+use crate::api::{CountsOptions, CoverageOptions, EnableRequest, Kind, MetricFocus, TraceOptions};
 use crate::background::{each, in_background};
 use crate::error::{Error, ErrorKind};
 use crate::measure::calls;
@@ -21,7 +21,7 @@ use crate::measure::condition;
 use crate::measure::foci;
 use crate::measure::source_lines;
 use crate::names::some_of;
-use crate::profile::plan::{self, Plan};
+use crate::profile::plan::{self, COUNTS_METRIC, COVERAGE_METRIC, Plan};
 use crate::profile::trace::{self, TracePlan};
 use crate::program::callees::may_unwind;
 use crate::program::images::ImageStore;
@@ -213,7 +213,7 @@ pub fn evaluate(
     }
     let mut errors = modules.load(target, store, &modules_of(request), progress);
     modules.were_wanting();
-    let leaps = request.profile.is_some() && modules.leaves_handlers(target);
+    let leaps = request.kind.is_profile() && modules.leaves_handlers(target);
     let mut wanted = evaluate_request(library, modules, (request, leaps), missing);
     if modules.were_wanting() {
         errors.extend(modules.load(target, store, &[], progress));
@@ -288,11 +288,11 @@ fn evaluate_request(
     (request, leaps): (&EnableRequest, bool),
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
-    if let Some(profiling) = request.profile {
-        return profiled(modules, (request, leaps), profiling, missing);
-    }
-    if let Some(tracing) = &request.trace {
-        return traced((library, modules), request, missing, tracing);
+    match &request.kind {
+        Kind::Metrics => {}
+        Kind::Counts(options) => return counted(modules, (request, leaps), missing, options),
+        Kind::Coverage(options) => return covered(modules, request, missing, *options),
+        Kind::Trace(options) => return traced((library, modules), request, missing, options),
     }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
@@ -352,7 +352,7 @@ fn whole_functions(modules: &Modules, request: &EnableRequest, missing: Missing)
         let what = format!("`{part}` is a part of a function, and profiles and traces are of whole functions");
         return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
     }
-    let has_family = matches!(request.profile, Some(Profiling::Coverage { .. }));
+    let has_family = matches!(request.kind, Kind::Coverage(_));
     if request.keep || request.family && !has_family {
         let what = "a profile or trace ends with its command, and only a coverage has fork children";
         return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
@@ -376,7 +376,7 @@ fn traced(
     (library, modules): (&Library, &Modules),
     request: &EnableRequest,
     missing: Missing,
-    tracing: &Tracing,
+    options: &TraceOptions,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
     if functions.is_empty() {
@@ -384,7 +384,7 @@ fn traced(
         let hint = "trace the running program (-p) once it has loaded the library";
         return Err(Error::new(ErrorKind::NotFound, "not_loaded_yet", what, hint));
     }
-    let when = tracing.when.as_ref();
+    let when = options.when.as_ref();
     let condition = when.map(|when| condition::evaluate(library, modules, request, when)).transpose()?;
     let texts = texts(modules, &functions);
     let plan = |function: &FunctionRef| {
@@ -401,7 +401,7 @@ fn traced(
     }
     let unwinds = may_unwind(modules, &functions);
     let instrumentation =
-        trace::instrumentation(&traced, &refused, (tracing, condition), unwinds).ok_or_else(|| {
+        trace::instrumentation(&traced, &refused, (options, condition), unwinds).ok_or_else(|| {
             let what = format!("a trace of {} functions is not possible", functions.len());
             Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
         })?;
@@ -417,39 +417,60 @@ fn traced(
     }])
 }
 
-/// The functions of a profile, each with its counters. A function that cannot be profiled has code that is refused for the reason.
-fn profiled(
+/// The functions of a profile of counts, each with its counters. A function that cannot be profiled has code that is refused for the reason.
+fn counted(
     modules: &Modules,
     (request, leaps): (&EnableRequest, bool),
-    profiling: Profiling,
     missing: Missing,
+    options: &CountsOptions,
 ) -> Result<Vec<Wanted>, Error> {
     let functions = whole_functions(modules, request, missing)?;
-    if matches!(profiling, Profiling::Counts { .. }) {
-        refuse_large(modules, &functions, &request.functions.join(" "))?;
-    }
-    let earlier = request.earlier.as_deref();
-    if let Some(earlier) = earlier.filter(|_| missing == Missing::Fails)
+    refuse_large(modules, &functions, &request.functions.join(" "))?;
+    if let Some(earlier) = options.earlier.as_deref().filter(|_| missing == Missing::Fails)
         && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
     {
         let what = "the earlier profile has counts of none of these functions";
         return Err(Error::new(ErrorKind::Usage, "no_earlier_counts", what, EARLIER));
     }
     let texts = texts(modules, &functions);
+    let planned = |function: FunctionRef| {
+        let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
+        Plan::of_counts((modules, text), function, options, leaps).map(|(plan, body)| (plan, Some(body)))
+    };
+    Ok(profiled(modules, &functions, COUNTS_METRIC, planned))
+}
+
+/// The functions of a coverage, each with its probes. A function that cannot be profiled has code that is refused for the reason.
+fn covered(
+    modules: &Modules,
+    request: &EnableRequest,
+    missing: Missing,
+    options: CoverageOptions,
+) -> Result<Vec<Wanted>, Error> {
+    let functions = whole_functions(modules, request, missing)?;
+    let planned = |function| Plan::of_coverage(modules, function, options).map(|plan| (plan, None));
+    Ok(profiled(modules, &functions, COVERAGE_METRIC, planned))
+}
+
+/// The pairs of profiled functions by their plans, which are made in the background.
+fn profiled(
+    modules: &Modules,
+    functions: &[FunctionRef],
+    metric: &str,
+    planned: impl Fn(FunctionRef) -> Result<(Plan, Option<Arc<FunctionBody>>), Refusal> + Sync,
+) -> Vec<Wanted> {
     let wanted = |function: &FunctionRef| {
         let (module, name) = modules.focus_name(*function)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
-        let text = texts.get(&function.module)?;
-        let planned = Plan::new((modules, text), *function, profiling, (earlier, leaps));
-        let (plan, instrumentation, body) = match planned {
+        let (plan, instrumentation, body) = match planned(*function) {
             Ok((plan, body)) => {
                 let instrumentation = plan.instrumentation(None);
                 (Some(Arc::new(plan)), instrumentation, body)
             }
-            Err(why) => (None, plan::refused(*function, profiling, why), None),
+            Err(why) => (None, plan::refused(*function, metric, why), None),
         };
         Some(Wanted {
-            pair: Arc::new(MetricFocus { metric: plan::metric_name(profiling).to_owned(), focus }),
+            pair: Arc::new(MetricFocus { metric: metric.to_owned(), focus }),
             function: Some(*function),
             instrumentation,
             plan,
@@ -459,7 +480,7 @@ fn profiled(
             helpers: Arc::default(),
         })
     };
-    Ok(in_background(|| functions.par_iter().filter_map(wanted).collect()))
+    in_background(|| functions.par_iter().filter_map(wanted).collect())
 }
 
 /// Hint at the use of earlier profiles.
@@ -585,7 +606,7 @@ fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
         // Any module may have code of the file.
         return Vec::new();
     }
-    let when = request.trace.as_ref().and_then(|trace| trace.when.as_ref()).map(|when| &when.function);
+    let when = request.kind.trace().and_then(|trace| trace.when.as_ref()).map(|when| &when.function);
     let mut out: Vec<Pattern> = request.functions.iter().chain(when).map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match Pattern::of_module(&pair.focus) {

@@ -91,7 +91,7 @@ impl Spans {
                 let span = [(PointKind::Entry, Parts::All), (PointKind::Exit, Parts::All)];
                 instrumentation(function, &[span], FUNCTIONS, clock)
             }
-            Err(why) => super::plan::refused_as(function, FUNCTIONS, why.clone()),
+            Err(why) => super::plan::refused(function, FUNCTIONS, why.clone()),
         }
     }
 

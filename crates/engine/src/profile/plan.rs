@@ -13,19 +13,16 @@ use ingraft_profile::{
     Counted, Earlier, EarlierProfile, Inexact, NotCounted, Position, Probes, RunEvents, Runs, Wishes, coverage_probes,
 };
 
-use crate::api::{Inclusive, Profiling};
+use crate::api::{CountsOptions, CoverageOptions, Inclusive};
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
 
 use super::inclusive::{self, Spans};
 
-/// Name of the metric that the pairs of a profile have.
-pub fn metric_name(profiling: Profiling) -> &'static str {
-    match profiling {
-        Profiling::Counts { .. } => "edge_profile",
-        Profiling::Coverage { .. } => "coverage",
-    }
-}
+/// Name of the metric that the pairs of exact counts have.
+pub const COUNTS_METRIC: &str = "edge_profile";
+/// Name of the metric that the pairs of a coverage have.
+pub const COVERAGE_METRIC: &str = "coverage";
 
 /// The way to a function's profile.
 #[derive(Debug)]
@@ -60,7 +57,10 @@ pub struct Plan {
     pub method: Method,
     /// The spans of inclusive totals; `None` if there are none.
     pub spans: Option<Spans>,
-    profiling: Profiling,
+    /// Whether the function is not copied, so that blocks without room in the text have no probe.
+    in_place: bool,
+    /// The inclusive totals that were asked for.
+    inclusive: Option<Inclusive>,
     /// Increments of the counters, computed at the first query of event totals.
     increments: OnceLock<Vec<Numbers>>,
 }
@@ -69,51 +69,66 @@ pub struct Plan {
 pub type Numbers = [i64; EVENT_NAMES.len()];
 
 impl Plan {
-    /// Plans the counters or probes of a function. Fails if not all of its counts can be counted or derived.
+    /// Plans the counters of a function. Fails if not all of its counts can be counted or derived.
     ///
     /// The places where code can count are those of a copy on trial. `text` is the text of the module with nothing woven into it. `leaps` says
     /// whether threads may leave signal handlers for good, and with them the runs that signals have interrupted: calls are then counted as
-    /// they begin. Also returns the function, if it was analysed as a whole: the insertion needs it again, and the image has it as long as
+    /// they begin. Also returns the function, which was analysed as a whole: the insertion needs it again, and the image has it as long as
     /// somebody holds it.
-    pub fn new(
+    pub fn of_counts(
         (modules, text): (&Modules, &TextSpace),
         function: FunctionRef,
-        profiling: Profiling,
-        (earlier, leaps): (Option<&EarlierProfile>, bool),
-    ) -> Result<(Plan, Option<Arc<FunctionBody>>), Refusal> {
-        let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
-        match f.kind() {
-            FunctionKind::Normal => {}
-            FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
-            FunctionKind::Stub => return Err(Refusal::LinkerStub),
-        }
+        options: &CountsOptions,
+        leaps: bool,
+    ) -> Result<(Plan, Arc<FunctionBody>), Refusal> {
+        let (module, f) = plannable(modules, function)?;
         let cfg = module.image.cfg(f);
         let events = events(module, &cfg);
-        let (mut whole, mut spans) = (None, None);
-        let method = match profiling {
-            Profiling::Counts { check, inclusive } => {
-                let body: &FunctionBody = whole.insert(module.image.body(f)?);
-                let copy = trial::copy(modules, function, body, text)?;
-                let probes = probes(&cfg, &copy, (module.bias, &events));
-                spans = inclusive.map(|of| Spans::new((module, f, body), (&cfg, &events), &copy, of.calls));
-                let earlier = earlier.and_then(|earlier| earlier_counts(modules, function, earlier));
-                let runs = Runs::placed(&cfg, &probes, &Wishes { earlier, check, entries: leaps }).map_err(|why| {
-                    match (why, copy.why_exposed) {
-                        // A block that runs in the text has no counter.
-                        (NotCounted::Block(_), Some(exposed)) => exposed,
-                        (why, _) => refusal(why, &cfg, f),
-                    }
-                })?;
-                Method::Runs(Box::new(runs))
-            }
-            Profiling::Coverage { branches, .. } => Method::Probes(coverage_probes(&cfg, branches)),
+        let body = module.image.body(f)?;
+        let copy = trial::copy(modules, function, &body, text)?;
+        let probes = probes(&cfg, &copy, (module.bias, &events));
+        let spans = options.inclusive.map(|of| Spans::new((module, f, &body), (&cfg, &events), &copy, of.calls));
+        let earlier = options.earlier.as_deref().and_then(|earlier| earlier_counts(modules, function, earlier));
+        let wishes = Wishes { earlier, check: options.check, entries: leaps };
+        let runs = Runs::placed(&cfg, &probes, &wishes).map_err(|why| match (why, copy.why_exposed) {
+            // A block that runs in the text has no counter.
+            (NotCounted::Block(_), Some(exposed)) => exposed,
+            (why, _) => refusal(why, &cfg, f),
+        })?;
+        let plan = Plan {
+            spans,
+            inclusive: options.inclusive,
+            ..Plan::new(f, function, (cfg, events), Method::Runs(Box::new(runs)))
         };
+        Ok((plan, body))
+    }
+
+    /// Plans the probes of a function for a coverage.
+    pub fn of_coverage(modules: &Modules, function: FunctionRef, options: CoverageOptions) -> Result<Plan, Refusal> {
+        let (module, f) = plannable(modules, function)?;
+        let cfg = module.image.cfg(f);
+        let events = events(module, &cfg);
+        let method = Method::Probes(coverage_probes(&cfg, options.branches));
+        Ok(Plan { in_place: options.in_place, ..Plan::new(f, function, (cfg, events), method) })
+    }
+
+    fn new(f: &Function, function: FunctionRef, (cfg, events): (Cfg, Vec<BlockEvents>), method: Method) -> Plan {
         let name = f.display_name().into_owned();
         let symbol = f.names().first().map_or_else(|| name.clone(), |name| name.mangled().to_owned());
-        let increments = OnceLock::new();
-        let (first, size) = (f.start(), f.size());
-        let plan = Plan { function, symbol, name, first, size, cfg, events, method, spans, profiling, increments };
-        Ok((plan, whole))
+        Plan {
+            function,
+            symbol,
+            name,
+            first: f.start(),
+            size: f.size(),
+            cfg,
+            events,
+            method,
+            spans: None,
+            in_place: false,
+            inclusive: None,
+            increments: OnceLock::new(),
+        }
     }
 
     /// The places of the counters or probes.
@@ -147,17 +162,24 @@ impl Plan {
         Instrumentation {
             variables: (0..places.len()).map(variable).chain(clock.map(alias)).collect(),
             apart: self.is_coverage(),
-            in_place: matches!(self.profiling, Profiling::Coverage { in_place: true, .. }),
-            ..empty(insertions.collect(), metric(self.profiling))
+            in_place: self.in_place,
+            ..empty(insertions.collect(), self.metric())
         }
     }
 
     /// The inclusive totals that were asked for.
     pub fn inclusive(&self) -> Option<Inclusive> {
-        match self.profiling {
-            Profiling::Counts { inclusive, .. } => inclusive,
-            Profiling::Coverage { .. } => None,
-        }
+        self.inclusive
+    }
+
+    fn metric(&self) -> Arc<MetricInfo> {
+        static COUNTS: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+        static COVERAGE: OnceLock<Arc<MetricInfo>> = OnceLock::new();
+        let (known, name) = match self.method {
+            Method::Runs(_) => (&COUNTS, COUNTS_METRIC),
+            Method::Probes(_) => (&COVERAGE, COVERAGE_METRIC),
+        };
+        Arc::clone(known.get_or_init(|| metric_named(name)))
     }
 
     fn insertion(&self, n: usize, counted: Counted) -> Option<Insertion> {
@@ -239,14 +261,8 @@ pub fn earlier_counts<'e>(
     earlier.of(module.image.build_id()?, f.start())
 }
 
-/// Code that is refused in a function for this reason.
-pub fn refused(function: FunctionRef, profiling: Profiling, why: Refusal) -> Instrumentation {
-    let nothing = vec![missing(function, why)];
-    Instrumentation { variables: [variable(0)].into(), ..empty(nothing, metric(profiling)) }
-}
-
 /// Code of a metric of the engine's own that is refused in a function for this reason.
-pub(super) fn refused_as(function: FunctionRef, metric: &str, why: Refusal) -> Instrumentation {
+pub fn refused(function: FunctionRef, metric: &str, why: Refusal) -> Instrumentation {
     Instrumentation { variables: [variable(0)].into(), ..empty(vec![missing(function, why)], metric_named(metric)) }
 }
 
@@ -295,14 +311,14 @@ pub(super) fn variable(n: usize) -> Variable {
     }
 }
 
-fn metric(profiling: Profiling) -> Arc<MetricInfo> {
-    static COUNTS: OnceLock<Arc<MetricInfo>> = OnceLock::new();
-    static COVERAGE: OnceLock<Arc<MetricInfo>> = OnceLock::new();
-    let known = match profiling {
-        Profiling::Counts { .. } => &COUNTS,
-        Profiling::Coverage { .. } => &COVERAGE,
-    };
-    Arc::clone(known.get_or_init(|| metric_named(metric_name(profiling))))
+/// The module of a function, and the function, if it can be profiled.
+fn plannable(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
+    let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
+    match f.kind() {
+        FunctionKind::Normal => Ok((module, f)),
+        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => Err(Refusal::LinkerStub),
+    }
 }
 
 /// Events of one execution of each block.

@@ -12,7 +12,7 @@ use ingraft_model::{
 };
 use ingraft_profile::{NotCounted, NotTraced, Place, TracedFunction};
 
-use crate::api::Tracing;
+use crate::api::TraceOptions;
 use crate::program::callees::may_return_twice;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
@@ -93,10 +93,10 @@ impl TracePlan {
     }
 
     /// The code at the entry and at all places of the function with this number.
-    fn insertions(&self, number: u32, buffer: Buffer, tracing: &Tracing, unwinds: bool) -> Option<Vec<Insertion>> {
+    fn insertions(&self, number: u32, buffer: Buffer, options: &TraceOptions, unwinds: bool) -> Option<Vec<Insertion>> {
         let insertion = |point, parts, appended| insertion(self.function, (point, parts), buffer, appended);
         let stack = unwinds || self.resumes.contains(&true);
-        let (time, waits) = (tracing.times, tracing.lossless);
+        let (time, waits) = (options.times, options.lossless);
         let enter = Appended { time, stack, bytes: Token::Enter(number).bytes()?, waits };
         let mut all = vec![insertion(PointKind::Entry, Parts::All, enter)];
         for (n, (place, resumes)) in (0..).zip(self.places.iter().zip(&self.resumes)) {
@@ -183,27 +183,27 @@ fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
 pub fn instrumentation(
     plans: &[TracePlan],
     refused: &[(FunctionRef, Refusal)],
-    (tracing, condition): (&Tracing, Option<Instrumentation>),
+    (options, condition): (&TraceOptions, Option<Instrumentation>),
     unwinds: bool,
 ) -> Option<Instrumentation> {
     let (mut variables, conditions) = condition.map(|c| (c.variables.to_vec(), c.insertions)).unwrap_or_default();
     variables.push(Variable {
         name: "buffer".to_owned(),
         kind: VariableKind::Scratch,
-        shape: Shape::Buffer(tracing.capacity),
+        shape: Shape::Buffer(options.capacity),
         unit: ValueUnit::Plain,
         sampled: variables.is_empty(),
     });
     let buffer = Buffer::of(&variables)?;
     let mut insertions = Vec::new();
     for (number, plan) in (0..FUNCTIONS_MAX).zip(plans) {
-        insertions.extend(plan.insertions(number, buffer, tracing, unwinds)?);
+        insertions.extend(plan.insertions(number, buffer, options, unwinds)?);
     }
     if plans.len() > FUNCTIONS_MAX as usize {
         return None;
     }
     for insertion in conditions {
-        let snippet = told(&insertion.snippet, &variables, (buffer, tracing.lossless))?;
+        let snippet = told(&insertion.snippet, &variables, (buffer, options.lossless))?;
         insertions.push(Insertion { snippet, group: CONDITION + insertion.group, ..insertion });
     }
     for (function, why) in refused {

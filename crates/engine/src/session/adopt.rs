@@ -16,7 +16,7 @@ use ingraft_process::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{EnableRequest, FunctionRef, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
+use crate::api::{EnableRequest, FunctionRef, Kind, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
 use crate::error::{Error, ErrorKind};
 use crate::readings::values::{CounterAllocator, RECORDS_ONLY};
 use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, PointChain, Record};
@@ -332,9 +332,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         family: false,
         max_pairs: None,
         await_modules: false,
-        profile: None,
-        trace: None,
-        earlier: None,
+        kind: Kind::Metrics,
     };
     // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;

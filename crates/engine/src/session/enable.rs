@@ -86,10 +86,10 @@ impl Session {
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
         let plans = self.begin_profile(control, id, &mut wanted)?;
-        wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
+        wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
         let trace = self.begin_trace(control, id, &mut wanted)?;
         let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
-        let coming = if request.profile.is_some() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
+        let coming = if request.kind.is_profile() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
             true => self.insert_staged(control, wanted, own.is_empty(), limit),
@@ -97,13 +97,13 @@ impl Session {
         };
         drop((bounded, bodies));
         let Inserted { mut keys, caught_up, dear } = inserted.inspect_err(|_| Session::forget_profile(control, id))?;
-        if let (Some(tracing), Some(trace)) = (&request.trace, trace) {
+        if let (Some(tracing), Some(trace)) = (request.kind.trace(), trace) {
             self.note_trace(control, id, tracing, trace);
         }
         // Of a program that the engine starts, only the loader has run.
         let begun = (missing != Missing::MayCome || self.is_of_loader(control, &plans)).then_some(&caught_up);
-        let noted = |of| self.note_profile(control, (id, of), (plans, begun), &mut keys);
-        let hidden = request.profile.map(noted).unwrap_or_default();
+        let noted = || self.note_profile(control, (id, &request.kind), (plans, begun), &mut keys);
+        let hidden = request.kind.is_profile().then(noted).unwrap_or_default();
         let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));

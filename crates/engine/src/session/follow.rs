@@ -234,7 +234,7 @@ impl Session {
         if request.pairs.is_empty() && request.functions.is_empty() {
             return Ok(None); // adopted, so the request is not known any more
         }
-        if request.trace.is_some() {
+        if request.kind.trace().is_some() {
             self.mark_more(control, id)?;
             return Ok(None); // the numbers of its functions are those of the beginning
         }
@@ -247,14 +247,14 @@ impl Session {
         self.look_for_fork_again(control);
         let plans = self.begin_profile(control, id, &mut wanted)?;
         control.unrun = exact();
-        wanted.extend(request.profile.and_then(|_| self.leaps(&control.modules, id)));
+        wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
         let inserted = self.insert_wanted(control, wanted, false, 0);
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
         let exact = exact();
-        if let Some(profiling) = request.profile {
+        if request.kind.is_profile() {
             let is_late = !plans.is_empty() && !exact;
-            let hidden = self.note_profile(control, (id, profiling), (plans, Some(&caught_up)), &mut found);
+            let hidden = self.note_profile(control, (id, &request.kind), (plans, Some(&caught_up)), &mut found);
             Session::note_hidden(control, id, hidden);
             if let Some(profile) = control.profiles.get_mut(&id).filter(|_| is_late) {
                 profile.clock.note_late_library();

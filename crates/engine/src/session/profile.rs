@@ -9,7 +9,7 @@ use ingraft_profile::{Inside, Partial, Position};
 use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, MeasurementId, ProfileReading, ProfiledFunction, Profiling, RefusedFunction};
+use crate::api::{CaughtUp, Kind, MeasurementId, ProfileReading, ProfiledFunction, RefusedFunction};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
@@ -130,7 +130,7 @@ impl Session {
     pub(super) fn note_profile(
         &self,
         control: &mut Control,
-        (id, profiling): (MeasurementId, Profiling),
+        (id, kind): (MeasurementId, &Kind),
         (plans, caught_up): (Plans, Option<&CaughtUp>),
         inserted: &mut Vec<(PairKey, Option<MdlFunction>)>,
     ) -> Hidden {
@@ -138,7 +138,7 @@ impl Session {
         let hidden = Hidden { leaps: self.split_leaps(control, inserted), inclusive };
         let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
         let profile = control.profiles.entry(id).or_default();
-        profile.rounds = matches!(profiling, Profiling::Coverage { .. }).then(|| profile.rounds.unwrap_or_default());
+        profile.rounds = matches!(kind, Kind::Coverage(_)).then(|| profile.rounds.unwrap_or_default());
         let Some(attached) = &control.attached else { return hidden };
         let is_woven = |(key, _): &(PairKey, Arc<Plan>)| control.pairs.get(key).is_some_and(|p| !p.minis.is_empty());
         let plans: Vec<_> = plans.into_iter().filter(is_woven).collect();

@@ -14,7 +14,7 @@ use ingraft_process::{SharedArea, TickClock};
 use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, TracedRoutine};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{MeasurementId, TraceRest, Tracing};
+use crate::api::{MeasurementId, TraceOptions, TraceRest};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;
 use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
@@ -157,7 +157,7 @@ impl Session {
         &self,
         control: &mut Control,
         id: MeasurementId,
-        &Tracing { capacity, times, lossless, .. }: &Tracing,
+        &TraceOptions { capacity, times, lossless, .. }: &TraceOptions,
         NewTrace { key, plans, marked }: NewTrace,
     ) {
         let Some(pair) = control.pairs.get(&key) else { return };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ingraft_model::PartName;
 
 use crate::args::{Format, InspectArgs};
-use crate::conn::{Client, Enabled, Inspected, PairInfo, Reading, Request, Target, part_of};
+use crate::conn::{Client, Enabled, Inspected, MeasureKind, PairInfo, Reading, Request, Target, part_of};
 use crate::exit::{Failure, Stop};
 use crate::measure::{Context, announcement};
 use crate::objects::Object;
@@ -100,9 +100,7 @@ fn request(pid: i32, functions: &[Inspected]) -> Request {
         history: false,
         wait: Duration::ZERO,
         await_modules: false,
-        profile: None,
-        earlier: None,
-        trace: None,
+        kind: MeasureKind::Metrics,
     }
 }
 

@@ -1,0 +1,93 @@
+//! Kinds of measurements.
+
+use std::sync::Arc;
+
+use ingraft_model::Capacity;
+use ingraft_profile::EarlierProfile;
+
+/// Kind of a measurement, with its options.
+#[derive(Clone, Debug, Default)]
+pub enum Kind {
+    /// The values of metrics at foci: those of `pairs`, and those of `functions` and `function_metrics`.
+    #[default]
+    Metrics,
+    /// Exact counts of all blocks and edges of `functions`.
+    Counts(CountsOptions),
+    /// The blocks and edges of `functions` that have run.
+    Coverage(CoverageOptions),
+    /// The sequence of all blocks that threads execute in `functions`.
+    Trace(TraceOptions),
+}
+
+impl Kind {
+    /// Whether the measurement is about whole functions alone: then a request has no `pairs`, and `function_metrics` is not used.
+    pub fn is_of_whole_functions(&self) -> bool {
+        !matches!(self, Kind::Metrics)
+    }
+
+    /// Whether the measurement is a profile: its counts are read as a whole.
+    pub fn is_profile(&self) -> bool {
+        matches!(self, Kind::Counts(_) | Kind::Coverage(_))
+    }
+
+    /// The options of a trace; `None` for other kinds.
+    pub fn trace(&self) -> Option<&TraceOptions> {
+        match self {
+            Kind::Trace(options) => Some(options),
+            Kind::Metrics | Kind::Counts(_) | Kind::Coverage(_) => None,
+        }
+    }
+}
+
+/// Options of exact counts.
+#[derive(Clone, Debug, Default)]
+pub struct CountsOptions {
+    /// Whether each function has a redundant counter, with which its derived counts are compared.
+    pub check: bool,
+    /// Inclusive totals; `None` for none.
+    pub inclusive: Option<Inclusive>,
+    /// Counts of an earlier profile, by which the counters of this one are placed; `None` for estimates from the structure of the code.
+    pub earlier: Option<Arc<EarlierProfile>>,
+}
+
+/// Options of a coverage. A probe is removed when it has told that its place has run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoverageOptions {
+    /// Whether edges have probes too, as far as the blocks do not determine them.
+    pub branches: bool,
+    /// Whether no function is copied, so that blocks without room in the text have no probe. Not with `branches`.
+    pub in_place: bool,
+}
+
+/// Options of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceOptions {
+    /// Capacity of the buffer of each thread.
+    pub capacity: Capacity,
+    /// Whether the entries of functions write the time.
+    pub times: bool,
+    /// Whether a thread whose buffer is full waits until the engine has emptied it, but no longer than
+    /// [`ROOM_WAIT_NS`](ingraft_model::layout::ROOM_WAIT_NS) if the engine empties none.
+    pub lossless: bool,
+    /// The condition at which threads write a token; the value of the pair is the number of times at which it held.
+    pub when: Option<TraceCondition>,
+}
+
+/// A condition that a trace waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceCondition {
+    /// Pattern of the function at which the condition is tested. It must match one function.
+    pub function: String,
+    /// Expression of MDL's code language; empty if the condition holds at each entry of the function. An expression that uses the result or
+    /// the time of a call is tested at the returns, others at the entry.
+    pub expression: String,
+}
+
+/// Totals of one kind of event, in functions with all that they call among the profiled functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inclusive {
+    /// Index of the event in [`EVENT_NAMES`](ingraft_model::EVENT_NAMES).
+    pub event: usize,
+    /// Whether each call that the functions make has a total too.
+    pub calls: bool,
+}
