@@ -26,6 +26,7 @@ pub use data::variables::DataSymbol;
 pub use file::elf::{Elf, ImageKind, Segment, SegmentFlags};
 pub use file::error::ImageError;
 pub use file::frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
+pub use file::linkage::Linkage;
 pub use file::name::{Binding, Name, Version, demangle};
 pub use file::symbol::Label;
 pub use flow::points::{FunctionCode, Point};

@@ -1,5 +1,7 @@
-//! Times all functions of a server at once, under load. Calls are exact, and times are close to those of functions that are measured
-//! alone.
+//! Measures all functions of a server at once, under load. Calls are exact, times are close to those of functions that are measured alone,
+//! and nearly all functions have counts of their edges.
+
+use std::collections::BTreeSet;
 
 use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
 use ingraft_testing::target::{self, Text};
@@ -114,4 +116,34 @@ fn of_the_workers_of_nginx() {
         assert_eq!(together(&alone, function).0, together(&all, function).0, "{function}");
         assert_alike(function, together(&all, function).1, together(&alone, function).1);
     }
+}
+
+/// The server reports errors in its signal handlers, and the code for that calls half of the program. One of its libraries ends threads.
+#[test]
+fn edges_of_a_postgresql_backend() {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut sql = postgres.session();
+    assert_eq!(sql.ask("select 6 * 7;"), "42");
+    let before = Text::of(sql.pid);
+    let arguments = ["profile", "edges", "-p", &sql.pid.to_string(), "--max-overhead", "10000", "postgres:*"];
+    let mut session = tool().start(arguments);
+    session.wait_for("attached");
+    for _ in 0..100 {
+        assert_eq!(sql.ask("select 6 * 7;"), "42");
+    }
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(sql.pid, &before);
+    let refused = outcome.all("refused");
+    let profiled: BTreeSet<&str> =
+        outcome.all("edge").into_iter().filter_map(|edge| edge["function"].as_str()).collect();
+    println!("{} functions profiled, {} refused", profiled.len(), refused.len());
+    assert!(profiled.len() > 10_000, "{} functions have edges", profiled.len());
+    assert!(refused.len() < profiled.len() / 50, "{} refused: {:?}", refused.len(), refused.first());
+    // Each statement is parsed once.
+    let first =
+        outcome.all("edge").into_iter().filter(|edge| edge["function"] == "raw_parser" && edge["from"] == "0x0");
+    assert_eq!(first.filter_map(|edge| edge["count"].as_u64()).sum::<u64>(), 100);
 }

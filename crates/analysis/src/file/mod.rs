@@ -4,6 +4,7 @@ pub(crate) mod elf;
 pub(crate) mod error;
 pub(crate) mod frames;
 pub(crate) mod go;
+pub(crate) mod linkage;
 pub(crate) mod name;
 pub(crate) mod patchable;
 pub(crate) mod probes;

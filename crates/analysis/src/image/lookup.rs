@@ -1,12 +1,15 @@
 //! Functions, variables, stubs and slots of an image by their address or name.
 
-use iced_x86::Code;
+use iced_x86::{Code, Instruction, Mnemonic};
 use ingraft_model::Svma;
 
 use crate::file::{relocs, symbols};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::text::decode;
+use crate::text::decode::{self, Cursor};
+
+/// Largest number of bytes of padding between two functions.
+const PADDING_MAX: usize = 64;
 
 impl Image {
     /// Address of a variable that the image exports under this name.
@@ -36,6 +39,20 @@ impl Image {
     /// The function whose part contains an address or, if there is none, the innermost one whose head does.
     pub fn function_around_address(&self, at: Svma) -> Option<&Function> {
         self.function_around(at.0)
+    }
+
+    /// The function in which control is that arrives at an address: the one around it or, if the address lies in padding, the next one.
+    /// If a part of a function ends in a call that never returns, compilers let it jump to the end of the head, where padding begins.
+    pub fn function_reached_at(&self, at: Svma) -> Option<&Function> {
+        self.function_around(at.0).or_else(|| {
+            let next = self.found.functions.get(self.found.functions.partition_point(|f| f.start <= at.0))?;
+            let between = self.elf.data_at(at.0, next.start - at.0).filter(|bytes| bytes.len() <= PADDING_MAX)?;
+            let mut cursor = Cursor::new(between, at.0);
+            let mut end = at.0;
+            let padding = |i: &Instruction| decode::is_nop(i) || i.mnemonic() == Mnemonic::Int3;
+            let is_padding = std::iter::from_fn(|| cursor.next()).inspect(|i| end = i.next_ip()).all(|i| padding(&i));
+            (is_padding && end == next.start).then_some(next)
+        })
     }
 
     /// Whether an address lies in the linker's stubs (`.plt`).

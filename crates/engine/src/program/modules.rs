@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ingraft_analysis::{
-    Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Segment, TypeError, Unwinder, Unwinding,
+    Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Linkage, Segment, TypeError, Unwinder, Unwinding,
 };
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::{
@@ -51,8 +51,8 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
-    /// Answer of the file about unwinders that begin at an instruction that is no call.
-    unwinding: OnceLock<Unwinding>,
+    /// Answer of the file about unwinders that begin at an instruction that is no call, and the names by which it is linked with others.
+    unwinding: OnceLock<(Unwinding, Linkage)>,
     /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
@@ -310,6 +310,21 @@ impl Modules {
             cancels: any(|u| u.cancels_threads),
             cleans_up: any(|u| u.cleans_up),
         }
+    }
+
+    /// The text of the files whose functions may call, without a pointer, one that ends its thread: files that call such a function of the C
+    /// library, and those that are linked with a file of this kind.
+    pub fn texts_that_end_threads(&self, target: &Target) -> Vec<AvmaRange> {
+        let (mut ending, mut others): (Vec<&ModuleFile>, Vec<&ModuleFile>) =
+            self.mapped().partition(|file| file.unwinding(target).ends_threads);
+        let mut at = 0;
+        while let Some(file) = ending.get(at).copied() {
+            let (more, rest) = others.iter().partition(|other| other.linkage(target).may_use(file.linkage(target)));
+            others = rest;
+            ending.extend::<Vec<&ModuleFile>>(more);
+            at += 1;
+        }
+        ending.into_iter().map(ModuleFile::text).collect()
     }
 
     /// Notes that other tools may set uprobes in the process at any time.
@@ -678,12 +693,21 @@ impl ModuleFile {
     }
 
     fn unwinding(&self, target: &Target) -> Unwinding {
-        *self.unwinding.get_or_init(|| match self.loaded.get() {
-            Some(Some(module)) => module.image.elf().unwinding(),
-            _ => bytes_of(target, &self.file)
-                .ok()
-                .and_then(|(bytes, _)| Elf::parse(bytes).ok())
-                .map_or_else(Unwinding::default, |elf| elf.unwinding()),
+        self.unwinding_and_linkage(target).0
+    }
+
+    fn linkage(&self, target: &Target) -> &Linkage {
+        &self.unwinding_and_linkage(target).1
+    }
+
+    fn unwinding_and_linkage(&self, target: &Target) -> &(Unwinding, Linkage) {
+        let of = |elf: &Elf| (elf.unwinding(), elf.linkage());
+        self.unwinding.get_or_init(|| match self.loaded.get() {
+            Some(Some(module)) => of(module.image.elf()),
+            _ => {
+                let elf = bytes_of(target, &self.file).ok().and_then(|(bytes, _)| Elf::parse(bytes).ok());
+                elf.as_ref().map(of).unwrap_or_default()
+            }
         })
     }
 

@@ -2,10 +2,9 @@
 //! the handler, and passes the instruction that the signal has interrupted. In a copy it finds no table there, and the destructors of all
 //! callers do not run. So functions of such programs are not copied.
 
-use std::collections::BTreeSet;
-
 use ingraft_analysis::Unwinder;
-use ingraft_model::{Avma, Callee, FunctionRef as MdlFunction, ModuleRef, Svma};
+use ingraft_model::{Avma, AvmaRange, Callee, FunctionRef as MdlFunction, ModuleRef, Svma};
+use rustc_hash::FxHashSet;
 
 use crate::error::Error;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -19,8 +18,9 @@ use super::driver::Session;
 const ENDS: [&str; 2] = ["pthread_exit", "thrd_exit"];
 /// Names of C libraries and loaders, whose functions are known by their names.
 const C_LIBRARIES: [&str; 5] = ["libc", "libpthread", "ld-linux-x86-64", "ld-musl-x86_64", "libc.musl-x86_64"];
-/// Largest number of functions that are followed from a handler. One that calls more is taken for one that may end its thread.
-const FUNCTIONS_MAX: usize = 2000;
+/// Largest number of functions that are followed from a handler. One that calls more is taken for one that may end its thread. In a program
+/// whose handlers report errors, one may call nearly all functions of the program.
+const FUNCTIONS_MAX: usize = 200_000;
 
 /// Result of the last look at the handlers of a program.
 #[derive(Default)]
@@ -44,11 +44,10 @@ impl Session {
         if handled != 0 {
             undertaking::touch()?;
             let handlers = self.target.signal_handlers(handled).map_err(failed)?;
-            found = handlers.into_iter().find(|at| self.may_end_thread(&control.modules, *at, departures.cancels));
+            let search = Search::of(self, &control.modules, departures.cancels);
+            found = handlers.into_iter().find_map(|at| search.departing(at));
         }
-        let name = |at: Avma| control.modules.name_at(at).unwrap_or_else(|| format!("{:#x}", at.0));
-        let named = found.map(name);
-        control.modules.set_departing_handler(named);
+        control.modules.set_departing_handler(found);
         control.handlers.seen = Some((handled, departures.cancels));
         Ok(())
     }
@@ -62,21 +61,6 @@ impl Session {
         let departs = matches!(control.modules.unwinder(), Some((Unwinder::Handler, _)));
         departs && control.attached.as_ref().is_some_and(|attached| attached.woven.copied().next().is_some())
     }
-
-    /// Whether code that begins at an address may call a function that ends its thread.
-    fn may_end_thread(&self, modules: &Modules, handler: Avma, cancels: bool) -> bool {
-        let search = Search { session: self, modules, cancels };
-        let Step::Calls(mut work) = search.at(handler) else { return true };
-        let mut seen: BTreeSet<MdlFunction> = work.iter().copied().collect();
-        while let Some(function) = work.pop() {
-            match search.callees(function) {
-                Step::Ends => return true,
-                Step::Calls(_) if seen.len() >= FUNCTIONS_MAX => return true,
-                Step::Calls(callees) => work.extend(callees.into_iter().filter(|callee| seen.insert(*callee))),
-            }
-        }
-        false
-    }
 }
 
 /// A search for functions that end their thread.
@@ -85,6 +69,8 @@ struct Search<'a> {
     modules: &'a Modules,
     /// Whether threads of the program may be cancelled.
     cancels: bool,
+    /// The text whose functions may call one that ends its thread; `None` if all may, because threads may be cancelled.
+    ending: Option<Vec<AvmaRange>>,
 }
 
 /// Answer about code that the search has reached.
@@ -95,7 +81,32 @@ enum Step {
     Calls(Vec<MdlFunction>),
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn of(session: &'a Session, modules: &'a Modules, cancels: bool) -> Self {
+        let ending = (!cancels).then(|| modules.texts_that_end_threads(&session.target));
+        Search { session, modules, cancels, ending }
+    }
+
+    /// Name of the handler at an address, with the function that may end the thread; `None` if no function does to which the handler leads.
+    fn departing(&self, handler: Avma) -> Option<String> {
+        let name = || self.modules.name_at(handler).unwrap_or_else(|| format!("{:#x}", handler.0));
+        let Step::Calls(mut work) = self.at(handler) else { return Some(name()) };
+        let mut seen: FxHashSet<MdlFunction> = work.iter().copied().collect();
+        while let Some(function) = work.pop() {
+            match self.callees(function) {
+                Step::Calls(callees) if seen.len() < FUNCTIONS_MAX => {
+                    work.extend(callees.into_iter().filter(|callee| seen.insert(*callee)));
+                }
+                Step::Calls(_) | Step::Ends => {
+                    let (module, function) = self.modules.focus_name(function).unwrap_or_default();
+                    let (name, last) = (name(), format!("{module}:{function}"));
+                    return Some(if name == last { name } else { format!("{name} (it leads to {last})") });
+                }
+            }
+        }
+        None
+    }
+
     fn ends(&self, name: &str) -> bool {
         ENDS.contains(&name) || self.cancels && cancellation::is_point(name)
     }
@@ -105,11 +116,14 @@ impl Search<'_> {
         self.modules.mapped().find(|file| file.text().contains(&at))
     }
 
-    /// The function at an address, whose module is analysed if need be; none in a C library.
+    /// The function at an address, whose module is analysed if need be; none in a C library, or where none can lead to the end of a thread.
     fn at(&self, at: Avma) -> Step {
         match self.file_at(at) {
             None => return Step::Ends,
             Some(file) if file.names.iter().any(|name| C_LIBRARIES.contains(&name.as_str())) => {
+                return Step::Calls(Vec::new());
+            }
+            Some(_) if self.ending.as_ref().is_some_and(|texts| !texts.iter().any(|text| text.contains(&at))) => {
                 return Step::Calls(Vec::new());
             }
             Some(_) => {}
@@ -122,12 +136,12 @@ impl Search<'_> {
         loaded.map_or(Step::Ends, |(number, _, module)| self.within(number, module, at.to_svma(module.bias)))
     }
 
-    /// The function at an address of a module, or around it.
+    /// The function in which control is that arrives at an address of a module.
     fn within(&self, number: ModuleRef, module: &Module, at: Svma) -> Step {
         if module.image.is_stub(at) {
             return module.image.stub_slot(at).map_or(Step::Ends, |slot| self.through(module, slot));
         }
-        let function = module.image.function_around_address(at).and_then(|f| module.number_at(f.start()));
+        let function = module.image.function_reached_at(at).and_then(|f| module.number_at(f.start()));
         function.map_or(Step::Ends, |function| Step::Calls(vec![MdlFunction { module: number, function }]))
     }
 
