@@ -8,6 +8,7 @@ mod files;
 mod folders;
 mod gaps;
 mod licences;
+mod names;
 mod prose;
 mod records;
 mod rings;
