@@ -3,34 +3,21 @@
 use std::io;
 use std::process::ExitCode;
 
-/// The class of a failure. Its number is the exit status, as `ingraft --help` lists them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The command failed while it ran.
-    Failed = 1,
-    /// The usage or the MDL is wrong.
-    Usage = 2,
-    /// The target or function does not exist, a name is ambiguous, or nothing can be measured.
-    NotFound = 3,
-    /// The target may not be traced, or another program traces or holds it.
-    Denied = 4,
-    /// The target ended before the measurement could start.
-    Gone = 5,
-}
+pub(crate) use ingraft_api::Exit;
+use ingraft_api::Reason;
 
-impl Kind {
-    pub(crate) fn code(self) -> ExitCode {
-        ExitCode::from(self as u8)
-    }
+/// The exit code of a command that fails in this way.
+pub(crate) fn code(exit: Exit) -> ExitCode {
+    ExitCode::from(exit as u8)
 }
 
 /// A failure: the problem, and advice about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct Failure {
-    /// Class of the failure, which decides the exit code.
-    pub(crate) kind: Kind,
-    /// Reason as a stable word, e.g. `no_such_process`; empty for failures of the command line's own.
+    /// Exit status of the command.
+    pub(crate) exit: Exit,
+    /// Word of the [`Reason`], also of one that this version does not know; empty for failures that have none.
     pub(crate) reason: String,
     /// Description of the failure in one line.
     pub(crate) what: String,
@@ -46,19 +33,29 @@ pub(crate) struct Failure {
 
 impl Failure {
     /// A failure that is about no process.
-    pub(crate) fn new(kind: Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(exit: Exit, what: impl Into<String>, hint: impl Into<String>) -> Self {
         let (what, hint) = (what.into(), hint.into());
-        Failure { kind, reason: String::new(), what, hint, pid: None, holder: None, host: None }
+        Failure { exit, reason: String::new(), what, hint, pid: None, holder: None, host: None }
+    }
+
+    /// The same failure with a reason.
+    pub(crate) fn because(self, reason: Reason) -> Self {
+        Failure { reason: reason.word().to_owned(), ..self }
+    }
+
+    /// Whether an insertion that failed for this reason may succeed later.
+    pub(crate) fn may_pass(&self) -> bool {
+        Reason::of(&self.reason).is_some_and(Reason::may_pass)
     }
 
     /// A failure by wrong usage.
     pub(crate) fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Failure::new(Kind::Usage, what, hint)
+        Failure::new(Exit::Usage, what, hint)
     }
 
     /// A failure while the command ran.
     pub(crate) fn failed(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Failure::new(Kind::Failed, what, hint)
+        Failure::new(Exit::Failed, what, hint)
     }
 }
 
@@ -68,7 +65,7 @@ pub(crate) enum Stop {
     /// The command failed.
     Failure(Failure),
     /// Failures that have been reported already; this is the exit code.
-    Reported(Kind),
+    Reported(Exit),
     /// The reader of the output is gone, which is no error and needs no message.
     ReaderGone,
 }

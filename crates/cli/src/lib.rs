@@ -149,7 +149,7 @@ async fn wait_for_others(engines: &mut Engines, result: Result<(), Stop>, format
     let result = match result {
         Err(Stop::Failure(failure)) => {
             output::report(&failure, format);
-            Err(Stop::Reported(failure.kind))
+            Err(Stop::Reported(failure.exit))
         }
         other => other,
     };
@@ -171,7 +171,7 @@ fn wrong_usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
         let asked = error.exit_code() == 0;
         // A closed output is no failure.
         let _closed = error.print();
-        return if asked { ExitCode::SUCCESS } else { exit::Kind::Usage.code() };
+        return if asked { ExitCode::SUCCESS } else { exit::code(exit::Exit::Usage) };
     }
     output::end(usage_failure(error, words).into(), asked_format(words))
 }

@@ -16,6 +16,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use ingraft_report::Cause;
 use ingraft_wire::profile::Profile;
 use tokio::sync::mpsc;
@@ -827,7 +828,7 @@ impl Site {
         match own.take_over(pid, &mut progress).await {
             Ok(removed) => Some((self.ended, Object::Removed(removed?))),
             // The target has ended too.
-            Err(failure) if failure.reason == "no_such_process" => None,
+            Err(failure) if failure.reason == Reason::NoSuchProcess => None,
             Err(failure) => {
                 drop(progress);
                 output::warn(&words::not_taken_over(pid, &failure), format);

@@ -9,7 +9,7 @@ fn wrong_usage_is_two_lines() {
     let what_and_hint = |line: &str| {
         let words = words(line);
         let failure = usage_failure(&Cli::try_parse_from(&words).unwrap_err(), &words);
-        assert_eq!(failure.kind, exit::Kind::Usage);
+        assert_eq!(failure.exit, exit::Exit::Usage);
         assert!(!failure.what.contains('\n') && !failure.hint.contains('\n'));
         format!("{} / {}", failure.what, failure.hint)
     };

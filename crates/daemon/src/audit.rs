@@ -253,10 +253,11 @@ mod tests {
             points: 1,
             since_ns: 0,
             attach_time: Duration::ZERO,
-            stopped: ingraft_engine::HoldTime::default(),
+            stopped: ingraft_model::HoldTime::default(),
             pairs: Arc::default(),
             refused: Vec::new(),
-            caught_up: Default::default(),
+            caught_up: 0,
+            not_unwound: 0,
             warnings: Vec::new(),
         };
         let audit = Arc::new(Audit::default());

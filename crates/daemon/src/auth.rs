@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use http::HeaderMap;
+use ingraft_api::Reason;
 use ingraft_engine::Caller;
-use ingraft_wire::{Failure, FailureKind, PROTOCOL_HEADER, version};
+use ingraft_wire::{Failure, PROTOCOL_HEADER, version};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
@@ -92,7 +93,7 @@ impl Access {
                 let Origin::Socket(Some(Peer { uid, gid, .. })) = *origin else {
                     let what = "the kernel does not say who is at the other end of the socket";
                     let hint = "connect from the same user namespace";
-                    return Err(Failure::new(FailureKind::Unauthenticated, "no_peer", what, hint));
+                    return Err(Failure::new(Reason::NoPeer, what, hint));
                 };
                 // Root has the daemon's rights. The daemon's own user has not: if the daemon has capabilities, it may do more than its
                 // user.
@@ -101,18 +102,13 @@ impl Access {
             }
             Access::Token(token) => {
                 let hint = "send the daemon's token: --token-file FILE or INGRAFT_TOKEN";
-                let sent = head.get("authorization").ok_or_else(|| {
-                    Failure::new(FailureKind::Unauthenticated, "token_missing", "this address needs a token", hint)
-                })?;
+                let sent = head
+                    .get("authorization")
+                    .ok_or_else(|| Failure::new(Reason::TokenMissing, "this address needs a token", hint))?;
                 if sent.as_bytes().strip_prefix(b"Bearer ").is_some_and(|sent| token.is(sent)) {
                     Ok((Caller::Engine, Holder::Token))
                 } else {
-                    Err(Failure::new(
-                        FailureKind::Unauthenticated,
-                        "token_wrong",
-                        "the token is not the daemon's",
-                        hint,
-                    ))
+                    Err(Failure::new(Reason::TokenWrong, "the token is not the daemon's", hint))
                 }
             }
         }
@@ -152,7 +148,7 @@ pub fn client<T>(request: &Request<T>) -> Option<Client> {
 
 fn no_caller() -> Failure {
     let hint = "this is a defect of ingraft; please report it";
-    Failure::new(FailureKind::Unauthenticated, "no_peer", "nobody is known to have sent this request", hint)
+    Failure::new(Reason::NoPeer, "nobody is known to have sent this request", hint)
 }
 
 /// Accepts only the daemon's user and root.
@@ -321,7 +317,7 @@ mod tests {
 
     #[test]
     fn some_calls_are_for_the_own_user_only() {
-        let refusal = || Failure::new(FailureKind::Denied, "launch_other_user", "", "");
+        let refusal = || Failure::new(Reason::LaunchOtherUser, "", "");
         let own = nix::unistd::geteuid().as_raw();
         assert!(own_user_only(Caller::Engine, refusal).is_ok());
         assert!(own_user_only(Caller::User { uid: own, gid: 0 }, refusal).is_ok());

@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use ingraft_wire::{Failure, FailureKind, MESSAGE_BYTES, failure};
+use ingraft_api::{ErrorClass, Reason};
+use ingraft_wire::{Failure, MESSAGE_BYTES, failure};
 use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -88,7 +89,7 @@ pub async fn answer(
             })
         }
         Err(failure) => {
-            if failure.kind == FailureKind::Unauthenticated {
+            if failure.class == ErrorClass::Unauthenticated {
                 connection.refused();
             }
             let response: Response<Body> = failure.into_status().into_http();
@@ -147,7 +148,7 @@ fn begin(
 
 fn late() -> Failure {
     let hint = "give the call more time, or ask for less";
-    Failure::new(FailureKind::Late, "deadline_exceeded", "the time that the client gave the call is over", hint)
+    Failure::new(Reason::DeadlineExceeded, "the time that the client gave the call is over", hint)
 }
 
 /// Parses the value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
@@ -170,7 +171,7 @@ fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     };
     parse().ok_or_else(|| {
         let what = "the metadata `grpc-timeout` is no time";
-        Failure::new(FailureKind::Usage, "invalid_field", what, "send up to eight digits and one of H M S m u n")
+        Failure::new(Reason::InvalidField, what, "send up to eight digits and one of H M S m u n")
     })
 }
 
@@ -196,7 +197,7 @@ impl Sent {
     fn take(&mut self, bytes: usize) -> Result<(), Failure> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             let hint = "send less in one request; `Daemon.Limits` says how much may be sent";
-            Failure::new(FailureKind::Exhausted, "message_too_large", "the request is too large", hint)
+            Failure::new(Reason::MessageTooLarge, "the request is too large", hint)
         })?;
         self.call.lock().unwrap_or_else(PoisonError::into_inner).receive(bytes)
     }
@@ -211,7 +212,7 @@ impl http_body::Body for Sent {
         if this.deadline.as_mut().poll(cx).is_ready() {
             let hint = "send a request in one go";
             let what = "the request did not end in time";
-            return Poll::Ready(Some(Err(Failure::new(FailureKind::Late, "request_too_slow", what, hint).into())));
+            return Poll::Ready(Some(Err(Failure::new(Reason::RequestTooSlow, what, hint).into())));
         }
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {

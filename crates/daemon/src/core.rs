@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use ingraft_engine::{Engine, Error, ErrorKind, Removed, Undertaking};
-use ingraft_wire::{Failure, FailureKind};
+use ingraft_api::Reason;
+use ingraft_engine::{Engine, Error, Removed, Undertaking};
+use ingraft_wire::Failure;
 use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
@@ -236,8 +237,7 @@ impl Core {
         .await
         .map_err(|e| {
             Failure::new(
-                FailureKind::Failed,
-                "bug",
+                Reason::Bug,
                 format!("the engine failed in an unforeseen way: {e}"),
                 "please report this with the log; `ingraft detach` restores the target",
             )
@@ -306,7 +306,7 @@ impl Core {
             (_, Err(_)) => "the engine does not end".to_owned(),
         };
         let hint = "what it has inserted is in the journal: the next start, or `ingraft detach --all`, restores it";
-        vec![Err(Error::new(ErrorKind::Failed, "shutdown_timeout", why, hint))]
+        vec![Err(Error::new(Reason::ShutdownTimeout, why, hint))]
     }
 }
 
@@ -350,8 +350,7 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 /// Returns the failure with which calls and streams end while the engine ends.
 pub fn shutting_down() -> Failure {
     Failure::new(
-        FailureKind::Unavailable,
-        "shutting_down",
+        Reason::ShuttingDown,
         "the engine is shutting down",
         "measurements that are not kept are being removed; try again when it runs again",
     )

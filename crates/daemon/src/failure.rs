@@ -1,18 +1,12 @@
 //! Errors of the engine as failures of the protocol.
 
-use ingraft_engine::{Error, ErrorKind};
-use ingraft_wire::{Failure, FailureKind, v1};
+use ingraft_engine::Error;
+use ingraft_wire::{Failure, v1};
 
 /// Converts an error of the engine to a failure.
 pub fn failed(error: Error) -> Failure {
-    let kind = match error.kind {
-        ErrorKind::Usage => FailureKind::Usage,
-        ErrorKind::NotFound => FailureKind::NotFound,
-        ErrorKind::Denied => FailureKind::Denied,
-        ErrorKind::Gone => FailureKind::Gone,
-        ErrorKind::Failed => ingraft_wire::failure::class_of_failed(error.reason),
-    };
-    let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
+    let hint = error.hint();
+    let mut failure = Failure::new(error.reason, error.what, hint);
     (failure.pid, failure.holder) = (error.pid, error.holder);
     failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
     failure
@@ -42,15 +36,16 @@ pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_api::{ErrorClass, Reason};
     use ingraft_model::Pid;
 
     use super::*;
 
     #[test]
     fn an_error_keeps_what_it_says() {
-        let error = Error::new(ErrorKind::Denied, "already_traced", "traced by gdb (pid 7)", "end gdb").about(Pid(3));
+        let error = Error::new(Reason::AlreadyTraced, "traced by gdb (pid 7)", "end gdb").about(Pid(3));
         let failure = Failure::from_status(&failed(error).into_status());
-        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Denied, "already_traced"));
+        assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Denied, "already_traced"));
         assert_eq!((failure.what.as_str(), failure.hint.as_str()), ("traced by gdb (pid 7)", "end gdb"));
         assert_eq!(failure.pid, Some(Pid(3)));
     }

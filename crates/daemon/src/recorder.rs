@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use ingraft_engine::{Caller, MeasurementId, PairInfo, Reading};
 use ingraft_model::Course;
 use ingraft_model::history::INTERVAL_NS;
-use ingraft_wire::{Failure, FailureKind};
+use ingraft_wire::Failure;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::Core;
@@ -41,8 +42,7 @@ pub fn permit(pairs: usize) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(
-        FailureKind::Usage,
-        "too_many_histories",
+        Reason::TooManyHistories,
         format!("histories of {pairs} pairs were asked for; {PAIRS_MAX} are the most"),
         "ask for fewer pairs, or for no history",
     ))
@@ -106,8 +106,7 @@ pub fn open(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
 
 fn not_recorded(id: MeasurementId) -> Failure {
     Failure::new(
-        FailureKind::NotFound,
-        "no_history",
+        Reason::NoHistory,
         format!("measurement {} keeps no history", id.0),
         "insert it with Measure.history (`ingraft watch --history`)",
     )
@@ -116,8 +115,7 @@ fn not_recorded(id: MeasurementId) -> Failure {
 /// Returns the failure for a phase that does not exist or whose histories were deleted.
 pub fn no_phase(number: u32) -> Failure {
     Failure::new(
-        FailureKind::NotFound,
-        "no_such_phase",
+        Reason::NoSuchPhase,
         format!("there is no phase {number}, or it was long ago"),
         "the first message of an answer without a phase lists them",
     )

@@ -38,7 +38,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("{0}\n{hint}", hint = .0.hint)]
+    #[error("{0}\n{hint}", hint = .0.hint())]
     Engine(#[from] Error),
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -215,7 +215,7 @@ async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> 
     for target in recovered {
         match target {
             Ok(found) => tracing::info!(pid = found.pid.0, points = found.points, kept = found.kept, "taken over"),
-            Err(e) => tracing::error!(reason = e.reason, "not taken over: {e}; {}", e.hint),
+            Err(e) => tracing::error!(reason = e.reason.word(), "not taken over: {e}; {}", e.hint()),
         }
     }
     Ok((engine, lock))
@@ -250,7 +250,7 @@ async fn end(core: &Core, tasks: &mut JoinSet<()>) -> ExitCode {
                 tracing::info!(pid = removed.pid.0, restored = removed.text_restored, "removed");
             }
             Err(e) => {
-                tracing::error!(reason = e.reason, "not removed: {e}; {}", e.hint);
+                tracing::error!(reason = e.reason.word(), "not removed: {e}; {}", e.hint());
                 status = ExitCode::FAILURE;
             }
         }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ingraft_api::{ErrorClass, Reason};
 use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD};
-use ingraft_engine::{Caller, EnableRequest, Error, ErrorKind, Kind, MeasurementId, MetricFocus, TargetSpec};
+use ingraft_engine::{Caller, EnableRequest, Error, Kind, MeasurementId, MetricFocus, TargetSpec};
 use ingraft_model::{Focus, How, Pid, PointKind};
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
@@ -59,7 +60,7 @@ impl Churn {
     fn enable_within(&self, metric: &str, function: &str, percent: f64, family: bool) -> Option<MeasurementId> {
         match self.ask(&[(metric, function)], percent, family) {
             Ok(id) => Some(id),
-            Err(e) if e.kind == ErrorKind::NotFound || e.reason == "too_many_counters" => None,
+            Err(e) if e.reason.class() == ErrorClass::NotFound || e.reason == Reason::TooManyCounters => None,
             Err(e) => panic!("{metric}@{function}: {e:?}"),
         }
     }
@@ -217,11 +218,11 @@ fn histograms_fill_a_shard_to_its_end() {
             let name = names.next().expect("more functions than there is room for");
             match churn.ask(&[("latency", name)], 10_000.0, false) {
                 Ok(id) => all.push(id),
-                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Err(e) if e.reason.class() == ErrorClass::NotFound => {}
                 Err(e) => break e,
             }
         };
-        assert_eq!(full.reason, "too_many_counters", "{full:?}");
+        assert_eq!(full.reason, Reason::TooManyCounters, "{full:?}");
         for id in all {
             churn.remove(id);
         }

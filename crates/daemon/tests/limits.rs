@@ -5,11 +5,12 @@
 use std::path::Path;
 use std::process::Command;
 
+use ingraft_api::ErrorClass;
 use ingraft_testing::{Daemon, Mutatee, have, open_directory, skip, target, wait_until};
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
-use ingraft_wire::{Failure, FailureKind, v1};
+use ingraft_wire::{Failure, v1};
 use nix::sys::signal::{Signal, kill};
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -51,12 +52,12 @@ async fn quotas_are_told_and_kept() {
     let source = v1::Source { name: "m.mdl".into(), text: "metric x { name \"x\"; }".into() };
     let define = v1::DefineRequest { definitions: vec![source] };
     let refused = failure(&MetricsClient::new(channel.clone()).define(define).await.unwrap_err());
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("0 of 10 bytes"), "{refused}");
 
     let third = health.watch(HealthCheckRequest::default()).await.unwrap();
     let refused = failure(&client.version(v1::VersionRequest::default()).await.unwrap_err());
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("has 3 of 3 calls in progress (max-user-calls)"), "{refused}");
     assert!(refused.hint.contains("max-user-calls") && refused.retry_ms.is_some(), "{refused:?}");
     drop(third);
@@ -81,11 +82,11 @@ async fn every_error_says_why() {
     let message = v1::StreamRequest { measurement: 5, ..Default::default() };
     for path in ["/no.such.Service/Call", "/ingraft.v1.Daemon/NoSuchCall"] {
         let unknown = ask(path, message).await;
-        assert_eq!((unknown.kind, unknown.reason.as_str()), (FailureKind::Version, "unimplemented"), "{path}");
+        assert_eq!((unknown.class, unknown.reason.as_str()), (ErrorClass::Version, "unimplemented"), "{path}");
     }
     // The body is a message of another type than the call expects.
     let malformed = ask("/ingraft.v1.Daemon/Version", message).await;
-    assert_eq!((malformed.kind, malformed.reason.as_str()), (FailureKind::Usage, "malformed_message"), "{malformed}");
+    assert_eq!((malformed.class, malformed.reason.as_str()), (ErrorClass::Usage, "malformed_message"), "{malformed}");
 
     let source = v1::Source { name: "m.mdl".into(), text: " ".repeat(5 << 20) };
     let large = v1::CheckRequest { definitions: vec![source] };
@@ -94,7 +95,7 @@ async fn every_error_says_why() {
 
     let none = HealthCheckRequest { service: "no.such.Service".into() };
     let none = failure(&HealthClient::new(channel).check(none).await.unwrap_err());
-    assert_eq!((none.kind, none.reason.as_str()), (FailureKind::NotFound, "unexplained"));
+    assert_eq!((none.class, none.reason.as_str()), (ErrorClass::NotFound, "unexplained"));
 }
 
 #[tokio::test]
@@ -111,7 +112,7 @@ async fn whoever_watches_its_health_hears_of_the_end() {
     kill(nix::unistd::Pid::from_raw(daemon.pid()), Signal::SIGTERM).unwrap();
     assert_eq!(watch.message().await.unwrap().unwrap().status, 2, "not serving");
     let end = failure(&watch.message().await.unwrap_err());
-    assert_eq!((end.kind, end.reason.as_str()), (FailureKind::Unavailable, "shutting_down"));
+    assert_eq!((end.class, end.reason.as_str()), (ErrorClass::Unavailable, "shutting_down"));
     assert!(end.retry_ms.is_some(), "{end:?}");
     assert!(daemon.terminate().success());
 }
@@ -184,10 +185,10 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     wait_until("it waits for commands", || threads.iter().all(|tid| target::state(*tid) == 'S'));
     let before = switches();
     let refused = enable(&channel, mutatee.pid(), &["threads:work_*"], false).await.unwrap_err();
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("0 of 3 metric-focus pairs (max-user-pairs); 8 more do not fit"), "{refused}");
     let refused = enable(&channel, mutatee.pid(), &["work_0", "work_1", "work_2"], true).await.unwrap_err();
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("0 of 5 histories (max-user-histories); 6 more do not fit"), "{refused}");
     assert_eq!(switches(), before, "no thread was stopped");
     let enabled = enable(&channel, mutatee.pid(), &["work_0", "work_1", "work_2"], false).await.unwrap();
@@ -230,7 +231,7 @@ async fn phases_stay_within_the_quota_of_histories() {
     let only = enable(&channel, mutatee.pid(), &["work_0"], true).await.unwrap().measurement;
     let request = v1::StartPhaseRequest { measurement: only, name: String::new() };
     let refused = failure(&MetricsClient::new(channel).start_phase(request).await.unwrap_err());
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"), "{refused}");
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"), "{refused}");
     assert!(daemon.terminate().success());
 }
 
@@ -256,7 +257,7 @@ async fn answers_that_nobody_reads_are_bounded() {
         }
         assert!(unread.len() < 900, "any number of answers is kept");
     };
-    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert_eq!((refused.class, refused.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("bytes of answers to read"), "{refused}");
     assert!(refused.hint.contains("read answers") && refused.retry_ms.is_some(), "{refused:?}");
     drop(unread);

@@ -1,79 +1,64 @@
-//! Checks that docs/protocol.md lists exactly the reasons that errors can have.
+//! Checks that docs/protocol.md lists exactly the reasons that errors and refusals can have, and the status codes of errors.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use ingraft_api::Reason;
+use ingraft_model::Refusal;
 
-fn sources(dir: &Path, out: &mut Vec<String>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, out);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            let text = std::fs::read_to_string(&path).unwrap();
-            out.push(text.split("#[cfg(test)]").next().unwrap().to_owned());
-        }
-    }
-}
+/// Reasons whose status code the gRPC library of either side chooses, and those that only the command line gives.
+const NOT_OF_SERVER: [Reason; 6] = [
+    Reason::Unimplemented,
+    Reason::Cancelled,
+    Reason::Unexplained,
+    Reason::EngineEnded,
+    Reason::OwnGs,
+    Reason::Rewritten,
+];
 
-/// Returns the quoted word at the beginning of a text, and the text after it.
-fn word(text: &str) -> Option<(&str, &str)> {
-    let (word, rest) = text.trim_start().strip_prefix('"')?.split_once('"')?;
-    let good = !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
-    good.then_some((word, rest))
-}
-
-/// Returns the reasons in a source file: the word after a kind of error, or the first word of a pair of reason and hint.
-fn reasons(source: &str) -> impl Iterator<Item = String> {
-    let after_kind = source.split("Kind::").skip(1).filter_map(|rest| {
-        let rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
-        Some(word(rest.strip_prefix(',')?)?.0.to_owned())
-    });
-    let in_pair = source.split(" (").skip(1).filter_map(|rest| {
-        let (reason, rest) = word(rest)?;
-        let hint = rest.strip_prefix(',')?.trim_start();
-        hint.starts_with('"').then(|| reason.to_owned())
-    });
-    // The reasons that helper functions of the engine return are in the list that assigns their kinds.
-    let sorted = source.split("const LASTING:").skip(1).flat_map(|rest| {
-        let list = rest.split("];").next().unwrap_or_default();
-        list.split(',').filter_map(|word_| Some(word(word_.rsplit('[').next()?)?.0.to_owned())).collect::<Vec<_>>()
-    });
-    after_kind.chain(in_pair).chain(sorted)
-}
-
-/// Returns the words in the first column of the table under a heading.
-fn listed(heading: &str) -> BTreeSet<String> {
-    let text = std::fs::read_to_string(root().join("docs/protocol.md")).unwrap();
+/// The rows of the table under a heading: the word in the first column, and the second column.
+fn listed(heading: &str) -> Vec<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/protocol.md");
+    let text = std::fs::read_to_string(path).unwrap();
     let (_, section) = text.split_once(&format!("## {heading}\n")).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
-    rows.map(|(word, _)| word.to_owned()).collect()
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    rows.map(|(word, rest)| (word.to_owned(), rest.split(" |").next().unwrap().to_owned())).collect()
+}
+
+fn words(rows: &[(String, String)]) -> BTreeSet<&str> {
+    rows.iter().map(|(word, _)| word.as_str()).collect()
+}
+
+/// The name of a status code as gRPC writes it, e.g. `NOT_FOUND`.
+fn code(reason: Reason) -> String {
+    let name = format!("{:?}", ingraft_wire::failure::code(reason.class()));
+    let mut out = String::new();
+    for c in name.chars() {
+        if c.is_ascii_uppercase() && !out.is_empty() {
+            out.push('_');
+        }
+        out.push(c.to_ascii_uppercase());
+    }
+    out
 }
 
 #[test]
 fn every_reason_is_documented() {
-    let mut texts = Vec::new();
-    for krate in ["engine", "daemon", "wire"] {
-        sources(&root().join("crates").join(krate).join("src"), &mut texts);
+    let rows = listed("Errors");
+    assert_eq!(words(&rows), Reason::ALL.iter().map(|reason| reason.word()).collect());
+    for (word, status) in &rows {
+        let reason = Reason::of(word).unwrap();
+        assert!(
+            status.contains(&code(reason)) || NOT_OF_SERVER.contains(&reason),
+            "{word}: {status} is not its status"
+        );
     }
-    let given: BTreeSet<String> = texts.iter().flat_map(|text| reasons(text)).collect();
-    let listed = listed("Errors");
-    let missing: Vec<_> = given.difference(&listed).collect();
-    let stale: Vec<_> = listed.difference(&given).collect();
-    assert!(
-        missing.is_empty() && stale.is_empty(),
-        "docs/protocol.md lacks {missing:?} and lists for nothing {stale:?}"
-    );
 }
 
 #[test]
 fn every_refusal_is_documented() {
-    let given: BTreeSet<String> = ingraft_wire::refusal::REASONS.iter().map(|r| (*r).to_owned()).collect();
-    assert_eq!(listed("Refusals"), given);
+    assert_eq!(words(&listed("Refusals")), Refusal::WORDS.iter().copied().collect());
 }

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use ingraft_api::ErrorClass;
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
-use ingraft_wire::{Failure, FailureKind, PROTOCOL, PROTOCOL_HEADER, v1};
+use ingraft_wire::{Failure, PROTOCOL, PROTOCOL_HEADER, v1};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -93,10 +94,10 @@ fn bearing<T>(message: T, token: &str) -> Request<T> {
     request
 }
 
-fn reason(status: &Status) -> (FailureKind, String) {
+fn reason(status: &Status) -> (ErrorClass, String) {
     let failure = Failure::from_status(status);
     assert!(!failure.what.is_empty() && !failure.hint.is_empty(), "{failure:?}");
-    (failure.kind, failure.reason)
+    (failure.class, failure.reason)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +118,7 @@ async fn it_answers_on_a_socket_and_ends_when_told_to() {
 
     let mut instrumentation = InstrumentationClient::new(channel);
     let enable = instrumentation.enable(v1::EnableRequest::default()).await.unwrap_err();
-    assert_eq!(reason(&enable), (FailureKind::Usage, "invalid_field".into()));
+    assert_eq!(reason(&enable), (ErrorClass::Usage, "invalid_field".into()));
 
     let elsewhere = tempfile::tempdir().unwrap();
     let second = command(elsewhere.path(), &[&format!("--listen=unix:{}", socket.display())]).output().unwrap();
@@ -152,9 +153,9 @@ async fn loopback_needs_the_token_which_can_be_changed() {
 
     let ask = v1::VersionRequest::default;
     let none = client.version(ask()).await.unwrap_err();
-    assert_eq!(reason(&none), (FailureKind::Unauthenticated, "token_missing".into()));
+    assert_eq!(reason(&none), (ErrorClass::Unauthenticated, "token_missing".into()));
     let wrong = client.version(bearing(ask(), "0123456789abcdef-other")).await.unwrap_err();
-    assert_eq!(reason(&wrong), (FailureKind::Unauthenticated, "token_wrong".into()));
+    assert_eq!(reason(&wrong), (ErrorClass::Unauthenticated, "token_wrong".into()));
     assert!(client.version(bearing(ask(), SECRET)).await.is_ok());
 
     // Probes and generic clients cannot send a token.
@@ -187,7 +188,7 @@ async fn another_version_is_refused_and_told_ours() {
     };
     let mut metrics = MetricsClient::new(channel.clone());
     let refused = metrics.check(with("99")).await.unwrap_err();
-    assert_eq!(reason(&refused), (FailureKind::Version, "version_mismatch".into()));
+    assert_eq!(reason(&refused), (ErrorClass::Version, "version_mismatch".into()));
     assert!(metrics.check(with(&PROTOCOL.to_string())).await.is_ok());
     assert!(metrics.check(v1::CheckRequest::default()).await.is_ok(), "a generic client");
     let mut request = Request::new(v1::VersionRequest::default());

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::api::*;
 use crate::background::in_background;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::condition;
 use crate::measure::internal::Internal;
 use crate::measure::lower;
@@ -26,7 +26,7 @@ use crate::program::modules::Modules;
 use crate::program::pattern::glob_match;
 use crate::recovery::leftover;
 use crate::session::replaced::Before;
-use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
+use crate::session::{AtEnd, Context, NewMeasurement, Session};
 use crate::state_dir::StateDir;
 use crate::undertaking;
 use crate::weaving::outlook::outlook;
@@ -178,7 +178,7 @@ impl Engine {
             let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
             let denied = denied.or_else(|| {
                 let e = permitted.err()?;
-                Some(Denied { why: e.what, hint: e.hint })
+                Some(Denied { hint: e.hint(), why: e.what })
             });
             let with_parent = may_know && sessions.iter().any(|s| s.target().pid() != p.pid && s.is_followed(p.pid));
             ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied, parent: p.parent, title, with_parent }
@@ -193,7 +193,7 @@ impl Engine {
         for parent in parents.iter().filter(|parent| permit(**parent, caller).is_ok()) {
             let children = ingraft_process::children(*parent).ok_or_else(|| {
                 let what = "the kernel does not tell the children of a process (CONFIG_PROC_CHILDREN)";
-                Error::new(ErrorKind::Failed, "no_children", what, "measure them one by one with -p PID")
+                Error::new(Reason::NoChildren, what, "measure them one by one with -p PID")
             })?;
             let session = lock(&self.inner.sessions).get(parent).cloned();
             let mut children: Vec<_> = children.into_iter().map(|child| (child, *parent)).collect();
@@ -363,7 +363,7 @@ impl Engine {
         };
         let enabled = match enable() {
             // the removal that ended the session was completed between its look-up and the request
-            Err(e) if e.reason == OVER => enable(),
+            Err(e) if e.reason == Reason::SessionOver => enable(),
             other => other,
         };
         let enabled = enabled.map(|mut enabled| {
@@ -425,7 +425,7 @@ impl Engine {
             // the session has memory of a dead engine to remove, so it stays
             Err(_) if is_new && session.is_unfinished() => self.watch(session),
             Err(_) if is_new => self.forget(session),
-            Err(e) if e.reason == OVER => self.forget(session),
+            Err(e) if e.reason == Reason::SessionOver => self.forget(session),
             Err(_) => {}
         }
         enabled
@@ -524,12 +524,7 @@ impl Engine {
         let begin = Instant::now();
         if let Rights::User { uid, .. } = caller.rights() {
             let what = format!("user {uid} may not start programs as the daemon's user");
-            return Err(Error::new(
-                ErrorKind::Denied,
-                "not_permitted",
-                what,
-                "start it yourself and name it with -p PID",
-            ));
+            return Err(Error::new(Reason::NotPermitted, what, "start it yourself and name it with -p PID"));
         }
         let (library, left_out) = self.library_for(&request.enable)?;
         let id = self.new_id()?;
@@ -549,14 +544,8 @@ impl Engine {
     }
 
     fn of_measurement(&self, id: MeasurementId, caller: Caller) -> Result<Arc<Session>, Error> {
-        let missing = || {
-            Error::new(
-                ErrorKind::NotFound,
-                "no_such_measurement",
-                format!("no measurement {}", id.0),
-                "`ingraft status` lists them",
-            )
-        };
+        let missing =
+            || Error::new(Reason::NoSuchMeasurement, format!("no measurement {}", id.0), "`ingraft status` lists them");
         let pid = lock(&self.inner.measurements).get(&id).copied().ok_or_else(missing)?;
         let session = lock(&self.inner.sessions).get(&pid).cloned().ok_or_else(missing)?;
         match caller.rights() {
@@ -566,7 +555,7 @@ impl Engine {
             rights @ (Rights::All | Rights::User { .. }) => match session.target().check(rights) {
                 Ok(()) if rights != Rights::All && session.is_revoked(id) => {
                     let what = format!("process {pid} was protected for a while, and the measurement was taken out");
-                    Err(Error::new(ErrorKind::Denied, "not_permitted", what, "begin another one").about(pid))
+                    Err(Error::new(Reason::NotPermitted, what, "begin another one").about(pid))
                 }
                 Ok(()) => Ok(session),
                 Err(e) if e.is_gone() => Ok(session),
@@ -718,7 +707,7 @@ impl Engine {
 fn late(pid: Pid) -> Error {
     let what = format!("process {pid} did not let go of what is inserted in time");
     let hint = "`ingraft detach`, or the next ingraftd with the same state directory, removes it";
-    Error::new(ErrorKind::Failed, "shutdown_timeout", what, hint).about(pid)
+    Error::new(Reason::ShutdownTimeout, what, hint).about(pid)
 }
 
 /// Starts a thread that calls `each` with the number of the round, until `each` returns false or the session ends.
@@ -761,16 +750,14 @@ fn resolve(target: &TargetSpec, caller: Caller) -> Result<Pid, Error> {
     match found.as_slice() {
         [one] => Ok(*one),
         [] => Err(Error::new(
-            ErrorKind::NotFound,
-            "no_such_process",
+            Reason::NoSuchProcess,
             format!("no process is called `{name}`"),
             "`ingraft ps` lists the processes",
         )),
         several => {
             let pids: Vec<String> = several.iter().map(ToString::to_string).collect();
             Err(Error::new(
-                ErrorKind::NotFound,
-                "ambiguous_process",
+                Reason::AmbiguousProcess,
                 format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
                 "name one with -p PID, several by repeating -p, or take all of them with --all",
             ))
@@ -783,7 +770,7 @@ fn chosen(name: Option<&str>, cgroup: Option<&str>) -> Result<Vec<ingraft_proces
     let mut pids = name.map(ingraft_process::find_by_name);
     if let Some(path) = cgroup {
         let group = ingraft_process::in_control_group(path)
-            .map_err(|e| Error::new(ErrorKind::NotFound, "no_such_group", e.to_string(), e.hint()))?;
+            .map_err(|e| Error::new(Reason::NoSuchGroup, e.to_string(), e.hint()))?;
         pids = Some(match pids {
             Some(named) => named.into_iter().filter(|pid| group.binary_search(pid).is_ok()).collect(),
             None => group,

@@ -1,36 +1,24 @@
-//! Errors, classified by the party that must act on them.
+//! Errors of the engine, with the reasons of the table in `ingraft_api`.
 
+use std::borrow::Cow;
+
+pub use ingraft_api::{ErrorClass, Reason};
 use ingraft_mdl::Diagnostic;
 use ingraft_model::Pid;
 use ingraft_process::{ApplyError, Denial};
-
-/// The class of an error, from which the exit code of the command line and the status code of gRPC follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorKind {
-    /// The request itself is wrong (exit 2).
-    Usage,
-    /// The target, function or metric does not exist, a name is ambiguous, or all functions are refused (exit 3).
-    NotFound,
-    /// The target may not be traced, or another program traces or holds it (exit 4).
-    Denied,
-    /// The target ended before the measurement could start (exit 5).
-    Gone,
-    /// Any other failure while running (exit 1).
-    Failed,
-}
 
 /// An error, with one line for the problem and one line for the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
-    /// Class of the error.
-    pub kind: ErrorKind,
-    /// A stable word for scripts and the wire, e.g. `no_such_process`.
-    pub reason: &'static str,
+    /// Reason, which has a stable word for scripts and the wire.
+    pub reason: Reason,
     /// Problem in one line.
     pub what: String,
-    /// Remedy in one line.
-    pub hint: String,
+    /// Remedy in one line; empty if there is none.
+    pub advice: Cow<'static, str>,
+    /// Whether a removal has failed, so that the code is still inserted in the target.
+    pub code_stays: bool,
     /// The target, if there is one.
     pub pid: Option<Pid>,
     /// Process of the engine that holds the target, or of the tracer, if that is the problem and the process is known.
@@ -43,9 +31,31 @@ pub struct Error {
 
 impl Error {
     /// An error without target and diagnostics.
-    pub fn new(kind: ErrorKind, reason: &'static str, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        let (what, hint) = (what.into(), hint.into());
-        Error { kind, reason, what, hint, pid: None, holder: None, diagnostics: Box::default(), pairs: None }
+    pub fn new(reason: Reason, what: impl Into<String>, advice: impl Into<Cow<'static, str>>) -> Self {
+        Error {
+            reason,
+            what: what.into(),
+            advice: advice.into(),
+            code_stays: false,
+            pid: None,
+            holder: None,
+            diagnostics: Box::default(),
+            pairs: None,
+        }
+    }
+
+    /// Line for the user: the state of the target, if the reason says it, and the remedy.
+    pub fn hint(&self) -> String {
+        let advice = &self.advice;
+        match (self.pid.filter(|_| self.code_stays), self.reason.is_unchanged(), advice.is_empty()) {
+            (Some(pid), _, nothing) => {
+                let first = if nothing { "try again" } else { advice };
+                format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out")
+            }
+            (None, true, true) => "nothing was changed in the target".to_owned(),
+            (None, true, false) => format!("nothing was changed; {advice}"),
+            (None, false, _) => advice.clone().into_owned(),
+        }
     }
 
     /// The same error with a target.
@@ -74,7 +84,7 @@ impl Error {
             }
             _ => "`ingraft metrics` says what can be measured, and where".to_owned(),
         });
-        let mut error = Error::new(ErrorKind::Usage, "mdl", what, hint);
+        let mut error = Error::new(Reason::Mdl, what, hint);
         error.diagnostics = diagnostics.into();
         error
     }
@@ -82,25 +92,25 @@ impl Error {
     /// The error for a failed operation on a process.
     pub fn process(pid: Pid, e: ingraft_process::Error) -> Self {
         use ingraft_process::Error as P;
-        let (kind, reason) = match &e {
-            P::Denied(d) => denial_class(d),
-            P::Gone(_) => (ErrorKind::Gone, "target_ended"),
-            P::Replaced(_) => (ErrorKind::Gone, "target_replaced"),
-            P::Seccomp => (ErrorKind::Denied, "seccomp"),
-            P::UserDispatch => (ErrorKind::Denied, "user_dispatch"),
-            P::ShadowStack => (ErrorKind::Denied, "shadow_stack"),
-            P::Unstoppable { .. } => (ErrorKind::Failed, "unstoppable_thread"),
-            P::HoldTooLong { .. } => (ErrorKind::Failed, "hold_too_long"),
-            P::NoRoom { .. } | P::JournalFull { .. } => (ErrorKind::Failed, "no_room"),
-            P::Start { .. } => (ErrorKind::NotFound, "cannot_start"),
+        let reason = match &e {
+            P::Denied(d) => reason_of_denial(d),
+            P::Gone(_) => Reason::TargetEnded,
+            P::Replaced(_) => Reason::TargetReplaced,
+            P::Seccomp => Reason::Seccomp,
+            P::UserDispatch => Reason::UserDispatch,
+            P::ShadowStack => Reason::ShadowStack,
+            P::Unstoppable { .. } => Reason::UnstoppableThread,
+            P::HoldTooLong { .. } => Reason::HoldTooLong,
+            P::NoRoom { .. } | P::JournalFull { .. } => Reason::NoRoom,
+            P::Start { .. } => Reason::CannotStart,
             P::Call { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
-                (ErrorKind::Failed, "target_memory_limit")
+                Reason::TargetMemoryLimit
             }
-            P::Shortage(_) => (ErrorKind::Failed, "target_memory_limit"),
-            P::Mappings { .. } => (ErrorKind::Failed, "target_mapping_limit"),
-            e if e.is_out_of_files() => (ErrorKind::Failed, "target_file_limit"),
-            e if e.is_locked_out() => (ErrorKind::Failed, "target_memory_limit"),
-            P::NoCarrier(_) | P::NoGadget(_) => (ErrorKind::Failed, "no_carrier"),
+            P::Shortage(_) => Reason::TargetMemoryLimit,
+            P::Mappings { .. } => Reason::TargetMappingLimit,
+            e if e.is_out_of_files() => Reason::TargetFileLimit,
+            e if e.is_locked_out() => Reason::TargetMemoryLimit,
+            P::NoCarrier(_) | P::NoGadget(_) => Reason::NoCarrier,
             P::Ptrace { .. }
             | P::File { .. }
             | P::Malformed { .. }
@@ -108,13 +118,13 @@ impl Error {
             | P::Call { .. }
             | P::NoArea { .. }
             | P::Outside(_)
-            | P::Own { .. } => (ErrorKind::Failed, "process"),
+            | P::Own { .. } => Reason::Process,
         };
         let holder = match &e {
             P::Denied(d) => tracer(d),
             _ => None,
         };
-        Error { holder, ..Error::new(kind, reason, e.to_string(), e.hint()).about(pid) }
+        Error { holder, ..Error::new(reason, e.to_string(), e.hint()).about(pid) }
     }
 
     /// The error for a plan that was not applied.
@@ -122,45 +132,37 @@ impl Error {
         if let ApplyError::Process(e) = e {
             return Error::process(pid, e);
         }
-        let (reason, hint) = match &e {
-            ApplyError::Changed { .. } => ("text_changed", "something else patches the same code; end it first"),
-            ApplyError::SharedText { .. } => ("shared_text", "start the program from a private mapping of its file"),
-            ApplyError::NotMapped { .. } => ("not_mapped", "the module was unloaded meanwhile; try again"),
-            ApplyError::Busy { .. } | ApplyError::Suspended { .. } => ("busy", "try again; nothing was changed"),
+        let (reason, advice) = match &e {
+            ApplyError::Changed { .. } => (Reason::TextChanged, "something else patches the same code; end it first"),
+            ApplyError::SharedText { .. } => {
+                (Reason::SharedText, "start the program from a private mapping of its file")
+            }
+            ApplyError::NotMapped { .. } => (Reason::NotMapped, "the module was unloaded meanwhile; try again"),
+            ApplyError::Busy { .. } | ApplyError::Suspended { .. } => (Reason::Busy, "try again"),
             ApplyError::Preempts => {
-                ("suspended_contexts", "nothing was changed; measure a process of this program that uses less memory")
+                (Reason::SuspendedContexts, "measure a process of this program that uses less memory")
             }
-            ApplyError::Faulted { .. } => ("busy", "try again when the handler has returned; nothing was changed"),
-            ApplyError::BadPlan { .. } | ApplyError::Process(_) => {
-                ("bad_plan", "this is a defect of ingraft; nothing was changed")
-            }
+            ApplyError::Faulted { .. } => (Reason::Busy, "try again when the handler has returned"),
+            ApplyError::BadPlan { .. } | ApplyError::Process(_) => (Reason::BadPlan, "this is a defect of ingraft"),
         };
-        Error::new(ErrorKind::Failed, reason, e.to_string(), hint).about(pid)
+        Error::new(reason, e.to_string(), advice).about(pid)
     }
 
     /// Whether a limit on the target's memory or mappings leaves too little room.
     pub fn is_shortage(&self) -> bool {
-        matches!(self.reason, "target_memory_limit" | "target_mapping_limit")
+        matches!(self.reason, Reason::TargetMemoryLimit | Reason::TargetMappingLimit)
     }
 
     /// The same error for a removal: its hint says that the code is still inserted, and how to remove it later.
     #[must_use]
     pub fn at_removal(mut self) -> Self {
-        const UNCHANGED: [&str; 2] = ["nothing was changed in the target", "nothing was changed"];
-        if let (Some(pid), false) = (self.pid, self.kind == ErrorKind::Gone || self.reason == "no_such_measurement") {
-            let rest = UNCHANGED.iter().fold(self.hint.clone(), |hint, words| hint.replace(words, ""));
-            let rest = rest.trim_matches([';', ' ']);
-            let first = if rest.is_empty() { "try again" } else { rest };
-            self.hint =
-                format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out");
-        }
+        self.code_stays = self.reason.class() != ErrorClass::Gone && self.reason != Reason::NoSuchMeasurement;
         self
     }
 
     /// The error for a process that cannot be attached to.
     pub fn denied(pid: Pid, d: &Denial) -> Self {
-        let (kind, reason) = denial_class(d);
-        Error { holder: tracer(d), ..Error::new(kind, reason, d.to_string(), d.hint()).about(pid) }
+        Error { holder: tracer(d), ..Error::new(reason_of_denial(d), d.to_string(), d.hint()).about(pid) }
     }
 }
 
@@ -172,22 +174,22 @@ fn tracer(d: &Denial) -> Option<Pid> {
     }
 }
 
-fn denial_class(d: &Denial) -> (ErrorKind, &'static str) {
+fn reason_of_denial(d: &Denial) -> Reason {
     match d {
-        Denial::NoSuchProcess(_) => (ErrorKind::NotFound, "no_such_process"),
-        Denial::Zombie(_) => (ErrorKind::NotFound, "zombie"),
-        Denial::KernelThread(_) => (ErrorKind::Denied, "kernel_thread"),
-        Denial::Ourselves(_) => (ErrorKind::Denied, "own_process"),
-        Denial::Traced { .. } => (ErrorKind::Denied, "already_traced"),
-        Denial::Translated { .. } => (ErrorKind::Denied, "translated"),
-        Denial::NotX86_64 { .. } => (ErrorKind::Denied, "foreign_code"),
+        Denial::NoSuchProcess(_) => Reason::NoSuchProcess,
+        Denial::Zombie(_) => Reason::Zombie,
+        Denial::KernelThread(_) => Reason::KernelThread,
+        Denial::Ourselves(_) => Reason::OwnProcess,
+        Denial::Traced { .. } => Reason::AlreadyTraced,
+        Denial::Translated { .. } => Reason::Translated,
+        Denial::NotX86_64 { .. } => Reason::ForeignCode,
         Denial::OtherUser { .. }
         | Denial::Privileged { .. }
         | Denial::Yama { .. }
         | Denial::NotDumpable(_)
         | Denial::NotYours { .. }
         | Denial::UserNamespace(_)
-        | Denial::Forbidden(_) => (ErrorKind::Denied, "not_permitted"),
+        | Denial::Forbidden(_) => Reason::NotPermitted,
     }
 }
 
@@ -197,16 +199,21 @@ mod tests {
 
     #[test]
     fn a_removal_that_fails_does_not_say_that_nothing_is_there() {
-        let hint = |hint: &str| Error::new(ErrorKind::Failed, "busy", "", hint).about(Pid(7)).at_removal().hint;
+        let hint = |reason, advice: &'static str| Error::new(reason, "", advice).about(Pid(7)).at_removal().hint();
         let rest = "until then the code stays in, and works: `ingraft detach -p 7` takes it out";
-        assert_eq!(hint("try again; nothing was changed"), format!("try again; {rest}"));
-        assert_eq!(hint("nothing was changed in the target"), format!("try again; {rest}"));
-        assert_eq!(
-            hint("end strace (process 3) or let it detach"),
-            format!("end strace (process 3) or let it detach; {rest}")
-        );
-        assert_eq!(hint("nothing was changed; raise the limit by 3 MiB"), format!("raise the limit by 3 MiB; {rest}"));
-        let gone = Error::new(ErrorKind::Gone, "target_ended", "", "start again").about(Pid(7)).at_removal();
-        assert_eq!(gone.hint, "start again");
+        assert_eq!(hint(Reason::Busy, "try again later"), format!("try again later; {rest}"));
+        assert_eq!(hint(Reason::Process, ""), format!("try again; {rest}"));
+        let strace = "end strace (process 3) or let it detach";
+        assert_eq!(hint(Reason::AlreadyTraced, strace), format!("{strace}; {rest}"));
+        let gone = Error::new(Reason::TargetEnded, "", "start again").about(Pid(7)).at_removal();
+        assert_eq!(gone.hint(), "start again");
+    }
+
+    #[test]
+    fn an_error_says_that_the_target_is_unchanged() {
+        let hint = |reason, advice: &'static str| Error::new(reason, "", advice).about(Pid(7)).hint();
+        assert_eq!(hint(Reason::Busy, "try again"), "nothing was changed; try again");
+        assert_eq!(hint(Reason::Codegen, ""), "nothing was changed in the target");
+        assert_eq!(hint(Reason::TextChanged, "end the debugger"), "end the debugger");
     }
 }

@@ -21,7 +21,7 @@ mod weaving;
 
 pub use api::*;
 pub use engine::Engine;
-pub use error::{Error, ErrorKind};
+pub use error::Error;
 pub use ingraft_mdl::{Diagnostic, Severity};
 pub use session::{AtEnd, now_ns};
 pub use state_dir::socket_path;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ingraft_model::Pid;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 
 /// A state directory. It was writable when it was opened, unless it is used for removals only.
 #[derive(Clone, Debug)]
@@ -208,8 +208,7 @@ const ID_MAX: u64 = 1 << 52;
 
 fn unwritable(root: &Path, e: &io::Error) -> Error {
     Error::new(
-        ErrorKind::Failed,
-        "state_dir_unwritable",
+        Reason::StateDirUnwritable,
         format!("cannot write to the state directory {}: {e}", root.display()),
         "name another one with --state-dir or INGRAFT_STATE_DIR; original bytes are recorded there before anything is changed",
     )
@@ -227,7 +226,7 @@ mod tests {
     #[test]
     fn unwritable_directories_are_refused() {
         let error = StateDir::open(Path::new("/proc/nowhere")).expect_err("proc is not writable");
-        assert_eq!(error.reason, "state_dir_unwritable");
+        assert_eq!(error.reason, Reason::StateDirUnwritable);
     }
 
     #[test]

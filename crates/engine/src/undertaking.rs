@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 
 /// Time of a step before which the rest of it is not estimated.
 const ESTIMATED_AFTER: Duration = Duration::from_millis(300);
@@ -157,7 +157,7 @@ pub(crate) fn untouched() {
 
 fn given_up() -> Error {
     let what = "the insertion was given up before any code was changed";
-    Error::new(ErrorKind::Failed, "given_up", what, "ask for it again")
+    Error::new(Reason::GivenUp, what, "ask for it again")
 }
 
 /// Begins a step of this many units.
@@ -226,7 +226,7 @@ mod tests {
         undertaking.run(|| {
             plan();
             assert!(undertaking.give_up() && undertaking.give_up(), "in time");
-            assert_eq!(touch().map_err(|e| e.reason), Err("given_up"));
+            assert_eq!(touch().map_err(|e| e.reason), Err(Reason::GivenUp));
         });
         assert_eq!(touch().map_err(|e| e.reason), Ok(()), "this thread works for no insertion any more");
     }
@@ -238,13 +238,13 @@ mod tests {
             plan();
             assert_eq!(touch().map_err(|e| e.reason), Ok(()));
             assert!(!undertaking.give_up());
-            assert_eq!(go_on().map_err(|e| e.reason), Err("given_up"));
+            assert_eq!(go_on().map_err(|e| e.reason), Err(Reason::GivenUp));
         });
         let early = Arc::new(Undertaking::default());
         assert!(!early.give_up(), "its session may be restoring what a dead engine left");
         early.run(|| {
             plan();
-            assert_eq!(touch().map_err(|e| e.reason), Err("given_up"));
+            assert_eq!(touch().map_err(|e| e.reason), Err(Reason::GivenUp));
         });
         assert!(early.give_up());
     }
@@ -265,7 +265,7 @@ mod tests {
                 Ok(())
             })
         });
-        assert_eq!(answer.map_err(|e| e.reason), Err("given_up"));
+        assert_eq!(answer.map_err(|e| e.reason), Err(Reason::GivenUp));
         undertaking.run(|| Check::of_this_thread().pass(1));
     }
 }

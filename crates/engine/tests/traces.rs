@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ingraft_engine::{Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, Kind, TargetSpec, TraceOptions};
+use ingraft_engine::{
+    Caller, ClockChoice, Config, EnableRequest, Enabled, Engine, Kind, Reason, TargetSpec, TraceOptions,
+};
 use ingraft_model::Capacity;
 use ingraft_model::buffer::SLACK;
 use ingraft_profile::{Step, TracedFunction, Unknown};
@@ -306,7 +308,7 @@ fn a_lossless_trace_is_removed_beside_a_count_while_threads_wait() {
         let request = EnableRequest { kind: Kind::Trace(lossless.clone()), ..request(target.pid(), &["noise"]) };
         let id = engine.enable(&request, Caller::Engine, &|_| ()).unwrap().id;
         let second = engine.enable(&request, Caller::Engine, &|_| ()).unwrap_err();
-        assert_eq!(second.reason, "no_waits");
+        assert_eq!(second.reason, Reason::NoWaits);
         let (done, taken) = (AtomicBool::new(false), AtomicUsize::new(0));
         let removed = std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -82,3 +82,22 @@ macro_rules! kernel_id {
 }
 kernel_id!(Pid);
 kernel_id!(Tid);
+
+/// Distance in bytes of an address from the first byte of its function. It is negative in parts of a function before that byte. It is shown
+/// with its sign, in hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Offset(pub i64);
+
+impl Offset {
+    /// Returns the distance from `first` to `at`; both are addresses in the file, or both in the process.
+    pub fn between(first: u64, at: u64) -> Offset {
+        Offset(at.wrapping_sub(first).cast_signed())
+    }
+}
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { '-' } else { '+' };
+        write!(f, "{sign}{:#x}", self.0.unsigned_abs())
+    }
+}

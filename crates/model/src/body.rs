@@ -2,7 +2,8 @@
 
 use crate::addr::Svma;
 use crate::cfg::{Block, Edge};
-use crate::point::{Free, Refusal, Site};
+use crate::point::{Free, Site};
+use crate::refusal::Refusal;
 
 /// The blocks of a function, with their bytes, and the edges between them. Control enters the function only at blocks that are `entered`,
 /// and moves in it only along the edges.

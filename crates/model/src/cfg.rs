@@ -3,7 +3,7 @@
 
 use crate::addr::{Svma, SvmaRange};
 use crate::dominators::Dominators;
-use crate::point::Refusal;
+use crate::refusal::Refusal;
 
 /// A run of instructions that control enters only at the first and leaves only at the last.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@ pub mod flavor;
 pub mod glob;
 pub mod histogram;
 pub mod history;
+mod hold;
 pub mod instrumentation;
 pub mod layout;
 pub mod listed;
@@ -25,6 +26,7 @@ pub mod object;
 pub mod part;
 pub mod patch;
 pub mod point;
+mod refusal;
 pub mod resource;
 pub mod snippet;
 pub mod table;
@@ -32,7 +34,7 @@ pub mod token;
 pub mod vector;
 
 pub use activations::Activations;
-pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use addr::{Avma, AvmaRange, Bias, Offset, Pid, Svma, SvmaRange, Tid};
 pub use body::{BodyBlock, BodyExit, Entered, FunctionBody};
 pub use buffer::Capacity;
 pub use call::{Call, Called, VectorState};
@@ -41,6 +43,7 @@ pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
+pub use hold::HoldTime;
 pub use instrumentation::{
     FunctionRef, Insertion, Instrumentation, ModuleRef, Order, Role, ValueUnit, Variable, VariableKind,
 };
@@ -53,8 +56,9 @@ pub use part::{EdgeId, LoopEdges, PartName, Parts};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{
     Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, FirstEffect, FirstInstruction, Free, Gpr, How,
-    IslandRoom, Offset, PointKind, Refusal, Site, SiteKind,
+    IslandRoom, PointKind, Site, SiteKind,
 };
+pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Kept, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp,

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::addr::Svma;
+use crate::addr::{Offset, Svma};
 use crate::cfg::{Cfg, Edge, EdgeKind, EdgeTarget};
 use crate::loops::{Loop, Loops};
-use crate::point::{Offset, Refusal};
+use crate::refusal::Refusal;
 
 /// Name of a part as a resource of its function. Offsets are those of the first bytes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -303,13 +303,13 @@ impl Error {
         matches!(self, Error::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
     }
 
-    /// Advice for the user in one line.
+    /// Advice for the user in one line; empty if there is none.
     pub fn hint(&self) -> String {
         match self {
             Error::Denied(d) => d.hint(),
-            Error::Mappings { .. } => "nothing was changed; raise vm.max_map_count (sysctl)".into(),
+            Error::Mappings { .. } => "raise vm.max_map_count (sysctl)".into(),
             Error::Call { .. } if self.is_out_of_files() => {
-                "nothing was changed; raise the target's limit of open files (prlimit --nofile)".into()
+                "raise the target's limit of open files (prlimit --nofile)".into()
             }
             Error::Gone(_) => "start again on a process that runs".into(),
             Error::Replaced(_) => "begin again to measure the program that it runs now".into(),
@@ -317,20 +317,18 @@ impl Error {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
             }
             Error::HoldTooLong { .. } => {
-                "nothing was changed; permit longer holds (`--max-hold`), try for longer (`--wait`), or measure it when fewer threads run"
+                "permit longer holds (`--max-hold`), try for longer (`--wait`), or measure it when fewer threads run"
                     .into()
             }
             Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
             Error::UserDispatch => {
-                "nothing was changed; such a program (Wine, FEX) can be measured if a thread of it has no dispatch"
-                    .into()
+                "such a program (Wine, FEX) can be measured if a thread of it has no dispatch".into()
             }
             Error::NoGadget(_) => {
-                "nothing was changed; a program that installs a signal handler, or loads its C library, has such code"
-                    .into()
+                "a program that installs a signal handler, or loads its C library, has such code".into()
             }
             Error::NoRoom { .. } | Error::JournalFull { .. } => {
-                "nothing was changed; measure fewer functions at a time, which takes less room".into()
+                "measure fewer functions at a time, which takes less room".into()
             }
             Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
             Error::Shortage(shortage) => shortage.hint(),
@@ -342,7 +340,8 @@ impl Error {
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }
-            _ => "nothing was changed in the target".into(),
+            Error::Start { .. } => "nothing was changed in the target".into(),
+            _ => String::new(),
         }
     }
 }
@@ -437,21 +436,6 @@ impl ApplyError {
             | ApplyError::Suspended { .. }
             | ApplyError::Preempts
             | ApplyError::Process(_) => None,
-        }
-    }
-
-    /// Advice for the user in one line.
-    pub fn hint(&self) -> String {
-        match self {
-            ApplyError::BadPlan { .. } => "this is a defect of ingraft; nothing was changed".into(),
-            ApplyError::Changed { .. } => {
-                "another tool (a debugger, uprobes) changed this code; end it and try again".into()
-            }
-            ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
-            ApplyError::Busy { .. } | ApplyError::Suspended { .. } => "try again when the function is less busy".into(),
-            ApplyError::Preempts => "measure a process of this program that uses less memory".into(),
-            ApplyError::Faulted { .. } => "try again when the handler has returned".into(),
-            ApplyError::Process(e) => e.hint(),
         }
     }
 }

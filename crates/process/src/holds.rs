@@ -1,6 +1,8 @@
-//! The time for which the threads of a target are held.
+//! The holds of a target, and the longest of them.
 
 use std::time::{Duration, Instant};
+
+use ingraft_model::HoldTime;
 
 /// Two holds with less than this time between them count as one: on a busy machine a released thread gets no processor so soon.
 const CLOSE: Duration = Duration::from_micros(100);
@@ -12,15 +14,6 @@ pub(crate) struct Hold {
     pub(crate) ended: Instant,
     /// Part of the hold in which it made no progress for lack of a processor.
     pub(crate) waited: Duration,
-}
-
-/// Length of a hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct HoldTime {
-    /// Time from the interrupt of the first thread to the release of the last.
-    pub held: Duration,
-    /// Part of it in which the thread that the engine waited for, or the engine itself, was ready to run and had no processor.
-    pub waited: Duration,
 }
 
 /// The holds of a target.

@@ -72,7 +72,6 @@ pub use error::{ApplyError, Denial, Error};
 pub use fibres::Preemption;
 pub use files::read_named;
 pub use goroutines::Goroutines;
-pub use holds::HoldTime;
 pub use limits::MemoryNeed;
 pub use module::{FileSource, MappedFile, loads};
 pub use pages::Touched;

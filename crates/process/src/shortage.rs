@@ -71,10 +71,10 @@ impl Shortage {
         let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
         match self.room.limit {
             MemoryLimit::Machine => {
-                format!("nothing was changed; free {more} of memory, or measure fewer functions at a time")
+                format!("free {more} of memory, or measure fewer functions at a time")
             }
             MemoryLimit::Group(_) | MemoryLimit::AddressSpace | MemoryLimit::Commit => {
-                format!("nothing was changed; raise the limit by {more}, or measure fewer functions at a time")
+                format!("raise the limit by {more}, or measure fewer functions at a time")
             }
         }
     }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use ingraft_model::HoldTime;
+
 use crate::error::Error;
-use crate::holds::HoldTime;
 use crate::target::{Target, lock};
 use crate::tracer::{Tracer, with_tracer};
 

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use ingraft_api::Reason;
 use ingraft_model::history::INTERVAL_NS;
 use ingraft_model::{
     Activations, Aggregate, Bin, Bucket, Course, Distribution, EdgeKind, Focus, History, How, MetricInfo, Pid,
-    PointKind, Style, Tid, UnitsType,
+    PointKind, Refusal, Style, Tid, UnitsType,
 };
 
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::v1;
 
 /// Error about a field of a message: it is missing, or its value is not valid.
@@ -44,7 +45,7 @@ impl FieldError {
 impl From<FieldError> for Failure {
     fn from(error: FieldError) -> Self {
         let hint = format!("correct the field `{}` of the request", error.path);
-        Failure::new(FailureKind::Usage, "invalid_field", error.to_string(), hint)
+        Failure::new(Reason::InvalidField, error.to_string(), hint)
     }
 }
 
@@ -123,6 +124,12 @@ impl From<EdgeKind> for v1::EdgeKind {
             EdgeKind::TailJump => v1::EdgeKind::TailJump,
             EdgeKind::Return => v1::EdgeKind::Return,
         }
+    }
+}
+
+impl From<&Refusal> for v1::Refusal {
+    fn from(refusal: &Refusal) -> Self {
+        v1::Refusal { reason: refusal.word().to_owned(), text: refusal.to_string() }
     }
 }
 

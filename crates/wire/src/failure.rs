@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use ingraft_api::{ErrorClass, Reason};
 use ingraft_model::Pid;
 use prost::Message;
 use tonic::{Code, Status};
@@ -16,103 +17,17 @@ use crate::v1;
 
 /// The `domain` of every ErrorInfo that ingraft sends.
 pub const DOMAIN: &str = "ingraft";
-/// The class of an error. Most classes have a status code of their own; the reason tells the two classes with the same code apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FailureKind {
-    /// The request itself is wrong (INVALID_ARGUMENT).
-    Usage,
-    /// A target, function, metric or measurement does not exist, a name is ambiguous, or everything was refused (NOT_FOUND).
-    NotFound,
-    /// The caller has no permission, or another process traces or holds the target (PERMISSION_DENIED).
-    Denied,
-    /// The caller has not authenticated (UNAUTHENTICATED).
-    Unauthenticated,
-    /// The target ended before the measurement could start (ABORTED).
-    Gone,
-    /// The two sides have different protocol versions (FAILED_PRECONDITION).
-    Version,
-    /// The daemon does not answer, the engine is ending, or the target is in a temporary state (UNAVAILABLE).
-    Unavailable,
-    /// The target or the machine is in a state that waiting does not change (FAILED_PRECONDITION).
-    Precondition,
-    /// A quota is used up (RESOURCE_EXHAUSTED).
-    Exhausted,
-    /// The request took longer than its time (DEADLINE_EXCEEDED).
-    Late,
-    /// Any other failure at run time (INTERNAL).
-    Failed,
-}
-
-/// Reasons for which a failed insertion may succeed later.
-const PASSING: [&str; 6] = ["already_traced", "busy", "held", "hold_too_long", "no_carrier", "unstoppable_thread"];
-
-/// Whether an insertion that failed for this reason may succeed later.
-pub fn may_pass(reason: &str) -> bool {
-    PASSING.contains(&reason)
-}
-
-/// Reasons that waiting removes, with the time after which another attempt makes sense. `already_traced` and `held` are not among them.
-/// They end when another program releases the target, at an unknown time, and their status code is that of a denial.
-const RETRIES: [(&str, Duration); 9] = [
-    ("busy", Duration::from_millis(100)),
-    ("hold_too_long", Duration::from_secs(1)),
-    ("no_carrier", Duration::from_secs(1)),
-    ("unstoppable_thread", Duration::from_secs(1)),
-    ("no_thread_pointer", Duration::from_millis(100)),
-    ("not_mapped", Duration::from_millis(100)),
-    ("ending", Duration::from_secs(5)),
-    ("given_up", Duration::from_secs(5)),
-    ("shutting_down", Duration::from_secs(5)),
-];
-
-/// Reasons of an engine's failure that waiting does not remove: the target, its limits or the machine must change.
-const LASTING: [&str; 19] = [
-    "bad_image",
-    "event_not_at_points",
-    "family",
-    "filtered",
-    "no_calls",
-    "no_children",
-    "no_clock",
-    "no_own_data",
-    "no_room",
-    "shared_text",
-    "state_dir_unwritable",
-    "target_file_limit",
-    "target_mapping_limit",
-    "target_memory_limit",
-    "text_changed",
-    "too_many_counters",
-    "too_many_events",
-    "too_many_files",
-    "unreadable_image",
-];
-
-/// The class of an operation that the engine could not do for this reason.
-pub fn class_of_failed(reason: &str) -> FailureKind {
-    if retry_after(reason).is_some() {
-        FailureKind::Unavailable
-    } else if LASTING.contains(&reason) {
-        FailureKind::Precondition
-    } else {
-        FailureKind::Failed
-    }
-}
 
 fn millis(delay: Duration) -> u32 {
     u32::try_from(delay.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn retry_after(reason: &str) -> Option<Duration> {
-    RETRIES.iter().find(|(known, _)| *known == reason).map(|(_, delay)| *delay)
-}
-
 /// An error in the form that both sides use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// Class of the failure.
-    pub kind: FailureKind,
-    /// A stable word for the reason; docs/protocol.md lists all.
+    /// Class of the failure: that of the reason, or of the status code if the other side gave another one.
+    pub class: ErrorClass,
+    /// The word of the [`Reason`]; a word that this version does not know if a later one has sent it.
     pub reason: String,
     /// Description of the error in one line.
     pub what: String,
@@ -141,12 +56,11 @@ const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
 impl Failure {
     /// An error without target and diagnostics.
-    pub fn new(kind: FailureKind, reason: impl Into<String>, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        let reason = reason.into();
+    pub fn new(reason: Reason, what: impl Into<String>, hint: impl Into<String>) -> Self {
         Failure {
-            kind,
-            retry_ms: retry_after(&reason).filter(|_| kind == FailureKind::Unavailable).map(millis),
-            reason,
+            class: reason.class(),
+            retry_ms: reason.retry_ms(),
+            reason: reason.word().to_owned(),
             what: what.into(),
             hint: hint.into(),
             pid: None,
@@ -154,6 +68,11 @@ impl Failure {
             diagnostics: Box::default(),
             omitted: 0,
         }
+    }
+
+    /// Whether an insertion that failed for this reason may succeed later.
+    pub fn may_pass(&self) -> bool {
+        Reason::of(&self.reason).is_some_and(Reason::may_pass)
     }
 
     /// Returns the failure with the time after which another attempt makes sense.
@@ -181,24 +100,23 @@ impl Failure {
             let retry_delay = prost_types::Duration::try_from(Duration::from_millis(ms.into())).ok();
             details.push(detail(RETRY_INFO, &pb::RetryInfo { retry_delay }));
         }
-        let code = self.kind.code();
+        let code = code(self.class);
         let status = pb::Status { code: code.into(), message: what.clone(), details };
         Status::with_details(code, what, status.encode_to_vec().into())
     }
 
     /// Decodes a received status. If it does not come from ingraft, the reason is derived from the status code.
     pub fn from_status(status: &Status) -> Self {
-        let kind = FailureKind::of(status.code());
         let (reason, hint) = unexplained(status.code());
-        let mut failure = Failure::new(kind, reason, with_causes(status), hint);
-        failure.retry_ms = None;
+        let mut failure = Failure::new(reason, with_causes(status), hint);
+        failure.class = class_of(status.code());
         let breaks = ["transport error", "connection closed"];
         // If the other side explains the failure, it is not one of the connection, whatever words its message contains.
         if status.details().is_empty() && breaks.iter().any(|words| failure.what.contains(words)) {
             // The connection was refused or has broken. In TLS 1.3, a client learns that its certificate is refused only after it has sent
             // its first request, if at all.
-            failure.kind = FailureKind::Unavailable;
-            failure.reason = "unavailable".into();
+            failure.class = ErrorClass::Unavailable;
+            failure.reason = Reason::Unavailable.word().to_owned();
             failure.hint =
                 "the daemon closed the connection, and its log may say why; at an https:// address, use a certificate \
                             that its client-ca has signed (--tls-cert, --tls-key)"
@@ -214,11 +132,8 @@ impl Failure {
                         failure.hint = info.metadata.get("hint").cloned().unwrap_or_default();
                         let process = |key: &str| info.metadata.get(key).and_then(|p| p.parse().ok()).map(Pid);
                         (failure.pid, failure.holder) = (process("pid"), process("holder"));
+                        failure.class = explained_class(&info.reason, status.code());
                         failure.reason = info.reason;
-                        let mismatch = ["version_mismatch", "unimplemented"].contains(&failure.reason.as_str());
-                        if kind == FailureKind::Version && !mismatch {
-                            failure.kind = FailureKind::Precondition;
-                        }
                     }
                 }
                 RETRY_INFO => {
@@ -238,53 +153,60 @@ impl Failure {
     }
 }
 
-impl FailureKind {
-    /// The status code of the class.
-    pub fn code(self) -> Code {
-        match self {
-            FailureKind::Usage => Code::InvalidArgument,
-            FailureKind::NotFound => Code::NotFound,
-            FailureKind::Denied => Code::PermissionDenied,
-            FailureKind::Unauthenticated => Code::Unauthenticated,
-            FailureKind::Gone => Code::Aborted,
-            FailureKind::Version => Code::FailedPrecondition,
-            FailureKind::Precondition => Code::FailedPrecondition,
-            FailureKind::Unavailable => Code::Unavailable,
-            FailureKind::Exhausted => Code::ResourceExhausted,
-            FailureKind::Late => Code::DeadlineExceeded,
-            FailureKind::Failed => Code::Internal,
-        }
+/// The status code of a class.
+pub fn code(class: ErrorClass) -> Code {
+    match class {
+        ErrorClass::Usage => Code::InvalidArgument,
+        ErrorClass::NotFound => Code::NotFound,
+        ErrorClass::Denied => Code::PermissionDenied,
+        ErrorClass::Unauthenticated => Code::Unauthenticated,
+        ErrorClass::Gone => Code::Aborted,
+        ErrorClass::Version | ErrorClass::Precondition => Code::FailedPrecondition,
+        ErrorClass::Unavailable => Code::Unavailable,
+        ErrorClass::Exhausted => Code::ResourceExhausted,
+        ErrorClass::Late => Code::DeadlineExceeded,
+        ErrorClass::Failed => Code::Internal,
     }
+}
 
-    fn of(code: Code) -> Self {
-        match code {
-            Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => FailureKind::Usage,
-            Code::NotFound => FailureKind::NotFound,
-            Code::PermissionDenied => FailureKind::Denied,
-            Code::Unauthenticated => FailureKind::Unauthenticated,
-            Code::Aborted => FailureKind::Gone,
-            Code::FailedPrecondition | Code::Unimplemented => FailureKind::Version,
-            Code::Unavailable => FailureKind::Unavailable,
-            Code::ResourceExhausted => FailureKind::Exhausted,
-            Code::DeadlineExceeded => FailureKind::Late,
-            Code::Ok | Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => FailureKind::Failed,
-        }
+/// The class of a status code.
+fn class_of(code: Code) -> ErrorClass {
+    match code {
+        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorClass::Usage,
+        Code::NotFound => ErrorClass::NotFound,
+        Code::PermissionDenied => ErrorClass::Denied,
+        Code::Unauthenticated => ErrorClass::Unauthenticated,
+        Code::Aborted => ErrorClass::Gone,
+        Code::FailedPrecondition | Code::Unimplemented => ErrorClass::Version,
+        Code::Unavailable => ErrorClass::Unavailable,
+        Code::ResourceExhausted => ErrorClass::Exhausted,
+        Code::DeadlineExceeded => ErrorClass::Late,
+        Code::Ok | Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => ErrorClass::Failed,
+    }
+}
+
+/// The class of a failure that the other side has explained. Two classes have the same code; the reason tells them apart.
+fn explained_class(word: &str, status: Code) -> ErrorClass {
+    match (class_of(status), Reason::of(word).map(Reason::class)) {
+        (ErrorClass::Version, known) if known != Some(ErrorClass::Version) => ErrorClass::Precondition,
+        (class, _) => class,
     }
 }
 
 /// Reason and hint for a status without an ErrorInfo. Such a status comes from the gRPC library of either side, or from another program.
-fn unexplained(code: Code) -> (&'static str, &'static str) {
+fn unexplained(code: Code) -> (Reason, &'static str) {
     match code {
-        Code::Unimplemented => {
-            ("unimplemented", "the other side is another version or no ingraftd; install the same version on both")
-        }
-        Code::Unavailable => ("unavailable", "check that ingraftd runs and listens at this address"),
+        Code::Unimplemented => (
+            Reason::Unimplemented,
+            "the other side is another version or no ingraftd; install the same version on both",
+        ),
+        Code::Unavailable => (Reason::Unavailable, "check that ingraftd runs and listens at this address"),
         Code::OutOfRange => {
-            ("message_too_large", "send less in one request; `Daemon.Limits` says how much may be sent")
+            (Reason::MessageTooLarge, "send less in one request; `Daemon.Limits` says how much may be sent")
         }
-        Code::DeadlineExceeded => ("deadline_exceeded", "give the request more time, or ask for less"),
-        Code::Cancelled => ("cancelled", "the call was ended before its answer; nothing is left of it"),
-        _ => ("unexplained", "the log of the daemon may say more"),
+        Code::DeadlineExceeded => (Reason::DeadlineExceeded, "give the request more time, or ask for less"),
+        Code::Cancelled => (Reason::Cancelled, "the call was ended before its answer; nothing is left of it"),
+        _ => (Reason::Unexplained, "the log of the daemon may say more"),
     }
 }
 
@@ -298,9 +220,8 @@ pub fn explained(status: &Status) -> Option<Status> {
     let says = |word: &&str| status.message().contains(*word);
     // A message that cannot be decoded is an error of the request, whatever code the library gives it.
     if status.code() == Code::Internal && ["decode", "protocol error", "request message"].iter().any(says) {
-        let (reason, hint) =
-            ("malformed_message", "send the messages that proto/ingraft/v1 describes, framed as gRPC says");
-        return Some(Failure::new(FailureKind::Usage, reason, failure.what, hint).into_status());
+        let hint = "send the messages that proto/ingraft/v1 describes, framed as gRPC says";
+        return Some(Failure::new(Reason::MalformedMessage, failure.what, hint).into_status());
     }
     let explained = failure.into_status();
     // Keep the code, which is more specific than the class of the failure.
@@ -375,20 +296,6 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [FailureKind; 11] = [
-        FailureKind::Usage,
-        FailureKind::NotFound,
-        FailureKind::Denied,
-        FailureKind::Unauthenticated,
-        FailureKind::Gone,
-        FailureKind::Version,
-        FailureKind::Unavailable,
-        FailureKind::Precondition,
-        FailureKind::Exhausted,
-        FailureKind::Late,
-        FailureKind::Failed,
-    ];
-
     fn diagnostic(message: String) -> v1::Diagnostic {
         v1::Diagnostic { file: "m.mdl".into(), line: 1, column: 2, message, ..v1::Diagnostic::default() }
     }
@@ -396,8 +303,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_failure_crosses_the_wire(
-            kind in proptest::sample::select(&KINDS[..]),
-            reason in "[a-z_]{1,20}",
+            reason in proptest::sample::select(Reason::ALL),
             what in ".{1,100}",
             hint in ".{0,100}",
             pid in proptest::option::of(1..i32::MAX),
@@ -405,9 +311,7 @@ mod tests {
             retry in proptest::option::of(0..100_000_u32),
             messages in proptest::collection::vec(".{0,20}", 0..5),
         ) {
-            // FailureKind::Version shares its code with another class, and is recognised by its reasons.
-            let reason = if kind == FailureKind::Version { "version_mismatch".to_owned() } else { reason };
-            let mut failure = Failure::new(kind, reason, what, hint);
+            let mut failure = Failure::new(reason, what, hint);
             failure.retry_ms = retry;
             (failure.pid, failure.holder) = (pid.map(Pid), holder.map(Pid));
             failure.diagnostics = messages.into_iter().map(diagnostic).collect();
@@ -416,7 +320,7 @@ mod tests {
 
         #[test]
         fn any_failure_is_small_enough_for_headers(what in ".{0,4000}", hint in ".{0,4000}", n in 0_usize..500) {
-            let mut failure = Failure::new(FailureKind::Usage, "mdl", what, hint);
+            let mut failure = Failure::new(Reason::Mdl, what, hint);
             failure.diagnostics = (0..n).map(|i| diagnostic(format!("number {i}"))).collect();
             let status = failure.into_status();
             // Percent encoding can triple the message, and base64 adds a third to the details.
@@ -434,7 +338,7 @@ mod tests {
     #[test]
     fn statuses_of_others_get_a_hint() {
         let failure = Failure::from_status(&Status::unimplemented(""));
-        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Version, "unimplemented"));
+        assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Version, "unimplemented"));
         assert!(!failure.what.is_empty() && !failure.hint.is_empty());
         assert_eq!(Failure::from_status(&Status::unavailable("tcp connect error")).reason, "unavailable");
     }
@@ -442,10 +346,10 @@ mod tests {
     #[test]
     fn details_go_before_the_words_of_a_message() {
         let what = "no function matches `transport error`";
-        let failure = Failure::new(FailureKind::NotFound, "no_such_function", what, "`ingraft functions` lists them");
+        let failure = Failure::new(Reason::NoSuchFunction, what, "`ingraft functions` lists them");
         assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
         let broken = Failure::from_status(&Status::unknown("transport error"));
-        assert_eq!((broken.kind, broken.reason.as_str()), (FailureKind::Unavailable, "unavailable"));
+        assert_eq!((broken.class, broken.reason.as_str()), (ErrorClass::Unavailable, "unavailable"));
     }
 
     #[test]
@@ -463,16 +367,13 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_says_when() {
-        for (reason, kind) in [
-            ("busy", FailureKind::Unavailable),
-            ("text_changed", FailureKind::Precondition),
-            ("bug", FailureKind::Failed),
-        ] {
-            assert_eq!(class_of_failed(reason), kind, "{reason}");
-            let back = Failure::from_status(&Failure::new(class_of_failed(reason), reason, "x", "y").into_status());
-            assert_eq!((back.kind, back.retry_ms.is_some()), (kind, reason == "busy"), "{reason}");
-        }
+    fn a_word_of_a_later_version_is_kept() {
+        let info = pb::ErrorInfo { reason: "moon_phase".into(), domain: DOMAIN.into(), ..pb::ErrorInfo::default() };
+        let details = pb::Status { details: vec![detail(ERROR_INFO, &info)], ..pb::Status::default() };
+        let status = Status::with_details(Code::FailedPrecondition, "x", details.encode_to_vec().into());
+        let failure = Failure::from_status(&status);
+        assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Precondition, "moon_phase"));
+        assert!(!failure.may_pass());
     }
 
     #[test]

@@ -8,7 +8,6 @@ pub mod convert;
 pub mod failure;
 pub mod parts;
 pub mod profile;
-pub mod refusal;
 pub mod sample;
 pub mod trace;
 pub mod version;
@@ -30,7 +29,7 @@ pub mod v1 {
 }
 
 pub use convert::FieldError;
-pub use failure::{Failure, FailureKind};
+pub use failure::Failure;
 pub use parts::Parts;
 pub use sample::Snapshot;
 pub use version::{PROTOCOL, PROTOCOL_HEADER};

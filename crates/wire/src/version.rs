@@ -1,6 +1,8 @@
 //! The version of the protocol, and its comparison by the two sides.
 
-use crate::failure::{Failure, FailureKind};
+use ingraft_api::Reason;
+
+use crate::failure::Failure;
 
 /// Version of the protocol in this build. It is raised only for a change that an older reader would misinterpret.
 pub const PROTOCOL: u32 = 1;
@@ -15,8 +17,7 @@ pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
         Ok(PROTOCOL) => Ok(()),
         Ok(other) => Err(mismatch(other)),
         Err(_) => Err(Failure::new(
-            FailureKind::Usage,
-            "invalid_field",
+            Reason::InvalidField,
             format!("the metadata `{PROTOCOL_HEADER}` is no number: `{}`", text.escape_debug()),
             format!("send `{PROTOCOL_HEADER}: {PROTOCOL}` or leave it out"),
         )),
@@ -27,8 +28,7 @@ pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
 pub fn mismatch(theirs: u32) -> Failure {
     let older = if theirs < PROTOCOL { "the other side" } else { "this side" };
     Failure::new(
-        FailureKind::Version,
-        "version_mismatch",
+        Reason::VersionMismatch,
         format!("protocol version {theirs} was asked for, version {PROTOCOL} is spoken here"),
         format!("install the same version of ingraft on both sides; {older} is the older one"),
     )
@@ -36,6 +36,8 @@ pub fn mismatch(theirs: u32) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_api::ErrorClass;
+
     use super::*;
 
     #[test]
@@ -43,8 +45,8 @@ mod tests {
         assert!(check(None).is_ok());
         assert!(check(Some("1")).is_ok());
         assert_eq!(check(Some("2")).unwrap_err().reason, "version_mismatch");
-        assert_eq!(check(Some("2")).unwrap_err().kind, FailureKind::Version);
+        assert_eq!(check(Some("2")).unwrap_err().class, ErrorClass::Version);
         assert_eq!(check(Some("one")).unwrap_err().reason, "invalid_field");
-        assert_eq!(check(Some("99999999999")).unwrap_err().kind, FailureKind::Usage);
+        assert_eq!(check(Some("99999999999")).unwrap_err().class, ErrorClass::Usage);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::args::{Common, DetachArgs};
 use crate::conn::{Client, Engines, Target};
-use crate::exit::{Kind, Stop};
+use crate::exit::{Exit, Stop};
 use crate::measure;
 use crate::objects::Object;
 use crate::output::progress::Progress;
@@ -13,7 +13,7 @@ use crate::signals::Signals;
 pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     // The command keeps the signals to the end, so that Ctrl-C cannot end it between two targets.
     let _signals = Signals::take()?;
-    let mut worst: Option<Kind> = None;
+    let mut worst: Option<Exit> = None;
     let mut found = false;
     for client in engines.clients() {
         let targets = if let Some(choice) = measure::choice(&args.target, args.all, args.cgroup.as_deref()) {
@@ -34,7 +34,7 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
                 Ok(removed) => found |= removed,
                 Err(Stop::Failure(failure)) => {
                     output::report(&failure, common.format);
-                    worst.get_or_insert(failure.kind);
+                    worst.get_or_insert(failure.exit);
                 }
                 Err(stop) => return Err(stop),
             }

@@ -7,7 +7,7 @@ use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, Common, RunningTarget};
 use crate::conn::{Engines, Lower, Source, Target};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
 use crate::objects::{Host, Lowered, Object, Piece};
 use crate::output::progress::Progress;
@@ -87,7 +87,7 @@ async fn lowered(ask: &Lower, engines: &Engines, common: &Common) -> Result<Vec<
     {
         let why = first.problem.clone().unwrap_or_default();
         let hint = "`ingraft functions` lists what a focus can name";
-        return Err(Failure::new(Kind::NotFound, format!("`{}`: {why}", first.metric), hint).into());
+        return Err(Failure::new(Exit::NotFound, format!("`{}`: {why}", first.metric), hint).into());
     }
     Ok(all)
 }

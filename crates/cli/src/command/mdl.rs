@@ -5,7 +5,7 @@ use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, FmtArgs, Format};
 use crate::conn::Source;
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::measure::sources;
 use crate::objects::{self, Object};
 use crate::output::number::plural;
@@ -27,7 +27,7 @@ pub(crate) fn check(args: &CheckArgs, format: Format, out: &mut Output) -> Resul
         let warnings =
             if warnings > 0 { format!(" and {}", plural(warnings, "warning", "warnings")) } else { String::new() };
         out.text(&format!("\n{}{warnings} in {files}\n", plural(errors, "error", "errors")))?;
-        return Err(Stop::Reported(Kind::Usage));
+        return Err(Stop::Reported(Exit::Usage));
     }
     let warnings = if warnings > 0 { format!(", {}", plural(warnings, "warning", "warnings")) } else { String::new() };
     out.text(&format!("{GOOD}no errors{GOOD:#} in {files}{warnings}\n"))
@@ -147,6 +147,6 @@ mod tests {
         let Err(Stop::Failure(failure)) = accept(&[source("metric broken {")], Format::Json) else {
             panic!("accepted");
         };
-        assert_eq!((failure.kind, failure.what.as_str()), (Kind::Usage, "m.mdl has errors"));
+        assert_eq!((failure.exit, failure.what.as_str()), (Exit::Usage, "m.mdl has errors"));
     }
 }

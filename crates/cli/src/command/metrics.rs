@@ -5,7 +5,7 @@ use ingraft_model::glob::glob_match;
 
 use crate::args::{Common, MetricsArgs};
 use crate::conn::Engines;
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
 use crate::objects::{Metric, Object};
 use crate::output::number::plural;
@@ -65,7 +65,7 @@ pub(super) fn keep_matching<T>(
     all.retain(|one| names(one).iter().any(|name| glob_match(glob, name)));
     if all.is_empty() {
         let hint = "leave the pattern out to see all of them";
-        return Err(Failure::new(Kind::NotFound, format!("no {kind} matches `{glob}`"), hint).into());
+        return Err(Failure::new(Exit::NotFound, format!("no {kind} matches `{glob}`"), hint).into());
     }
     Ok(())
 }
@@ -160,6 +160,6 @@ mod tests {
         keep_matching(&mut all, Some("calls*"), "metric", |m| vec![m.name.as_str()]).expect("two match");
         assert_eq!(all.iter().flat_map(names).collect::<Vec<_>>(), ["calls", "calls_made"]);
         let none = keep_matching(&mut all, Some("time"), "metric", |m| vec![m.name.as_str()]);
-        assert!(matches!(none, Err(Stop::Failure(failure)) if failure.kind == Kind::NotFound));
+        assert!(matches!(none, Err(Stop::Failure(failure)) if failure.exit == Exit::NotFound));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::args::{Common, PsArgs};
 use crate::conn::Engines;
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::objects::{Object, Process};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
@@ -19,7 +19,7 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
     }
     if let (true, Some(glob)) = (processes.is_empty(), &args.glob) {
         let what = format!("no process is called `{glob}`");
-        return Err(Failure::new(Kind::NotFound, what, "`ingraft ps` without a name lists all").into());
+        return Err(Failure::new(Exit::NotFound, what, "`ingraft ps` without a name lists all").into());
     }
     let text = render(&processes, out.width());
     out.text(&text)?;

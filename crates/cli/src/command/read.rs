@@ -3,7 +3,7 @@
 use super::{count, latency, watch};
 use crate::args::{Common, ReadArgs};
 use crate::conn::{Client, Engines, PairInfo};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::measure::{Site, View};
 use crate::objects::{self, Inserted, Object};
 use crate::output::progress::Progress;
@@ -11,14 +11,14 @@ use crate::output::{self, DIM, Output, words};
 
 /// Runs the command. Processes are independent: a failure with one does not keep the others from being read.
 pub(crate) async fn run(args: ReadArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
-    let mut worst: Option<Kind> = None;
+    let mut worst: Option<Exit> = None;
     for pid in args.pids {
         let result = read(pid, engines, common, out).await;
         match result {
             Ok(()) => {}
             Err(Stop::Failure(failure)) => {
                 output::report(&failure, common.format);
-                worst.get_or_insert(failure.kind);
+                worst.get_or_insert(failure.exit);
             }
             Err(stop) => return Err(stop),
         }
@@ -78,22 +78,22 @@ async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Outpu
 fn nothing(pid: i32, inserted: Option<&Inserted>, embedded: bool) -> Failure {
     let failure = match inserted {
         Some(i) if i.kept > 0 && i.holder.ends_with("(dead)") => Failure::new(
-            Kind::Failed,
+            Exit::Failed,
             format!("the values in process {pid} belong to {}", i.holder),
             "start ingraftd with the same --state-dir: it goes on with what was kept, and reads it",
         ),
         Some(i) if i.kept > 0 => Failure::new(
-            Kind::Denied,
+            Exit::Denied,
             format!("the values in process {pid} belong to {}", i.holder),
             "name that daemon with --daemon URI",
         ),
         _ if embedded => Failure::new(
-            Kind::NotFound,
+            Exit::NotFound,
             format!("no measurement was left in process {pid}"),
             "measurements are left in by `--no-remove` with --daemon URI; `ingraft status` lists them",
         ),
         _ => Failure::new(
-            Kind::NotFound,
+            Exit::NotFound,
             format!("no measurement of this daemon was left in process {pid}"),
             "measurements are left in by `--no-remove`; `ingraft status` lists them",
         ),

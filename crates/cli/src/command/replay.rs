@@ -14,7 +14,7 @@ use ingraft_report::{
 
 use crate::args::{Format, ReplayArgs};
 use crate::command::report::{modules, records, tables};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::objects::{self, FunctionId, Object, traces};
 use crate::output::number::plural;
 use crate::output::{self, Output};
@@ -158,7 +158,7 @@ impl Trace {
         };
         if let Some(none) = patterns.iter().find(|pattern| !is_some(pattern)) {
             let hint = "`ingraft replay FILE --summary` names the functions of the trace";
-            return Err(Failure::new(Kind::NotFound, format!("the trace has no function {none}"), hint));
+            return Err(Failure::new(Exit::NotFound, format!("the trace has no function {none}"), hint));
         }
         let wanted =
             |is_it: &dyn Fn(&str) -> bool| patterns.is_empty() || patterns.iter().any(|pattern| is_it(pattern));
@@ -299,7 +299,7 @@ impl Replay<'_> {
         let threads: Vec<_> = replay.unknown().map(one).collect();
         if threads.is_empty() && !self.args.threads.is_empty() {
             let hint = "leave out --thread to see all threads";
-            return Err(Failure::new(Kind::NotFound, "the trace has no such thread", hint).into());
+            return Err(Failure::new(Exit::NotFound, "the trace has no such thread", hint).into());
         }
         Ok(threads)
     }

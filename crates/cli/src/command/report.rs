@@ -10,7 +10,7 @@ use std::path::Path;
 use ingraft_report::{ProfileKind, Program, SavedProfile};
 
 use crate::args::{Export, Format, ReportArgs};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::output::{self, Output};
 
 /// Runs the command.
@@ -147,7 +147,7 @@ fn only(profile: &mut SavedProfile, module: &str) -> Result<(), Failure> {
     let Some(wanted) = profile.modules.iter().position(|known| known.name == module) else {
         let names: Vec<&str> = profile.modules.iter().map(|module| module.name.as_str()).collect();
         let hint = format!("the profile has {}", names.join(", "));
-        return Err(Failure::new(Kind::NotFound, format!("no module {module} in the profile"), hint));
+        return Err(Failure::new(Exit::NotFound, format!("no module {module} in the profile"), hint));
     };
     profile.functions.retain(|function| function.module == wanted);
     profile.refused.retain(|refused| refused.module == wanted);

@@ -4,11 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use ingraft_model::{Aggregate, Flavor, Focus, PartName};
 use ingraft_wire::profile::Profile;
-use ingraft_wire::{FailureKind, Snapshot, v1};
+use ingraft_wire::{Snapshot, v1};
 
-use crate::exit::{Failure, Kind};
+use crate::exit::{Exit, Failure};
 use crate::objects::{self, Corrections, Host, PairFacts, hex, millis};
 
 use super::kind::MeasureKind;
@@ -43,8 +44,7 @@ impl Choice {
             (None, Some(group)) => format!("no process is in the control group `{group}`"),
             (name, None) => format!("no process is called `{}`", name.as_deref().unwrap_or_default()),
         };
-        let failure = Failure::new(Kind::NotFound, what, "`ingraft ps` lists the processes");
-        Failure { reason: "no_such_process".to_owned(), ..failure }
+        Failure::new(Exit::NotFound, what, "`ingraft ps` lists the processes").because(Reason::NoSuchProcess)
     }
 }
 
@@ -682,18 +682,6 @@ fn instruction(line: v1::LoweredLine) -> objects::Instruction {
 
 /// Converts an error to the failure with which the command ends.
 pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
-    let kind = match f.kind {
-        FailureKind::Usage => Kind::Usage,
-        FailureKind::NotFound => Kind::NotFound,
-        FailureKind::Denied | FailureKind::Unauthenticated => Kind::Denied,
-        FailureKind::Gone => Kind::Gone,
-        FailureKind::Version
-        | FailureKind::Unavailable
-        | FailureKind::Precondition
-        | FailureKind::Exhausted
-        | FailureKind::Late
-        | FailureKind::Failed => Kind::Failed,
-    };
     let (pid, holder) = (f.pid.map(|p| p.0), f.holder.map(|p| p.0));
-    Failure { kind, reason: f.reason, what: f.what, hint: f.hint, pid, holder, host: None }
+    Failure { exit: f.class.exit(), reason: f.reason, what: f.what, hint: f.hint, pid, holder, host: None }
 }

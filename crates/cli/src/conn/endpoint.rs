@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use ingraft_api::Reason;
 use ingraft_model::Pid;
 use ingraft_wire::{PROTOCOL, PROTOCOL_HEADER};
 use tokio::net::UnixStream;
@@ -13,7 +14,7 @@ use tonic::service::Interceptor;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::args::Common;
-use crate::exit::{Failure, Kind};
+use crate::exit::{Exit, Failure};
 
 /// Longest time to connect; a daemon that does not accept the connection within it is not running.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -152,7 +153,7 @@ async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
         Ok(Ok(_)) => {}
         Ok(Err(e)) if e.kind() == std::io::ErrorKind::PermissionDenied => {
             let hint = "ask for access to the socket (--socket-group of ingraftd), or run as its user";
-            return Err(Failure::new(Kind::Denied, format!("not permitted to use {uri}"), hint));
+            return Err(Failure::new(Exit::Denied, format!("not permitted to use {uri}"), hint));
         }
         Ok(Err(e)) => return Err(unreachable(uri, &e.to_string())),
         Err(_) => return Err(unreachable(uri, "no answer")),
@@ -199,9 +200,7 @@ impl Neighbour {
 
 fn unreachable(uri: &str, why: &str) -> Failure {
     let hint = "start ingraftd, or leave --daemon (INGRAFT_DAEMON) out to do without one";
-    let mut failure = Failure::failed(format!("no daemon answers at {uri}: {why}"), hint);
-    failure.reason = "unavailable".to_owned();
-    failure
+    Failure::failed(format!("no daemon answers at {uri}: {why}"), hint).because(Reason::Unavailable)
 }
 
 /// The token. `INGRAFT_TOKEN` may hold the token itself, or name a file as --token-file does.

@@ -35,7 +35,7 @@ use v1::processes_client::ProcessesClient;
 use v1::traces_client::TracesClient;
 
 use crate::args::Common;
-use crate::exit::{Failure, Kind};
+use crate::exit::{Exit, Failure};
 use crate::objects;
 use crate::output::progress::Progress;
 use crate::output::words;
@@ -560,7 +560,7 @@ impl Client {
         let what = format!("the engine's answer about {what} is incomplete");
         Failure {
             host: self.host(),
-            ..Failure::new(Kind::Failed, what, "run `ingraft status` to see what is inserted")
+            ..Failure::new(Exit::Failed, what, "run `ingraft status` to see what is inserted")
         }
     }
 
@@ -569,7 +569,7 @@ impl Client {
         let what = format!("the engine's answer is not understood: {error}");
         Failure {
             host: self.host(),
-            ..Failure::new(Kind::Failed, what, "use the same version of ingraft and ingraftd")
+            ..Failure::new(Exit::Failed, what, "use the same version of ingraft and ingraftd")
         }
     }
 }

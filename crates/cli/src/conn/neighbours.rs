@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_wire::failure::may_pass;
+use ingraft_api::Reason;
 use ingraft_wire::v1;
 use tokio::time::Instant;
 use tonic::service::interceptor::InterceptedService;
@@ -13,7 +13,7 @@ use v1::daemon_client::DaemonClient;
 
 use super::endpoint::{Headers, Neighbour};
 use super::{Client, Enabled, Request, Service, Streams, Target, Way};
-use crate::exit::{Failure, Kind};
+use crate::exit::{Exit, Failure};
 use crate::objects;
 use crate::output::progress::Progress;
 
@@ -27,9 +27,8 @@ const NAMING: Duration = Duration::from_millis(500);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Reasons of calls that fail because the engine ends or has ended. A call whose connection breaks has no explanation.
-const ENDS: [&str; 5] = ["unavailable", "unexplained", "shutting_down", "ending", "given_up"];
-/// Reason of the failure of a command whose joined engine has ended.
-const ENDED: &str = "engine_ended";
+const ENDS: [Reason; 5] =
+    [Reason::Unavailable, Reason::Unexplained, Reason::ShuttingDown, Reason::Ending, Reason::GivenUp];
 
 /// The engines of other commands that a command can join.
 pub(super) struct Neighbours {
@@ -81,7 +80,7 @@ impl Neighbours {
 fn silent(engine: i32) -> Failure {
     let hint = format!("if it was stopped, let it go on: kill -CONT {engine}");
     let what = format!("the process is measured by ingraft {engine}, which does not answer");
-    Failure { reason: "held".to_owned(), ..Failure::new(Kind::Denied, what, hint) }
+    Failure::new(Exit::Denied, what, hint).because(Reason::Held)
 }
 
 impl Client {
@@ -104,23 +103,25 @@ impl Client {
                 Ok(enabled) => return Ok((self.clone(), enabled)),
                 Err(failure) => failure,
             };
-            let patience = match (failure.reason.as_str(), failure.pid, failure.holder) {
+            let patience = match (Reason::of(&failure.reason), failure.pid, failure.holder) {
                 // An engine traces a target for a moment while it changes the code.
-                ("held" | "already_traced", Some(pid), Some(engine)) => match neighbours.join(engine).await? {
-                    Found::Joined(client) => {
-                        progress.say(&format!("joining ingraft {engine}, which measures process {pid}"));
-                        let request = Request { target: Target::Pid(pid), ..request.clone() };
-                        match client.enable_here(&request, progress).await {
-                            Err(failure) if failure.is_engine_ended() => neighbours.forget(engine).await,
-                            Err(failure) => return Err(failure),
-                            Ok(enabled) => return Ok((client, enabled)),
+                (Some(Reason::Held | Reason::AlreadyTraced), Some(pid), Some(engine)) => {
+                    match neighbours.join(engine).await? {
+                        Found::Joined(client) => {
+                            progress.say(&format!("joining ingraft {engine}, which measures process {pid}"));
+                            let request = Request { target: Target::Pid(pid), ..request.clone() };
+                            match client.enable_here(&request, progress).await {
+                                Err(failure) if failure.is_engine_ended() => neighbours.forget(engine).await,
+                                Err(failure) => return Err(failure),
+                                Ok(enabled) => return Ok((client, enabled)),
+                            }
+                            ENDING
                         }
-                        ENDING
+                        Found::Ends => ENDING,
+                        Found::Closed => break failure,
                     }
-                    Found::Ends => ENDING,
-                    Found::Closed => break failure,
-                },
-                ("held", Some(_), None) => NAMING,
+                }
+                (Some(Reason::Held), Some(_), None) => NAMING,
                 _ => break failure,
             };
             if begun.elapsed() >= patience {
@@ -128,7 +129,7 @@ impl Client {
             }
             tokio::time::sleep(PAUSE).await;
         };
-        if request.wait.is_zero() || !may_pass(&failure.reason) {
+        if request.wait.is_zero() || !failure.may_pass() {
             return Err(failure);
         }
         Ok((self.clone(), self.enable_here(request, progress).await?))
@@ -141,10 +142,10 @@ impl Client {
 
     /// The failure of a call to a joined engine, if the engine has ended. The call itself failed for this reason.
     pub(super) fn engine_ended(&self, reason: &str) -> Option<Failure> {
-        let engine = self.joined.filter(|_| ENDS.contains(&reason))?;
+        let engine = self.joined.filter(|_| Reason::of(reason).is_some_and(|reason| ENDS.contains(&reason)))?;
         let what = format!("ingraft {engine} has ended, whose engine made this measurement too");
         let failure = Failure::failed(what, "the values are those of the last reading before that; measure again");
-        Some(Failure { reason: ENDED.to_owned(), ..failure })
+        Some(failure.because(Reason::EngineEnded))
     }
 
     /// Removes what an engine that this command had joined has left in a process, once that engine has ended. Measurements that a daemon
@@ -161,7 +162,9 @@ impl Client {
                 return Ok(None);
             }
             match self.detach(&Target::Pid(pid), progress).await {
-                Err(failure) if failure.reason == "held" && begun.elapsed() < ENDING => tokio::time::sleep(PAUSE).await,
+                Err(failure) if failure.reason == Reason::Held && begun.elapsed() < ENDING => {
+                    tokio::time::sleep(PAUSE).await
+                }
                 done => return done,
             }
         }
@@ -171,6 +174,6 @@ impl Client {
 impl Failure {
     /// Whether the command failed because the engine has ended that it had joined.
     pub(crate) fn is_engine_ended(&self) -> bool {
-        self.reason == ENDED
+        self.reason == Reason::EngineEnded
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::args::DemoArgs;
 use crate::conn::{Client, Enabled, Event, Farewell, MeasureKind, Reading, Request, Target};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::measure::Context;
 use crate::objects::{self, Object};
 use crate::output::Output;
@@ -289,7 +289,7 @@ fn order(enabled: &Enabled) -> Result<[usize; FUNCTIONS.len()], Stop> {
     if order.contains(&usize::MAX) || enabled.pairs.len() != FUNCTIONS.len() {
         let hint = "this program must not be stripped: its symbols name the functions to count";
         let what = format!("{} of the server's {} functions were found", enabled.pairs.len(), FUNCTIONS.len());
-        return Err(Failure::new(Kind::NotFound, what, hint).into());
+        return Err(Failure::new(Exit::NotFound, what, hint).into());
     }
     Ok(order)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::server::{FUNCTIONS, Tallies};
 use crate::conn::{Enabled, Reading};
-use crate::exit::{Kind, Stop};
+use crate::exit::{Exit, Stop};
 use crate::objects::{Check, FunctionId, Object, Removed, ThreadCount, hex};
 use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
 use crate::output::table::{Cell, Table};
@@ -210,7 +210,7 @@ impl<'a> Page<'a> {
             self.out.text(&format!(
                 "\n{BAD}Not everything holds.{BAD:#} This should not happen; please report this page.\n"
             ))?;
-            Err(Stop::Reported(Kind::Failed))
+            Err(Stop::Reported(Exit::Failed))
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use super::{Arrival, Made, Session, given_up};
 use crate::args::Follow;
 use crate::conn::{Choice, Client, Request, Target};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -64,7 +65,7 @@ impl Session<'_> {
                 };
                 match expanded {
                     Ok(expanded) => requests.extend(expanded),
-                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
+                    Err(failure) if clients.len() > 1 && failure.exit == Exit::NotFound => missing.push(failure),
                     Err(failure) => return Err(failure.into()),
                 }
             }
@@ -95,7 +96,7 @@ impl Session<'_> {
                         left_out.push(Failure { pid: failure.pid.or(request.pid()), ..failure });
                     }
                     // If there are several hosts, a target need not exist on each of them.
-                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
+                    Err(failure) if clients.len() > 1 && failure.exit == Exit::NotFound => missing.push(failure),
                     Err(failure) => {
                         self.add_all(inserting.finished(), events, out)?;
                         return Err(failure.into());
@@ -105,7 +106,7 @@ impl Session<'_> {
         }
         if self.sites.is_empty() {
             let first = left_out.into_iter().chain(missing).next();
-            return Err(first.map_or(Stop::Reported(Kind::NotFound), Stop::Failure));
+            return Err(first.map_or(Stop::Reported(Exit::NotFound), Stop::Failure));
         }
         for failure in missing {
             output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
@@ -122,8 +123,9 @@ impl Session<'_> {
     /// Whether the command measures the other targets if one fails in this way. A process that was named by itself may be missing if it is
     /// gone; a process of a name or a control group may fail in any way but wrong usage.
     fn goes_without(&self, failure: &Failure) -> bool {
-        let gone = failure.kind == Kind::Gone || ["no_such_process", "zombie"].contains(&failure.reason.as_str());
-        gone || self.plan.chooses() && failure.kind != Kind::Usage
+        let gone = failure.exit == Exit::Gone
+            || matches!(Reason::of(&failure.reason), Some(Reason::NoSuchProcess | Reason::Zombie));
+        gone || self.plan.chooses() && failure.exit != Exit::Usage
     }
 
     /// Measures processes of the request's name or control group that have come since the last look and are not measured with a parent.
@@ -142,7 +144,7 @@ impl Session<'_> {
             let found = match client.choose(choice, &mut progress).await {
                 Ok(found) => found,
                 // A control group may vanish with its last process, and appear again later.
-                Err(failure) if failure.kind == Kind::NotFound => Vec::new(),
+                Err(failure) if failure.exit == Exit::NotFound => Vec::new(),
                 Err(failure) => return Err(failure.into()),
             };
             let host = client.host();

@@ -5,14 +5,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use ingraft_wire::failure::may_pass;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Arrival, Plan, Session, Site};
 use crate::args::{Follow, Format};
 use crate::conn::{Client, Request, Target};
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Exit, Failure, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 
@@ -44,7 +43,7 @@ struct LeftOut {
 impl LeftOut {
     /// Records a process that could not be measured. Warns if it is tried again and was not left out `before`.
     fn new(pid: i32, why: Failure, before: Option<LeftOut>, format: Format) -> Self {
-        let again = may_pass(&why.reason).then(|| {
+        let again = why.may_pass().then(|| {
             if before.is_none() {
                 output::warn(&words::deferred_kin(pid, &why), format);
             }
@@ -124,12 +123,12 @@ impl Session<'_> {
             }
             match self.measure_as_well(&starting.client, starting.pid, events, out).await? {
                 None => {}
-                Some(failure) if may_pass(&failure.reason) => {
+                Some(failure) if failure.may_pass() => {
                     let before = starting.left_out.take();
                     starting.left_out = Some(LeftOut::new(starting.pid, failure, before, self.format()));
                     self.kin.starting.push(starting);
                 }
-                Some(failure) if failure.kind == Kind::NotFound && Instant::now() < starting.until => {
+                Some(failure) if failure.exit == Exit::NotFound && Instant::now() < starting.until => {
                     self.kin.starting.push(starting);
                 }
                 Some(failure) => self.kin.miss(failure),

@@ -1,13 +1,14 @@
 //! Whole commands against an engine that answers from a script.
 
 use expect_test::{Expect, expect};
+use ingraft_api::Reason;
 use ingraft_model::{Activations, Distribution};
-use ingraft_wire::{Failure as WireFailure, FailureKind, v1};
+use ingraft_wire::{Failure as WireFailure, v1};
 
 use super::*;
 use crate::args::{Cli, Command};
 use crate::command;
-use crate::exit::Kind;
+use crate::exit::Exit;
 use crate::fake::{Paper, Script, distribution, serve};
 
 /// Lock for tests that must run alone: a signal reaches the whole process, so the test that sends one takes the lock for writing.
@@ -326,21 +327,21 @@ async fn a_reader_that_went_away_leaves_nothing_in() {
 
 #[tokio::test]
 async fn trouble_with_the_second_target_takes_the_first_one_out() {
-    let failure = WireFailure::new(FailureKind::Denied, "already_traced", "gdb traces process 8", "end gdb");
+    let failure = WireFailure::new(Reason::AlreadyTraced, "gdb traces process 8", "end gdb");
     let script = Script { failure: Some((8, failure)), ..script() };
     let removed = script.removed.clone();
     let (_, result) = run_command("ingraft count -p 7 -p 8 call --format json", script, Paper::default()).await;
     let Err(Stop::Failure(failure)) = result else { panic!("{result:?}") };
     assert_eq!(
-        (failure.kind, failure.what.as_str(), failure.hint.as_str()),
-        (Kind::Denied, "gdb traces process 8", "end gdb")
+        (failure.exit, failure.what.as_str(), failure.hint.as_str()),
+        (Exit::Denied, "gdb traces process 8", "end gdb")
     );
     assert_eq!(*removed.lock().unwrap(), [107]);
 }
 
 #[tokio::test]
 async fn a_second_target_that_is_gone_is_left_out() {
-    let gone = |pid| WireFailure::new(FailureKind::NotFound, "no_such_process", format!("no process {pid}"), "look");
+    let gone = |pid| WireFailure::new(Reason::NoSuchProcess, format!("no process {pid}"), "look");
     let command = |pid| {
         let script = Script { failure: Some((pid, gone(pid))), ..script() };
         run_command("ingraft count -p 7 -p 8 call --for 10ms --format json", script, Paper::default())
@@ -358,7 +359,7 @@ async fn a_broken_stream_fails_but_removes_and_prints() {
     let removed = script.removed.clone();
     let (text, result) = run_command("ingraft count -p 7 call --format json", script, Paper::default()).await;
     let Err(Stop::Failure(failure)) = result else { panic!("{result:?}") };
-    assert_eq!(failure.kind, Kind::Failed);
+    assert_eq!(failure.exit, Exit::Failed);
     assert!(text.contains("\"count\"") && text.contains("\"removed\""), "{text}");
     assert_eq!(*removed.lock().unwrap(), [107]);
 }
@@ -369,7 +370,7 @@ async fn text_that_was_not_restored_is_a_failure() {
     let (text, result) =
         run_command("ingraft count -p 7 call --for 10ms --format json", script, Paper::default()).await;
     let Err(Stop::Failure(failure)) = result else { panic!("{result:?}") };
-    assert_eq!((failure.kind, failure.pid), (Kind::Failed, Some(7)));
+    assert_eq!((failure.exit, failure.pid), (Exit::Failed, Some(7)));
     assert!(text.contains("\"text_restored\":false"), "{text}");
 }
 
@@ -416,7 +417,7 @@ async fn a_signal_ends_an_insertion_that_takes_long() {
 #[tokio::test]
 async fn nothing_stays_in_without_a_daemon() {
     let cli = <Cli as clap::Parser>::try_parse_from(["ingraft", "count", "-p", "7", "x", "--no-remove"]).unwrap();
-    assert!(cli.check().is_err_and(|failure| failure.kind == Kind::Usage));
+    assert!(cli.check().is_err_and(|failure| failure.exit == Exit::Usage));
 }
 
 #[tokio::test]

@@ -319,9 +319,9 @@ pub(crate) fn end(stop: Stop, format: Format) -> std::process::ExitCode {
     match stop {
         Stop::Failure(failure) => {
             report(&failure, format);
-            failure.kind.code()
+            crate::exit::code(failure.exit)
         }
-        Stop::Reported(kind) => kind.code(),
+        Stop::Reported(exit) => crate::exit::code(exit),
         Stop::ReaderGone => std::process::ExitCode::SUCCESS,
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
+use ingraft_api::Reason;
 use ingraft_model::Activations;
 
 use super::number::{grouped_u64, millis, percent, plural};
@@ -10,7 +11,7 @@ use super::table::cut;
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, PairInfo, RefusedFunction, part_of};
-use crate::exit::{Failure, Kind};
+use crate::exit::{Exit, Failure};
 use crate::objects::{Cost, Ended, Host, Looked, Object, Removed, TakenOut};
 
 /// Number of functions that a warning for people names before it counts the rest; scripts get all names.
@@ -146,7 +147,7 @@ pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     let names: Vec<String> = absent.iter().map(|(metric, focus)| pair(metric, focus)).collect();
     let what =
         format!("nothing was measured: nothing that the program loaded has what is named by {}", names.join(", "));
-    Failure::new(Kind::NotFound, what, "`ingraft functions` lists what a program has")
+    Failure::new(Exit::NotFound, what, "`ingraft functions` lists what a program has")
 }
 
 /// Warning of functions whose modules were never loaded.
@@ -162,7 +163,7 @@ pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
         true => "the process went on as another program, which `--follow exec` measures",
         false => "`ingraft functions` lists what a program has",
     };
-    Failure::new(Kind::NotFound, what, hint)
+    Failure::new(Exit::NotFound, what, hint)
 }
 
 /// A metric with its focus, if it has one.
@@ -356,17 +357,17 @@ pub(crate) fn slept(ns: u64) -> String {
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();
     let (reason, hint) = match (t.own_gs, t.rewritten) {
-        (_, true) => ("rewritten", "begin anew: functions that the program changes are left out".to_owned()),
+        (_, true) => (Reason::Rewritten, "begin anew: functions that the program changes are left out".to_owned()),
         (true, false) => (
-            "own_gs",
+            Reason::OwnGs,
             "begin anew: with the library or the handler there, only what it permits is measured, such as calls"
                 .to_owned(),
         ),
         (false, false) => {
-            ("too_dear", format!("measure what is called less often, or allow it with --max-overhead {allow}"))
+            (Reason::TooDear, format!("measure what is called less often, or allow it with --max-overhead {allow}"))
         }
     };
-    Failure { host: t.host.clone(), pid: Some(t.pid), reason: reason.to_owned(), ..Failure::failed(taken_out(t), hint) }
+    Failure { host: t.host.clone(), pid: Some(t.pid), ..Failure::failed(taken_out(t), hint).because(reason) }
 }
 
 /// Line about a removal.

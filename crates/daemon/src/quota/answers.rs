@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use ingraft_wire::{Failure, FailureKind};
+use ingraft_api::Reason;
+use ingraft_wire::Failure;
 
 use super::{Holder, SOON, Table, locked};
 
@@ -42,7 +43,7 @@ impl Held {
             let have = pool.of(*holder);
             let what = format!("{holder} has {have} bytes of answers to read; {bytes} more do not fit");
             let hint = "read answers as they come, and ask for less at a time";
-            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint).retry_after(SOON));
+            return Err(Failure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
         }
         self.bytes += bytes;
         Ok(())

@@ -10,8 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::{Failure, FailureKind};
+use ingraft_wire::Failure;
 use tokio::sync::{Notify, Semaphore};
 
 mod answers;
@@ -395,7 +396,7 @@ impl Table {
         if have.saturating_add(more) > all {
             let what = format!("the daemon keeps {have} of {all} bytes of definitions; {more} more do not fit");
             let hint = "send them with the requests that need them, or have max-definitions of ingraftd raised";
-            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint));
+            return Err(Failure::new(Reason::QuotaExceeded, what, hint));
         }
         Ok(())
     }
@@ -419,8 +420,7 @@ impl Table {
 
 fn daemon_full(have: usize, all: usize) -> Failure {
     Failure::new(
-        FailureKind::Exhausted,
-        "quota_exceeded",
+        Reason::QuotaExceeded,
         format!("the daemon serves {have} of {all} connections (max-connections); the rest is reserved"),
         "try again later, or have max-connections of ingraftd raised",
     )
@@ -435,7 +435,7 @@ fn used_up(holder: Holder, things: &str, key: &str, have: usize, all: usize, mor
     };
     let more = if more == 1 { "one more does".to_owned() } else { format!("{more} more do") };
     let what = format!("{holder} has {have} of {all} {things} ({key}); {more} not fit");
-    Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint)
+    Failure::new(Reason::QuotaExceeded, what, hint)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -535,7 +535,7 @@ impl Call {
                 pool.of(*holder)
             );
             let hint = "send fewer requests at a time";
-            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint).retry_after(SOON));
+            return Err(Failure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
         }
         self.bytes += bytes;
         Ok(())
@@ -590,6 +590,8 @@ impl Drop for Begun {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_api::ErrorClass;
+
     use super::*;
 
     const QUOTAS: Quotas = Quotas {
@@ -641,7 +643,7 @@ mod tests {
             .collect();
         assert_eq!(told.len(), TURNED_AWAY.0);
         let failure = &told[0].1;
-        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+        assert_eq!((failure.class, failure.reason.as_str()), (ErrorClass::Exhausted, "quota_exceeded"));
         assert!(failure.what.contains("3 of 3 connections (max-user-connections)"), "{failure}");
         drop(told);
         assert!(matches!(table.admit(ALICE), Admission::TurnedAway(..)));

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
-use ingraft_wire::failure::may_pass;
 use ingraft_wire::{Failure, Parts, trace, v1};
 use tonic::{Response, Status};
 
@@ -147,7 +146,7 @@ pub fn insert(
                 Ok((enabled, now_ns)) => {
                     return announce(&core, &order, enabled, now_ns, &send).await;
                 }
-                Err(failure) if may_pass(&failure.reason) && Instant::now() + pause < deadline => {
+                Err(failure) if failure.may_pass() && Instant::now() + pause < deadline => {
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
                     drop(send.try_send(Ok(Part::Message(response(Event::Deferred(deferred))))));
                 }
@@ -266,8 +265,8 @@ fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
         refused_count: refused_count(&enabled.pairs, &enabled.refused),
         metrics: metrics(&enabled.pairs),
         warnings: enabled.warnings,
-        caught_up: enabled.caught_up.calls,
-        not_unwound: enabled.caught_up.not_unwound,
+        caught_up: enabled.caught_up,
+        not_unwound: enabled.not_unwound,
         since_ns: enabled.since_ns,
         parent: enabled.parent.0,
         title: enabled.title,
@@ -354,7 +353,7 @@ pub fn removal(
 #[cfg(test)]
 mod tests {
     use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
-    use ingraft_model::{Focus, MetricInfo, Refusal, Svma, Tid};
+    use ingraft_model::{Focus, HoldTime, MetricInfo, Refusal, Svma, Tid};
     use prost::Message;
 
     use super::*;
@@ -403,10 +402,11 @@ mod tests {
             points: 4,
             since_ns: 7,
             attach_time: Duration::from_millis(5),
-            stopped: ingraft_engine::HoldTime { held: Duration::from_micros(6), waited: Duration::from_micros(2) },
+            stopped: HoldTime { held: Duration::from_micros(6), waited: Duration::from_micros(2) },
             pairs: Arc::new((0..pairs).map(pair).collect()),
             refused: vec![refused(1)],
-            caught_up: Default::default(),
+            caught_up: 0,
+            not_unwound: 0,
             warnings: Vec::new(),
         }
     }
@@ -447,7 +447,7 @@ mod tests {
         let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
         let removed = Removed {
             pid: Pid(7),
-            stopped: ingraft_engine::HoldTime::default(),
+            stopped: HoldTime::default(),
             text_restored: true,
             children_left: vec![Pid(8)],
             memory_left: true,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ingraft_api::{ErrorClass, Reason};
 use ingraft_engine::{AtEnd, Caller, MeasurementId};
-use ingraft_wire::{Failure, FailureKind, FieldError, PART_BYTES, Parts, failure, v1};
+use ingraft_wire::{Failure, FieldError, PART_BYTES, Parts, failure, v1};
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tonic::{Request, Response, Status};
@@ -63,8 +64,7 @@ impl v1::metrics_server::Metrics for Service {
         auth::own_user_only(auth::caller(&request)?, || {
             // Definitions are valid for all clients, so another user could change the meaning of a metric for its owner.
             Failure::new(
-                FailureKind::Denied,
-                "define_other_user",
+                Reason::DefineOtherUser,
                 "the daemon keeps definitions of its own user only",
                 "send the definitions with the requests that need them (-I FILE)",
             )
@@ -275,7 +275,7 @@ async fn stream(
                     backlog.push(reading);
                 }
                 // A slow client first loses older readings. When none is left, its stream ends.
-                Err(failure) if failure.kind == FailureKind::Exhausted && backlog.drop_oldest() => ticks.reset_immediately(),
+                Err(failure) if failure.class == ErrorClass::Exhausted && backlog.drop_oldest() => ticks.reset_immediately(),
                 Err(failure) => end = Some(End::Failure(failure)),
             },
         }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ingraft_api::Reason;
 use ingraft_engine::ProcessFilter;
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, FailureKind, Parts, v1};
+use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
@@ -57,8 +58,7 @@ impl v1::processes_server::Processes for Service {
         auth::own_user_only(caller, || {
             // The program runs as the daemon's user, so another user could act as that user.
             Failure::new(
-                FailureKind::Denied,
-                "launch_other_user",
+                Reason::LaunchOtherUser,
                 "the daemon starts programs for its own user only",
                 "start it yourself and measure it by its pid, or run ingraft without --daemon",
             )

@@ -1,7 +1,8 @@
 //! `ingraft.v1.Traces`.
 
+use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::{Failure, FailureKind, trace, v1};
+use ingraft_wire::{Failure, trace, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
@@ -40,5 +41,5 @@ impl v1::traces_server::Traces for Service {
 
 fn too_large() -> Failure {
     let what = "the functions of the trace are too many for its file";
-    Failure::new(FailureKind::Usage, "too_many_functions", what, "name fewer functions")
+    Failure::new(Reason::TooManyFunctions, what, "name fewer functions")
 }

@@ -9,7 +9,7 @@ use ingraft_process::Target;
 
 use super::{Engine, lock, open, resolve};
 use crate::api::*;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::Pattern;
@@ -52,7 +52,7 @@ impl Engine {
         if found.len() > INSPECTED_MAX {
             let what = format!("`{}` matches {} functions", request.pattern, found.len());
             let hint = format!("name at most {INSPECTED_MAX}; `ingraft functions` lists them");
-            return Err(Error::new(ErrorKind::Usage, "too_many_functions", what, hint));
+            return Err(Error::new(Reason::TooManyFunctions, what, hint));
         }
         progress("looking at the points");
         let generated = self.generated(&target)?;

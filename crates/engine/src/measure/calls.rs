@@ -8,7 +8,7 @@ use ingraft_analysis::FunctionKind;
 use ingraft_model::{Avma, Called, Instrumentation, Snippet, Svma, Width};
 use ingraft_process::{Mapping, Target};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, Wanted, resolve_patterns};
 use crate::program::callees::never_returns;
 use crate::program::images::ImageStore;
@@ -44,7 +44,7 @@ fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(),
         if maps.iter().find(inside).is_none_or(|m| !m.write || m.range.end.0 < end) {
             let what = format!("the variable at {:#x} cannot be set: the program itself may not write there", at.0);
             let hint = "it is a constant, or became one when the program was loaded";
-            return Err(Error::new(ErrorKind::NotFound, "cannot_set", what, hint).about(target.pid()));
+            return Err(Error::new(Reason::CannotSet, what, hint).about(target.pid()));
         }
     }
     Ok(())
@@ -65,7 +65,7 @@ pub fn place(
 ) -> Result<(), Error> {
     let names: BTreeSet<String> = wanted.iter().flat_map(|w| named(&w.instrumentation)).cloned().collect();
     let stores: BTreeSet<(Avma, Width)> = wanted.iter().flat_map(|w| stores(&w.instrumentation)).collect();
-    let denied = |what, hint| Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+    let denied = |what, hint| Err(Error::new(Reason::CallsNotAllowed, what, hint));
     if let (Some(first), false) = (names.first(), allowed) {
         let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";
         return denied(format!("a definition calls `{first}`, a function of the program"), hint);
@@ -106,7 +106,7 @@ fn placed(snippet: &Snippet, found: &BTreeMap<String, Avma>) -> Result<Arc<Snipp
 
 fn refusal(name: &str, why: &str) -> Error {
     let what = format!("`{name}` cannot be called: {why}");
-    Error::new(ErrorKind::NotFound, "cannot_call", what, "call another function, or measure without the call")
+    Error::new(Reason::CannotCall, what, "call another function, or measure without the call")
 }
 
 /// The function that a resolver of a module has chosen, read from a slot of the same module.

@@ -5,7 +5,7 @@ use ingraft_mdl::{Evaluated, Evaluator, Library};
 use ingraft_model::{Focus, Instrumentation, ResourcePath};
 
 use crate::api::{EnableRequest, TraceCondition};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::modules::Modules;
 
@@ -49,7 +49,7 @@ pub fn evaluate(
     let Some(focus) = focus else {
         let what =
             format!("a condition is tested at one function, and `{}` matches {}", condition.function, functions.len());
-        return Err(Error::new(ErrorKind::Usage, "one_function", what, "name one as MODULE:FUNCTION"));
+        return Err(Error::new(Reason::OneFunction, what, "name one as MODULE:FUNCTION"));
     };
     match Evaluator::new(library, modules, &request.flavors).evaluate(METRIC, &focus) {
         Ok(Evaluated { instrumentation, .. }) => Ok(instrumentation),

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use crate::api::{
     EnableRequest, Kind, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec,
 };
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::internal::Internal;
 use crate::measure::request::{self, Missing};
 use crate::program::images::ImageStore;
@@ -206,7 +206,7 @@ pub fn lower(
                 continue;
             }
             let what = format!("no metric `{name}`");
-            return Err(Error::new(ErrorKind::NotFound, "no_such_metric", what, "`ingraft metrics` lists them"));
+            return Err(Error::new(Reason::NoSuchMetric, what, "`ingraft metrics` lists them"));
         };
         let focus = match &request.focus {
             Some(focus) => focus.clone(),

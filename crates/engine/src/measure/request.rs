@@ -15,7 +15,7 @@ use ingraft_process::Target;
 
 use crate::api::{CountsOptions, CoverageOptions, EnableRequest, Kind, MetricFocus, TraceOptions};
 use crate::background::{each, in_background};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::calls;
 use crate::measure::condition;
 use crate::measure::foci;
@@ -111,8 +111,7 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
     let names: Vec<String> =
         owners.iter().filter_map(|m| Some(format!("{}:{text}", modules.module(*m)?.0.name))).collect();
     Err(Error::new(
-        ErrorKind::NotFound,
-        "ambiguous_function",
+        Reason::AmbiguousFunction,
         format!("`{text}` is in several modules"),
         format!("say which one: {}", names.join(", ")),
     ))
@@ -176,10 +175,10 @@ pub fn awaited(modules: &Modules, request: &EnableRequest) -> Vec<Awaited> {
 fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     if !is_mapped(modules, pattern) {
         let hint = format!("{}; with `--wait` it is waited for", loaded_modules(modules, pattern));
-        return Error::new(ErrorKind::NotFound, "no_such_module", format!("no module matches `{text}`"), hint);
+        return Error::new(Reason::NoSuchModule, format!("no module matches `{text}`"), hint);
     }
     if let Some((what, hint)) = labels::no_match(modules, text, pattern) {
-        return Error::new(ErrorKind::NotFound, "no_such_function", what, hint);
+        return Error::new(Reason::NoSuchFunction, what, hint);
     }
     let near = match pattern {
         Pattern::Names { function, .. } if !crate::program::pattern::has_wildcard(function) => {
@@ -196,7 +195,7 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
         Some(_) => String::new(),
     };
     let what = format!("no function matches `{text}`");
-    Error::new(ErrorKind::NotFound, "no_such_function", what, format!("{hint}{later}"))
+    Error::new(Reason::NoSuchFunction, what, format!("{hint}{later}"))
 }
 
 /// Analyses the modules that a request is about, and evaluates the request. First it loads the modules that the foci name; if definitions
@@ -259,7 +258,7 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
         if chosen.len() == before && !functions.is_empty() && missing != Missing::MayCome {
             let what = format!("no function that matches `{text}` has {}", pattern.words());
             let hint = "count the function itself, or name other functions";
-            return Err(Error::new(ErrorKind::NotFound, "no_such_part", what, hint));
+            return Err(Error::new(Reason::NoSuchPart, what, hint));
         }
     }
     for text in lines {
@@ -304,8 +303,7 @@ fn evaluate_request(
     pairs.extend(chosen);
     if nothing_asked {
         return Err(Error::new(
-            ErrorKind::Usage,
-            "nothing_asked",
+            Reason::NothingAsked,
             "nothing to measure was named",
             "name functions, or metrics as METRIC@FOCUS",
         ));
@@ -338,9 +336,8 @@ fn evaluate_request(
     }
     let mut error = Error::mdl(diagnostics);
     if error.diagnostics.iter().all(|d| NOT_FOUND.contains(&d.code)) {
-        error.kind = ErrorKind::NotFound;
         let unknown_metric = error.diagnostics.iter().any(|d| d.code == codes::NO_METRIC);
-        error.reason = if unknown_metric { "no_such_metric" } else { "no_such_resource" };
+        error.reason = if unknown_metric { Reason::NoSuchMetric } else { Reason::NoSuchResource };
     }
     Err(error)
 }
@@ -350,12 +347,12 @@ fn whole_functions(modules: &Modules, request: &EnableRequest, missing: Missing)
     let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
     if let Some(part) = request.functions.iter().find(is_part) {
         let what = format!("`{part}` is a part of a function, and profiles and traces are of whole functions");
-        return Err(Error::new(ErrorKind::Usage, "part_in_profile", what, "name the function"));
+        return Err(Error::new(Reason::PartInProfile, what, "name the function"));
     }
     let has_family = matches!(request.kind, Kind::Coverage(_));
     if request.keep || request.family && !has_family {
         let what = "a profile or trace ends with its command, and only a coverage has fork children";
-        return Err(Error::new(ErrorKind::Usage, "profile_kept", what, "leave out --no-remove and --follow fork"));
+        return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
     }
     let functions = resolve_patterns(modules, &request.functions, missing)?;
     refuse_many(functions.len(), request)?;
@@ -382,7 +379,7 @@ fn traced(
     if functions.is_empty() {
         let what = "a trace is of functions that are loaded when it begins, and none of these is";
         let hint = "trace the running program (-p) once it has loaded the library";
-        return Err(Error::new(ErrorKind::NotFound, "not_loaded_yet", what, hint));
+        return Err(Error::new(Reason::NotLoadedYet, what, hint));
     }
     let when = options.when.as_ref();
     let condition = when.map(|when| condition::evaluate(library, modules, request, when)).transpose()?;
@@ -403,7 +400,7 @@ fn traced(
     let instrumentation =
         trace::instrumentation(&traced, &refused, (options, condition), unwinds).ok_or_else(|| {
             let what = format!("a trace of {} functions is not possible", functions.len());
-            Error::new(ErrorKind::Usage, "too_many_functions", what, "name fewer functions")
+            Error::new(Reason::TooManyFunctions, what, "name fewer functions")
         })?;
     Ok(vec![Wanted {
         pair: Arc::new(MetricFocus { metric: trace::METRIC.to_owned(), focus: Focus::default() }),
@@ -430,7 +427,7 @@ fn counted(
         && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
     {
         let what = "the earlier profile has counts of none of these functions";
-        return Err(Error::new(ErrorKind::Usage, "no_earlier_counts", what, EARLIER));
+        return Err(Error::new(Reason::NoEarlierCounts, what, EARLIER));
     }
     let texts = texts(modules, &functions);
     let planned = |function: FunctionRef| {
@@ -490,7 +487,7 @@ const EARLIER: &str = "use a profile of the same build of the program, or leave 
 fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
     let Some(max) = request.max_pairs.filter(|max| pairs > *max) else { return Ok(()) };
     let what = format!("the request is for {pairs} metric-focus pairs, and {max} are allowed");
-    let mut error = Error::new(ErrorKind::Usage, "too_many_pairs", what, "ask for fewer functions");
+    let mut error = Error::new(Reason::TooManyPairs, what, "ask for fewer functions");
     error.pairs = Some(pairs);
     Err(error)
 }
@@ -515,7 +512,7 @@ fn too_large(functions: usize, bytes: u64, text: &str) -> Option<Error> {
             "`{text}` names {functions} functions with {have} MiB of code; blocks and edges can be counted in {most} MiB at once"
         );
         let hint = "name a part of them; calls, times and coverage have no such limit";
-        Error::new(ErrorKind::NotFound, "too_much_code", what, hint)
+        Error::new(Reason::TooMuchCode, what, hint)
     })
 }
 
@@ -560,7 +557,7 @@ pub fn refuse_empty(target: &Target, wanted: &[Wanted]) -> Result<(), Error> {
         let without_code = |d: &&Diagnostic| w.instrumentation.insertions.is_empty() && d.code == codes::NO_CONSTRAINT;
         if let Some(why) = w.warnings.iter().find(without_code) {
             let what = format!("`{}` measures nothing without a focus", w.pair.metric);
-            return Err(Error::new(ErrorKind::Usage, "needs_focus", what, why.help.clone().unwrap_or_default()));
+            return Err(Error::new(Reason::NeedsFocus, what, why.help.clone().unwrap_or_default()));
         }
     }
     refuse_strange_threads(target, wanted.iter().filter_map(|w| w.instrumentation.thread))
@@ -576,7 +573,7 @@ fn refuse_strange_threads(target: &Target, named: impl Iterator<Item = Tid>) -> 
     named.find(|tid| !threads.contains(tid)).map_or(Ok(()), |tid| {
         let what = format!("process {pid} has no thread {tid}");
         let hint = format!("`ls /proc/{pid}/task` lists its threads");
-        Err(Error::new(ErrorKind::NotFound, "no_such_thread", what, hint).about(pid))
+        Err(Error::new(Reason::NoSuchThread, what, hint).about(pid))
     })
 }
 
@@ -595,7 +592,7 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
         let what = format!("the program has no function `{function}` in `{module}`, which `{part}` names");
         let near = modules.nearest(function);
         let hint = near.map_or_else(|| "`ingraft functions` lists them".to_owned(), |n| format!("did you mean `{n}`?"));
-        return Err(Error::new(ErrorKind::NotFound, "no_such_resource", what, hint));
+        return Err(Error::new(Reason::NoSuchResource, what, hint));
     }
     Ok(())
 }
@@ -628,7 +625,7 @@ mod tests {
     fn code_is_too_large_from_twelve_mebibytes_on() {
         assert!(too_large(1, CODE_MAX, "a:*").is_none());
         let error = too_large(90_000, CODE_MAX + 1, "node:*").expect("too large");
-        assert_eq!((error.kind, error.reason), (ErrorKind::NotFound, "too_much_code"));
+        assert_eq!(error.reason, Reason::TooMuchCode);
         assert!(error.what.contains("`node:*` names 90000 functions with 13 MiB of code"), "{}", error.what);
     }
 }

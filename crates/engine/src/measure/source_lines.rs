@@ -6,7 +6,7 @@ use ingraft_analysis::{DebugInfo, DebugSections, TypeError};
 use ingraft_mdl::Program;
 use ingraft_model::{FunctionRef, PartName};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::Missing;
 use crate::program::modules::{LineRanges, Module, ModuleFile, Modules};
 use crate::program::pattern::SourceLine;
@@ -53,7 +53,7 @@ pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(Fu
             "no module has debugging information: compile with -g, or install the package with the symbols".to_owned()
         }
     };
-    Err(Error::new(ErrorKind::NotFound, "no_such_line", format!("no code of `{text}` in any module"), hint))
+    Err(Error::new(Reason::NoSuchLine, format!("no code of `{text}` in any module"), hint))
 }
 
 /// The ranges of code of a line in a module, by its own debugging information or by that of its separate file.

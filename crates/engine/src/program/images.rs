@@ -9,7 +9,7 @@ use ingraft_process::{MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::state_dir::StateDir;
 use crate::undertaking;
 
@@ -54,8 +54,7 @@ impl ImageStore {
     fn analyse(&self, target: &Target, file: &MappedFile, bytes: Arc<[u8]>, key: &str) -> Result<Image, Error> {
         let refused = |e: ingraft_analysis::ImageError| {
             Error::new(
-                ErrorKind::NotFound,
-                "bad_image",
+                Reason::BadImage,
                 format!("{} cannot be analysed: {e}", file.path.display()),
                 "only whole ELF files for x86-64 are understood; name another module",
             )
@@ -141,8 +140,7 @@ fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error
     const MOST: u64 = 1 << 30;
     let unreadable = || {
         Error::new(
-            ErrorKind::Denied,
-            "unreadable_image",
+            Reason::UnreadableImage,
             format!("neither the file {} nor its memory can be read", file.path.display()),
             "run as the owner of the process, or as root",
         )
@@ -157,7 +155,7 @@ fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error
     if !is_elf {
         let what = format!("{} cannot be analysed: it is no ELF file", file.path.display());
         let hint = "only whole ELF files for x86-64 are understood; name another module";
-        return Err(Error::new(ErrorKind::NotFound, "bad_image", what, hint));
+        return Err(Error::new(Reason::BadImage, what, hint));
     }
     let mut bytes = vec![0; usize::try_from(end).map_err(|_| unreadable())?];
     for mapping in &file.mappings {

@@ -4,12 +4,12 @@ use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingraft_model::{AvmaRange, DataArea, Pid};
-use ingraft_process::{HoldTime, Mapping, SharedArea, Target};
+use ingraft_model::{AvmaRange, DataArea, HoldTime, Pid};
+use ingraft_process::{Mapping, SharedArea, Target};
 
 use crate::api::{Inserted, Removed};
 use crate::background::each;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorClass, Reason};
 use crate::program::identity::describe;
 use crate::recovery::ground::Left;
 use crate::recovery::journal::{self, Contents, PointRecord};
@@ -80,7 +80,7 @@ fn other_version(pid: Pid) -> Error {
     let what =
         format!("another version of ingraft has inserted something in process {pid}, which this one cannot read");
     let hint = format!("run `ingraft detach -p {pid}` of that version");
-    Error::new(ErrorKind::Failed, "other_version", what, hint).about(pid)
+    Error::new(Reason::OtherVersion, what, hint).about(pid)
 }
 
 /// The answer of a removal that found nothing to do.
@@ -189,7 +189,10 @@ fn in_children(
             }
             match child.and_then(|child| work(&child)) {
                 Ok(true) => {}
-                Err(e) if e.kind == ErrorKind::Gone || e.reason == "no_such_process" || e.reason == "zombie" => {}
+                Err(e)
+                    if e.reason.class() == ErrorClass::Gone
+                        || e.reason == Reason::NoSuchProcess
+                        || e.reason == Reason::Zombie => {}
                 _ => left.push(pid),
             }
         }
@@ -349,8 +352,7 @@ pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Erro
 /// The error for a target in which another engine measures; `holder` is the process of that engine, if it is known.
 pub fn held(pid: Pid, by: &str, holder: Option<Pid>) -> Error {
     let error = Error::new(
-        ErrorKind::Denied,
-        "held",
+        Reason::Held,
         format!("process {pid} is held by {by}"),
         "end that measurement, or go through its daemon with --daemon",
     );

@@ -17,7 +17,7 @@ use ingraft_process::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{EnableRequest, FunctionRef, Kind, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::readings::values::{CounterAllocator, RECORDS_ONLY};
 use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, PointChain, Record};
 use crate::recovery::{journal, leftover, restore};
@@ -117,7 +117,7 @@ impl Session {
         if !restored {
             let what = format!("something else has patched code of process {} that was to be restored", self.pid());
             let hint = "end the other tool; it is restored with the rest when everything is removed";
-            return Err(Error::new(ErrorKind::Failed, "bytes_differ", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::BytesDiffer, what, hint).about(self.pid()));
         }
         attached.woven.forget_adopted(&spare.points);
         self.forget_points(attached, spare.points)

@@ -7,7 +7,7 @@ use ingraft_model::layout::goroutine;
 use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
 use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::resolution;
 use crate::program::wall;
 use crate::recovery::journal::{Head, Journal};
@@ -144,8 +144,8 @@ impl Session {
             return Ok(());
         }
         let what = "a thread has no thread pointer yet while others run already";
-        let hint = "nothing was changed; try again in a moment";
-        Err(Error::new(ErrorKind::Failed, "no_thread_pointer", what, hint).about(self.pid()))
+        let hint = "try again in a moment";
+        Err(Error::new(Reason::NoThreadPointer, what, hint).about(self.pid()))
     }
 }
 

@@ -10,7 +10,7 @@ use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Shape, Snippet
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::internal::{Internal, processors};
 use crate::measure::request::Wanted;
 use crate::readings::values::{Raw, Shards};
@@ -275,7 +275,7 @@ impl Session {
             "measure what is called less often, or allow it with --max-overhead {:.0}",
             (total / PERCENT * 1.5).ceil()
         );
-        Err(Error::new(ErrorKind::NotFound, "too_dear", what, hint).about(self.pid()))
+        Err(Error::new(Reason::TooDear, what, hint).about(self.pid()))
     }
 
     /// The costs of pairs that are not inserted yet and do more than count, if their functions are called so often per second.

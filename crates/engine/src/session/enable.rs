@@ -9,11 +9,12 @@ use ingraft_model::{Clock, FunctionRef as MdlFunction, Instrumentation, Resoluti
 use ingraft_process::Rights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, EnableRequest, Enabled, MAX_HOLD, MeasurementId};
+use crate::api::{EnableRequest, Enabled, MAX_HOLD, MeasurementId};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
 use crate::measure::resolution::Coarsening;
 use crate::measure::{request, resolution};
+use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::cost::{Metered, Meters};
 
 use super::clocks::now_ns;
@@ -183,7 +184,8 @@ impl Session {
             stopped: self.target.take_longest_hold(),
             pairs: Arc::clone(pairs),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
-            caught_up,
+            caught_up: caught_up.calls,
+            not_unwound: caught_up.not_unwound,
             warnings,
         }
     }

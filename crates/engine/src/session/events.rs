@@ -7,7 +7,7 @@ use ingraft_model::{Flavor, MetricInfo, Tid};
 use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal, Target};
 
 use crate::api::{Counted, MetricFocus};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::program::modules::Modules;
 use crate::readings::values::Raw;
 
@@ -45,16 +45,16 @@ pub(super) fn of_pair(
 
 /// The error for an event that cannot be counted.
 pub(super) fn refused(e: EventError) -> Error {
-    let (kind, reason) = match &e {
-        EventError::Problem(_) => (ErrorKind::Usage, "no_such_event"),
-        EventError::NoThread(_) => (ErrorKind::NotFound, "no_such_thread"),
-        EventError::NotAtPoints { .. } => (ErrorKind::Failed, "event_not_at_points"),
-        EventError::Refused { refusal: KernelRefusal::Forbidden { .. }, .. } => (ErrorKind::Denied, "event_forbidden"),
-        EventError::Refused { refusal: KernelRefusal::TooManyFiles, .. } => (ErrorKind::Failed, "too_many_files"),
-        EventError::Refused { .. } => (ErrorKind::NotFound, "event_not_counted"),
-        EventError::Process(_) => (ErrorKind::Failed, "process"),
+    let reason = match &e {
+        EventError::Problem(_) => Reason::NoSuchEvent,
+        EventError::NoThread(_) => Reason::NoSuchThread,
+        EventError::NotAtPoints { .. } => Reason::EventNotAtPoints,
+        EventError::Refused { refusal: KernelRefusal::Forbidden { .. }, .. } => Reason::EventForbidden,
+        EventError::Refused { refusal: KernelRefusal::TooManyFiles, .. } => Reason::TooManyFiles,
+        EventError::Refused { .. } => Reason::EventNotCounted,
+        EventError::Process(_) => Reason::Process,
     };
-    Error::new(kind, reason, e.to_string(), e.hint())
+    Error::new(reason, e.to_string(), e.hint())
 }
 
 impl Wish {

@@ -4,7 +4,7 @@ use std::fs;
 
 use ingraft_model::{DataArea, Fold, Insertion, Pid, Shape, Tid};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
 use crate::recovery::leftover;
 
@@ -36,7 +36,7 @@ impl Session {
         if control.family && !may {
             let what = "the children of this process are measured with it, which this measurement cannot be";
             let hint = "ask for it with `--follow fork`, without memory that is read or set, calls, events and lists of objects, or end the other one";
-            return Err(Error::new(ErrorKind::Failed, "family", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::Family, what, hint).about(self.pid()));
         }
         if self.has_heirs(control) {
             warnings.push(

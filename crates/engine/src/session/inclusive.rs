@@ -5,13 +5,14 @@ use std::sync::Arc;
 use ingraft_model::{Focus, FunctionRef as MdlFunction, Shape, Tid, VariableKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, InclusiveTotal, MeasurementId, MetricFocus};
+use crate::api::{InclusiveTotal, MeasurementId, MetricFocus};
 use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::profile::inclusive::{self, Counters, IN_PROGRESS};
 use crate::profile::places::Seen;
 use crate::profile::plan::Plan;
 use crate::readings::values::{Row, Rows};
+use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::cost::Meters;
 
 use super::control::Control;

@@ -12,8 +12,7 @@ use ingraft_model::{
 use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::CaughtUp;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::{calls, resolution};
 use crate::profile::places::{CodeMap, Observer};
 use crate::program::modules::Modules;
@@ -24,7 +23,7 @@ use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
 use crate::recovery::waiting::{self, Purpose};
 use crate::undertaking;
-use crate::weaving::catch_up::{CatchUp, Counters};
+use crate::weaving::catch_up::{CatchUp, CaughtUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
@@ -257,7 +256,7 @@ impl Session {
         let number = control.events.take(name, attributes).map_err(|e| events::refused(e).about(self.pid()))?;
         number.ok_or_else(|| {
             let what = format!("threads read {EVENTS_MAX} events of the processor themselves already");
-            Error::new(ErrorKind::Failed, "too_many_events", what, "end another measurement").about(self.pid())
+            Error::new(Reason::TooManyEvents, what, "end another measurement").about(self.pid())
         })
     }
 
@@ -443,19 +442,18 @@ impl Session {
     /// clock.
     pub(super) fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
-        let refuse =
-            |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
+        let refuse = |reason, what: String, hint: &'static str| Err(Error::new(reason, what, hint).about(self.pid()));
         if attached.env.identity == ThreadIdentity::Locked {
             let why = attached.why_indistinct();
             let what = format!("calls cannot be followed from entry to exit: {why}");
-            return refuse("no_shards", what, "counts work");
+            return refuse(Reason::NoShards, what, "counts work");
         }
         let wall = attached.env.wall;
         let asks_kernel = cpu || wall != WallClock::Tsc;
         let filtered = asks_kernel && self.filters_system_calls(attached.area.layout())?;
         if cpu && (attached.env.cpu == CpuClock::None || filtered) {
             let what = format!("processor time cannot be measured: {FILTERED}, and the clock needs one");
-            return refuse("filtered", what, "wall times and counts work");
+            return refuse(Reason::Filtered, what, "wall times and counts work");
         }
         // the clock of processor time reads the counter too, whichever way it asks the kernel
         let reads_counter = cpu || wall != WallClock::SystemCall;
@@ -472,7 +470,7 @@ impl Session {
             WallClock::Vdso(_) | WallClock::SystemCall => None,
         };
         if let Some(why) = in_the_way {
-            return refuse("no_clock", format!("times cannot be measured here: {why}"), "counts work");
+            return refuse(Reason::NoClock, format!("times cannot be measured here: {why}"), "counts work");
         }
         match self.clocks.wall() {
             Ok(clock) => {
@@ -482,7 +480,7 @@ impl Session {
                 self.clocks.set_cpu_rate(rate);
                 Ok(())
             }
-            Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
+            Err(problem) => refuse(Reason::NoClock, format!("times cannot be measured here: {problem}"), "counts work"),
         }
     }
 
@@ -505,7 +503,7 @@ impl Session {
         };
         let what = format!("functions of the program cannot be called: {why}");
         let hint = "definitions without calls work";
-        Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
+        Err(Error::new(Reason::NoCalls, what, hint).about(self.pid()))
     }
 
     /// Changes the refusal of functions whose bytes differ from the file because of a dead engine's measurement, so that it names that
@@ -657,7 +655,7 @@ impl Session {
                 "threads of this program cannot wait for room in a trace's buffer: {FILTERED}, and a wait needs one"
             );
             let hint = "trace without `--lossless`; gaps are marked";
-            return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::Filtered, what, hint).about(self.pid()));
         }
         if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_for_data())) {
             return Ok(readable);
@@ -666,14 +664,14 @@ impl Session {
         if own_data && !matches!(identity, ThreadIdentity::FsOffset(_)) {
             let what = "variables of which every thread has its own cannot be read: how threads find them is not known of this program";
             let hint = "programs of the GNU C library and of musl are known";
-            return Err(Error::new(ErrorKind::Failed, "no_own_data", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::NoOwnData, what, hint).about(self.pid()));
         }
         if process.is_none() || is_filtered {
             let what = format!(
                 "neither memory of this program nor what the kernel counts for it can be read: {FILTERED}, and reading needs one"
             );
             let hint = "variables of the program itself can be read, and counts and times work";
-            return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::Filtered, what, hint).about(self.pid()));
         }
         Ok(readable)
     }
@@ -843,7 +841,7 @@ pub(super) fn counters_max(control: &Control) -> u32 {
 pub(super) fn too_many(limit: u32) -> Error {
     let what = format!("more than {limit} counters would be needed in one process");
     let hint = "measure fewer functions at a time, or end the other measurements of the process first: the first one sets the room";
-    Error::new(ErrorKind::Failed, "too_many_counters", what, hint)
+    Error::new(Reason::TooManyCounters, what, hint)
 }
 
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.

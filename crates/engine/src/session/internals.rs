@@ -7,7 +7,7 @@ use ingraft_model::{Aggregate, Focus, Shape, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus, PairInfo};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::internal;
 use crate::measure::internal::Internal;
 use crate::program::modules::Modules;
@@ -65,14 +65,14 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &M
 fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
     if let Some(why) = internal::without_meaning(&pair.metric) {
         let what = format!("the metric `{}` has no meaning here", pair.metric);
-        return Err(Error::new(ErrorKind::NotFound, "no_such_metric", what, why));
+        return Err(Error::new(Reason::NoSuchMetric, what, why));
     }
     let Some(internal) = Internal::named(&pair.metric) else { return Ok(None) };
     if pair.focus != Focus::default() {
         let what =
             format!("the metric `{}` is about a whole process: `{}` cannot restrict it", pair.metric, pair.focus);
         let hint = format!("ask for `{}` without a focus", pair.metric);
-        return Err(Error::new(ErrorKind::Usage, "focus_of_internal", what, hint));
+        return Err(Error::new(Reason::FocusOfInternal, what, hint));
     }
     Ok(Some(internal))
 }

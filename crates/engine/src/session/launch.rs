@@ -7,7 +7,7 @@ use ingraft_mdl::Library;
 use ingraft_process::{Rights, Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, refuse_absent, refuse_absent_lines, resolve_patterns};
 use crate::session::{Context, NewMeasurement, Session};
 use crate::undertaking;
@@ -54,15 +54,15 @@ pub fn start(
             Ok((session, enabled))
         }
         (_, _, Err(e)) => {
-            let (kind, reason) = match e.is_gone() {
-                true => (ErrorKind::Gone, "target_ended"),
-                false => (ErrorKind::NotFound, "cannot_start"),
+            let reason = match e.is_gone() {
+                true => Reason::TargetEnded,
+                false => Reason::CannotStart,
             };
-            Err(Error::new(kind, reason, e.to_string(), e.hint()))
+            Err(Error::new(reason, e.to_string(), e.hint()))
         }
         _ => {
             let what = "the program ended before it was loaded";
-            Err(Error::new(ErrorKind::Gone, "target_ended", what, "start it by hand to see why"))
+            Err(Error::new(Reason::TargetEnded, what, "start it by hand to see why"))
         }
     }
 }
@@ -119,7 +119,7 @@ impl Launch<'_> {
             match session.enable(&new) {
                 Ok(enabled) => self.answer = Ok(Some(enabled)),
                 // The code that carries system calls may come with the C library; until then only the loader runs.
-                Err(e) if e.reason == "no_carrier" && why != Start::Loaded => {}
+                Err(e) if e.reason == Reason::NoCarrier && why != Start::Loaded => {}
                 Err(e) => return Err(e),
             }
         }

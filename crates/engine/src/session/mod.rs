@@ -63,4 +63,4 @@ pub use self::clocks::now_ns;
 pub use self::context::{AtEnd, Context};
 pub use self::driver::Session;
 pub(crate) use self::enable::NewMeasurement;
-pub(crate) use self::errors::{OVER, ending};
+pub(crate) use self::errors::ending;

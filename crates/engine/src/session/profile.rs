@@ -9,15 +9,16 @@ use ingraft_profile::{Inside, Partial, Position};
 use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, Kind, MeasurementId, ProfileReading, ProfiledFunction, RefusedFunction};
+use crate::api::{Kind, MeasurementId, ProfileReading, ProfiledFunction, RefusedFunction};
 use crate::background::each;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
 use crate::profile::places::{CodeMap, Observer, Place, Seen, Spot, Watch};
 use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
 use crate::program::modules::Modules;
 use crate::readings::values::{Columns, Rows, Shards};
+use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::plan::Woven;
 
 use super::clocks::now_ns;
@@ -311,7 +312,7 @@ impl Session {
 /// The error for a measurement that is no profile.
 pub(super) fn no_profile(id: MeasurementId) -> Error {
     let what = format!("measurement {} is no profile", id.0);
-    Error::new(ErrorKind::Usage, "no_profile", what, "read its values instead")
+    Error::new(Reason::NoProfile, what, "read its values instead")
 }
 
 /// The counters of each function of a profile; none if its code was taken out.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{Activations, FunctionRef as MdlFunction, Shape, ValueUnit, VariableKind};
 
 use crate::api::{Details, MeasurementId, Reading, Value};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::readings::values::{RECORDS_ONLY, Slots};
 
 use super::clocks::now_ns;
@@ -54,7 +54,7 @@ impl Session {
         if self.shared().area.as_ref().is_some_and(|area| area.is_broken()) {
             let what = "memory that is shared with this process could not be read: its values are lost";
             let hint = "look for memory limits and hardware errors in the kernel's log, and begin another measurement";
-            return Err(Error::new(ErrorKind::Failed, "area_broken", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::AreaBroken, what, hint).about(self.pid()));
         }
         Ok(reading)
     }

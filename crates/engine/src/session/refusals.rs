@@ -7,7 +7,7 @@ use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, Refusal, Snippe
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::RefusedFunction;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
 use crate::program::modules::Modules;
 use crate::weaving::bodies::Copies;
@@ -119,7 +119,7 @@ impl Session {
             ),
             _ => "`ingraft functions` lists the functions with what can be done".to_owned(),
         };
-        Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
+        Some(Error::new(Reason::AllRefused, what, hint).about(self.pid()))
     }
 }
 

@@ -9,7 +9,7 @@ use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorClass};
 use crate::measure::event_places::EventPlaces;
 use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
@@ -282,7 +282,10 @@ impl Session {
         let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
             Ok(restored) => restored,
             // the target's memory is gone, and everything that was inserted with it
-            Err(e) if e.kind == ErrorKind::Gone && self.target.find_areas().map_or(true, |areas| areas.is_empty()) => {
+            Err(e)
+                if e.reason.class() == ErrorClass::Gone
+                    && self.target.find_areas().map_or(true, |areas| areas.is_empty()) =>
+            {
                 self.discard(control);
                 return Ok(leftover::untouched(self.pid()));
             }

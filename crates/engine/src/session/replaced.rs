@@ -6,7 +6,7 @@ use ingraft_model::Pid;
 use ingraft_process::{Error as ProcessError, Identity, Target};
 
 use crate::api::Caller;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorClass, Reason};
 
 /// Longest time for which a process that has executed another program is watched, to find out whether it does so again.
 const WATCH: Duration = Duration::from_millis(250);
@@ -37,14 +37,14 @@ impl Before {
 
     /// The error to report: the end or the replacement of the program if that explains the given error, otherwise the given error.
     pub(crate) fn explain(&self, e: Error) -> Error {
-        if e.kind == ErrorKind::Usage {
+        if e.reason.class() == ErrorClass::Usage {
             return e;
         }
         if self.identity.is_some_and(|known| !known.is_alive()) {
             return Error::process(self.pid, ProcessError::Gone(self.pid));
         }
         let replaced = || self.program.as_ref().is_some_and(|program| self.is_replaced(program));
-        if e.reason != "target_replaced" && !replaced() {
+        if e.reason != Reason::TargetReplaced && !replaced() {
             return e;
         }
         match self.executes_again() {
@@ -84,6 +84,6 @@ impl Before {
             self.pid
         );
         let hint = "start its command with `ingraft … -- COMMAND`, or measure its parent with `--follow fork,exec`";
-        Error::new(ErrorKind::Gone, "target_replaced", what, hint).about(self.pid)
+        Error::new(Reason::TargetReplaced, what, hint).about(self.pid)
     }
 }

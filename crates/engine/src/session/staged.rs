@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use ingraft_model::FunctionRef as MdlFunction;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{CaughtUp, TakenOut};
+use crate::api::TakenOut;
 use crate::error::Error;
 use crate::measure::request::Wanted;
+use crate::weaving::catch_up::CaughtUp;
 
 use super::clocks::now_ns;
 use super::control::Control;

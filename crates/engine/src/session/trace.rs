@@ -15,7 +15,7 @@ use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, Traced
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, TraceOptions, TraceRest};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
 use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
 use crate::program::modules::Modules;
@@ -112,7 +112,7 @@ impl Session {
         if waits && self.shared().traces.values().any(|drain| drain.waits.is_some()) {
             let what = "threads of this process wait for room in the buffers of another trace already";
             let hint = "end that trace, or trace without `--lossless`; gaps are marked";
-            return Err(Error::new(ErrorKind::Failed, "no_waits", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::NoWaits, what, hint).about(self.pid()));
         }
         let mut insertions = self.new_marks(control, (buffer, waits), &mut marked);
         insertions.append(&mut traced.instrumentation.insertions);
@@ -263,7 +263,7 @@ impl Session {
         if !area.is_mapped() {
             let what = "threads cannot wait for room in a trace's buffer: the engine cannot map their buffers";
             let hint = "trace without `--lossless`; gaps are marked";
-            return Err(Error::new(ErrorKind::Failed, "no_waits", what, hint).about(self.pid()));
+            return Err(Error::new(Reason::NoWaits, what, hint).about(self.pid()));
         }
         area.begin_waits().map_err(|e| self.failed(e))
     }
@@ -379,5 +379,5 @@ fn raw_name(function: &Function) -> String {
 
 fn no_trace(id: MeasurementId) -> Error {
     let what = format!("measurement {} is no trace", id.0);
-    Error::new(ErrorKind::Usage, "no_trace", what, "read its values instead")
+    Error::new(Reason::NoTrace, what, "read its values instead")
 }

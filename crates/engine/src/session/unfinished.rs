@@ -10,7 +10,7 @@ use ingraft_model::{Avma, AvmaRange, Pid, ThreadIdentity, Tid};
 use ingraft_process::{Identity, Target};
 
 use crate::api::MeasurementId;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{PointRecord, Record};
 use crate::weaving::plan::Woven;
@@ -119,7 +119,7 @@ impl Session {
         }
         let what = "an earlier removal waits for a thread that sleeps in the kernel, and the threads of the program cannot be told apart any more as they were";
         let hint = "try again when that thread is awake";
-        Err(Error::new(ErrorKind::Failed, "removal_unfinished", what, hint).about(self.pid()))
+        Err(Error::new(Reason::RemovalUnfinished, what, hint).about(self.pid()))
     }
 
     /// Handles the end of the target. Returns whether the session is over, because the target has no measurements.

@@ -16,7 +16,7 @@ use ingraft_process::Target;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::{Quick, each, each_in_background};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, Reason};
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
@@ -977,19 +977,9 @@ fn sort(plan: &mut PatchPlan) {
 }
 
 pub(super) fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        "codegen",
-        format!("code could not be generated: {e}"),
-        "nothing was changed in the target",
-    )
+    Error::new(Reason::Codegen, format!("code could not be generated: {e}"), "")
 }
 
 pub(super) fn defect(e: &dyn std::fmt::Display) -> Error {
-    Error::new(
-        ErrorKind::Failed,
-        "unproven_plan",
-        format!("the verifier refused the change: {e}"),
-        "nothing was changed in the target; this is a defect of ingraft",
-    )
+    Error::new(Reason::UnprovenPlan, format!("the verifier refused the change: {e}"), "this is a defect of ingraft")
 }

@@ -134,15 +134,15 @@ fn wrong_files_are_refused_with_a_reason() {
     other.modules[0].build_id = vec![4];
     let files = [("a.profile", profile(100)), ("other.profile", other)];
     let wrong = failure(report(&files, &["missing.profile"]));
-    assert_eq!(wrong.kind, Kind::Usage);
+    assert_eq!(wrong.exit, Exit::Usage);
     let wrong = failure(report(&files, &["damaged"]));
-    assert!(wrong.kind == Kind::Failed && wrong.what.ends_with("this is no saved profile"), "{wrong:?}");
+    assert!(wrong.exit == Exit::Failed && wrong.what.ends_with("this is no saved profile"), "{wrong:?}");
     let wrong = failure(report(&files, &["a.profile", "other.profile"]));
     assert!(wrong.what.ends_with("/nowhere/shop has different build-ids in the profiles"), "{wrong:?}");
     let wrong = failure(report(&files, &["a.profile", "--diff", "a.profile", "--as", "html"]));
-    assert_eq!(wrong.kind, Kind::Usage);
+    assert_eq!(wrong.exit, Exit::Usage);
     let wrong = failure(report(&files, &["a.profile", "-o", "a.profile"]));
     assert!(wrong.what.contains("which the command reads"), "{wrong:?}");
     let wrong = failure(report(&files, &["a.profile", "--module", "libc"]));
-    assert_eq!((wrong.kind, wrong.hint.as_str()), (Kind::NotFound, "the profile has shop"));
+    assert_eq!((wrong.exit, wrong.hint.as_str()), (Exit::NotFound, "the profile has shop"));
 }

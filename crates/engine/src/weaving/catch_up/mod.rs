@@ -1,6 +1,7 @@
 //! Catch-up of calls that are in progress when a measurement begins. In the stop in which the code is inserted, flags, timers and other
 //! states of every thread are set as if the code had been there all along. Calls that began earlier are not counted.
 
+mod outcome;
 mod replay;
 mod walk;
 
@@ -11,9 +12,10 @@ use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, Thread
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
 use rustc_hash::FxHashMap;
 
+pub use self::outcome::CaughtUp;
+use self::outcome::Uncaught;
 use self::replay::{Shard, State};
 use self::walk::{Frame, Places, Walk, Walker};
-use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
 use crate::weaving::plan::{Change, Woven};
 use crate::weaving::wanted::Wanted;
@@ -270,31 +272,5 @@ impl Visitor for CatchUp<'_> {
         }
         tracing::debug!(elapsed = ?begin.elapsed(), calls = done.calls, "calls in progress are caught up");
         self.caught_up = done;
-    }
-}
-
-impl CaughtUp {
-    fn missed(&mut self, why: Uncaught, calls: u64) {
-        if calls > 0 {
-            *self.missed.entry(why).or_default() += calls;
-        }
-    }
-
-    /// Adds the numbers of another outcome.
-    pub fn add(&mut self, other: CaughtUp) {
-        self.calls += other.calls;
-        self.not_unwound += other.not_unwound;
-        self.opened.extend(other.opened);
-        for (why, calls) in other.missed {
-            self.missed(why, calls);
-        }
-    }
-
-    /// One line for each reason why calls were not caught up.
-    pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
-        self.missed.iter().map(|(why, calls)| match calls {
-            1 => format!("1 call in progress was not caught up: {why}"),
-            n => format!("{n} calls in progress were not caught up: {why}"),
-        })
     }
 }

@@ -7,7 +7,7 @@ use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, Variable, VariableId, VariableKind};
 use rustc_hash::FxHashSet;
 
-use crate::api::Uncaught;
+use super::outcome::Uncaught;
 
 /// Counters of a timer, as offsets from its first counter.
 const NEST: u32 = 0;

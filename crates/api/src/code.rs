@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Avma, Cfg, Offset, Pid, PointKind, Refusal, Svma};
 
-use super::{FunctionRef, TargetSpec};
+use crate::{FunctionRef, TargetSpec};
 
 /// Largest number of functions that one request describes in detail.
 pub const INSPECTED_MAX: usize = 20;

@@ -1,0 +1,192 @@
+//! Values of a measurement.
+
+use ingraft_model::{Activations, Distribution, Fold, ObjectState, Pid, Table, Tid};
+
+/// The values of a measurement at one time, in the order of [`Enabled::pairs`].
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Unix time in nanoseconds.
+    pub time_ns: u64,
+    /// One value for each pair.
+    pub values: Vec<Value>,
+    /// End of the target; `None` if the target has not ended.
+    pub ended: Option<Ended>,
+}
+
+/// End of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Exit status; `None` if a signal killed the target, or if the target is not a child of the engine. Only a parent learns the status.
+    pub status: Option<i32>,
+    /// Number of the signal that killed the target; `None` if none did, or if the target is not a child of the engine.
+    pub signal: Option<i32>,
+    /// Whether the process continued as another program (exec); the measured program is gone.
+    pub exec: bool,
+}
+
+/// The value of one pair. The type is small because there may be thousands of values, and most of them are mere numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Value {
+    /// Cumulative value since the request; for a histogram, the number of its values.
+    pub value: i64,
+    /// Details of the value; never [`Details::NONE`].
+    details: Option<Box<Details>>,
+}
+
+impl Value {
+    /// A value with its details.
+    pub fn new(value: i64, details: Details) -> Self {
+        Value { value, details: (details != Details::NONE).then(|| Box::new(details)) }
+    }
+
+    /// Details of the value.
+    pub fn details(&self) -> &Details {
+        static NONE: Details = Details::NONE;
+        self.details.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Value { value, details: None }
+    }
+}
+
+/// Details of a value besides its number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Distribution of a histogram's values, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Values by key, for a vector.
+    pub keys: Option<Keys>,
+    /// State of the object that the focus names; `None` unless a list of objects that contains it is measured in the target.
+    pub object: Option<ObjectState>,
+    /// Numbers of calls whose values are missing.
+    pub activations: Activations,
+    /// Values of each thread, including ended ones. Empty unless asked for.
+    pub threads: Vec<ThreadValue>,
+    /// Set if the code of the pair was taken out; the value has not changed since.
+    pub taken_out: Option<TakenOut>,
+    /// Set if the event was counted for a part of the time only.
+    pub counted: Option<Counted>,
+    /// Time in nanoseconds that the machine has slept while the time stamp counter timed the value. The counter may have counted that time
+    /// or restarted.
+    pub slept_ns: u64,
+}
+
+impl Details {
+    /// Details of a value that is only a number.
+    pub const NONE: Details = Details {
+        distribution: None,
+        keys: None,
+        object: None,
+        activations: Activations { left: 0, unseen: 0, unrecorded: 0, left_by_tail_jump: 0 },
+        threads: Vec::new(),
+        taken_out: None,
+        counted: None,
+        slept_ns: 0,
+    };
+}
+
+/// The value of one pair in one thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadValue {
+    /// Thread id; `None` for threads that could not be told apart.
+    pub tid: Option<Tid>,
+    /// Process of the thread if the thread belongs to a fork child; `None` for the target, or for a child that ended before it was noticed.
+    pub pid: Option<Pid>,
+    /// Cumulative value since the request; for a histogram, the number of its values.
+    pub value: i64,
+    /// Distribution of a histogram's values, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Numbers of calls whose values are missing.
+    pub activations: Activations,
+}
+
+/// Values by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// Values of keys, the largest first, at most [`Keys::MAX`].
+    pub values: Vec<KeyValue>,
+    /// Sum of all other keys: those beyond [`Keys::MAX`], and those for which a thread's table had no place.
+    pub others: i64,
+    /// For a list of objects, the number of operations on objects for which a thread's table had no place. Such objects may be missing
+    /// here.
+    pub unlisted: u64,
+}
+
+impl Keys {
+    /// Largest number of keys in an answer.
+    pub const MAX: usize = 1000;
+}
+
+impl From<&Table> for Keys {
+    fn from(table: &Table) -> Self {
+        let (mut values, others, unlisted): (Vec<KeyValue>, i64, u64) = match table.fold {
+            Fold::Sum => {
+                let each = |(&key, &value): (&u64, &i64)| KeyValue { key, value, ..KeyValue::default() };
+                (table.values.iter().map(each).collect(), table.others, 0)
+            }
+            Fold::Last => {
+                let each = |(key, state): (u64, ObjectState)| KeyValue {
+                    key,
+                    value: i64::from(!state.retired),
+                    object: Some(state),
+                    ..KeyValue::default()
+                };
+                (table.states().map(each).collect(), 0, table.others.cast_unsigned())
+            }
+        };
+        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.object, v.key));
+        let beyond = values.split_off(values.len().min(Keys::MAX));
+        Keys { values, others: beyond.iter().fold(others, |sum, v| sum.wrapping_add(v.value)), unlisted }
+    }
+}
+
+/// The value of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The key, as a number that the code computed.
+    pub key: u64,
+    /// The variable at whose address, or inside of which, the key points: `lock`, `file.c:lock+0x28`, `libx:lock`.
+    pub name: Option<String>,
+    /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.
+    pub value: i64,
+    /// State of the object at this address; `None` unless a list of objects that contains it is measured in the target.
+    pub object: Option<ObjectState>,
+}
+
+/// Time for which an event was counted. Events that share the processor's counters are counted in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Time in nanoseconds in which threads ran while the event was to be counted.
+    pub enabled_ns: u64,
+    /// Part of that time, in nanoseconds, in which the event was counted.
+    pub running_ns: u64,
+}
+
+/// Details about the removal of a pair's code. The pair cost more than allowed, the program uses the gs base, by which code finds its
+/// counters, or the program has changed a function that ran as a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenOut {
+    /// Unix time in nanoseconds of the removal.
+    pub time_ns: u64,
+    /// Runs of the pair's code per second; of several snippets, those of the one that ran most often.
+    pub hits_per_s: u64,
+    /// Cost in nanoseconds of processor time per second (ten million are one percent of a processor).
+    pub cost_ns_per_s: u64,
+    /// Limit of the cost of the pair's measurement, in the same unit.
+    pub limit_ns_per_s: u64,
+    /// Whether the reason was a library or a signal handler beside which woven code must not run: the library uses the gs base itself, or
+    /// unwinders may begin at any instruction, or the handler may end its thread. The costs are 0 then.
+    pub own_gs: bool,
+    /// Whether the reason was that the program has changed the code of a function that ran as a copy; the costs are 0 then.
+    pub rewritten: bool,
+}
+
+impl TakenOut {
+    /// A removal at this Unix time in nanoseconds for which the cost was no reason.
+    pub fn free(time_ns: u64) -> Self {
+        TakenOut { time_ns, hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false, rewritten: false }
+    }
+}
