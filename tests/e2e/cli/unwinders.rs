@@ -42,7 +42,8 @@ fn threads_that_end_in_a_signal_handler() {
         let mut target = Mutatee::start("departs", &[how]);
         let before = Text::of(target.pid());
         assert_eq!(target.ask("end 50").number("destroyed"), 50);
-        let handler = if how == "exit" { "departs:leave" } else { "departs:wait" };
+        // The second handler calls a cancellation point itself.
+        let handler = if how == "exit" { "departs:leave (it leads to departs:depart)" } else { "departs:wait" };
         let words = [handler, "may end its thread"];
         let _ = tool().run(["count", "-p", &target.pid_text(), "work#*->*"]).assert_error(3, &words);
         target::assert_clean(target.pid(), &before);
