@@ -86,7 +86,7 @@ pub struct Free {
     pub flags: bool,
 }
 
-/// First instruction of a function, if it can stay in place with the springboard behind it. Control passes it only by falling through to
+/// First instruction of a function, if it can stay in place with the springboard after it. Control passes it only by falling through to
 /// the springboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FirstInstruction {
@@ -113,7 +113,7 @@ impl FirstInstruction {
         }
     }
 
-    /// Whether a snippet that runs behind the instruction differs from one that runs before it: it reads what the instruction has changed,
+    /// Whether a snippet that runs after the instruction differs from one that runs before it: it reads what the instruction has changed,
     /// or changes what the instruction has read.
     pub fn spoils(&self, snippet: &Snippet) -> bool {
         self.changes_input && snippet.reads_input() || self.accesses_memory && snippet.interferes()
@@ -137,7 +137,7 @@ pub enum FirstEffect {
     /// The instruction runs once, before the snippets. It does not change the stack pointer, and none of the function's own branches leads
     /// to it.
     Once {
-        /// Registers and flags that are free behind the instruction.
+        /// Registers and flags that are free after the instruction.
         free: Free,
     },
 }
@@ -151,7 +151,7 @@ pub enum SiteKind {
         arrival: Arrival,
         /// Registers and flags that are free.
         free: Free,
-        /// The function's first instruction, if the springboard can lie behind it. `None` after an `endbr64`.
+        /// The function's first instruction, if the springboard can lie after it. `None` after an `endbr64`.
         first: Option<FirstInstruction>,
     },
     /// An exit.
@@ -259,7 +259,7 @@ impl Site {
         )
     }
 
-    /// The first instruction of the function, if this is an entry whose springboard can lie behind it.
+    /// The first instruction of the function, if this is an entry whose springboard can lie after it.
     pub fn first_instruction(&self) -> Option<&FirstInstruction> {
         match &self.kind {
             SiteKind::Entry { first, .. } => first.as_ref(),
@@ -271,7 +271,7 @@ impl Site {
         }
     }
 
-    /// The site behind the first instruction, if that stays in place and runs once.
+    /// The site after the first instruction, if that stays in place and runs once.
     pub fn behind_first(&self) -> Option<Site> {
         let SiteKind::Entry { arrival, first: Some(first), .. } = &self.kind else { return None };
         let (FirstEffect::Once { free }, true) = (&first.effect, arrival.back_branches.is_empty()) else { return None };

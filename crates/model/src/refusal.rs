@@ -128,7 +128,7 @@ pub enum Refusal {
     /// The point has no springboard of its own, and the point that displaces its instruction is not woven.
     #[error("the point that it is displaced with is not woven")]
     HostNotWoven,
-    /// No springboard fits behind the function's first instruction, and it must not be overwritten: a uprobe there would make threads
+    /// No springboard fits after the function's first instruction, and it must not be overwritten: a uprobe there would make threads
     /// continue in the middle of the springboard.
     #[error(
         "its springboard would overwrite the first instruction, where a uprobe is set or may be set, and none fits behind that instruction"

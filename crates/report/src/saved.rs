@@ -165,7 +165,7 @@ pub struct BlockCount {
     pub count: u64,
 }
 
-/// An edge out of a block. A call ends its block, and the edge behind the call counts its returns.
+/// An edge out of a block. A call ends its block, and the edge after the call counts its returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EdgeCount {
     /// Index of the block that it leaves.

@@ -36,7 +36,7 @@ pub(crate) struct Sequence {
 pub(crate) struct Sequences {
     /// Sections with a descriptor in the file.
     pub described: Vec<Sequence>,
-    /// Handlers behind a whole signature without a descriptor, which the program makes at run time.
+    /// Handlers after a whole signature without a descriptor, which the program makes at run time.
     pub undescribed: Vec<u64>,
     /// Whether the file has too many of them, so that others are not known.
     pub too_many: bool,
@@ -76,7 +76,7 @@ fn listed(image: &Elf, pointers: &Pointers) -> Option<Vec<Sequence>> {
     Some(bytes.chunks_exact(32).enumerate().filter_map(sequence).collect())
 }
 
-/// The addresses behind what may be a signature, and those behind an instruction with the usual signature; `None` if there are too many.
+/// The addresses after what may be a signature, and those after an instruction with the usual signature; `None` if there are too many.
 fn signed(image: &Elf) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     let (mut handlers, mut whole) = (BTreeSet::new(), BTreeSet::new());
     for region in &image.text {

@@ -84,7 +84,7 @@ impl Image {
     }
 
     /// Whether a static probe (USDT) is at an address. No springboard covers one: a uprobe that is set there later would write a byte into
-    /// the springboard, and make threads go on behind that byte.
+    /// the springboard, and make threads go on after that byte.
     pub(crate) fn is_probe(&self, at: u64) -> bool {
         self.probes.binary_search(&at).is_ok()
     }

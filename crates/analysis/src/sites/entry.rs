@@ -101,7 +101,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     })
 }
 
-/// End of a springboard of five bytes at the entry, which lies behind the first instruction if it can.
+/// End of a springboard of five bytes at the entry, which lies after the first instruction if it can.
 pub(crate) fn springboard_end(image: &Image, function: &Function) -> u64 {
     let stays = first_instruction(image, function).map_or(0, |first| u64::from(first.len));
     first_byte(image, function) + stays + SPRINGBOARD

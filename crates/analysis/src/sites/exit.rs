@@ -110,9 +110,9 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     let mut ranges = DisplaceableRanges::new(&body, &flow);
     ranges.resumed = false;
     let mut sites: Vec<Result<Site, Refusal>> = flow.found.exits.iter().map(|&exit| site(&mut ranges, exit)).collect();
-    for &behind in &flow.found.runs_on {
-        let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
-        sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
+    for &after in &flow.found.runs_on {
+        let refusal = Refusal::RunsOn { offset: function.offset_of(after) };
+        sites.push(Ok(run_off(image, function, after).ok_or(refusal)?));
     }
     Ok(Known { body, flow, sites })
 }
@@ -183,20 +183,20 @@ fn site(ranges: &mut DisplaceableRanges<'_>, exit: usize) -> Result<Site, Refusa
 }
 
 /// The exit of a function whose control runs off its end, through padding, into the next function: the exit is where the padding begins.
-fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
-    let mut end = behind;
-    while end < behind + SPRINGBOARD {
+fn run_off(image: &Image, function: &Function, after: u64) -> Option<Site> {
+    let mut end = after;
+    while end < after + SPRINGBOARD {
         let i = decode::one(image.elf().data_from(end)?, end)?;
         let alone = |at| image.function_containing(Svma(at)).is_none();
-        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at)) || image.is_probe(end);
+        let landed = (end.max(after + 1)..i.next_ip()).any(|at| image.arrivals().get(at)) || image.is_probe(end);
         if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
             return None;
         }
         end = i.next_ip();
     }
-    let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
-    let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
-    usable.then(|| exit_at(false, function, behind, behind, end, bytes))
+    let bytes = image.elf().data_at(after, end - after)?.to_vec();
+    let usable = fits(after, end, SPRINGBOARD) && !image.in_restartable_sequence(after, end - after);
+    usable.then(|| exit_at(false, function, after, after, end, bytes))
 }
 
 /// The site of an exit whose instruction begins at `point` and ends at `end`; its range has these bytes, from `at` on.

@@ -1,6 +1,6 @@
-//! First instructions that can stay in place, with the springboard of the entry behind them.
+//! First instructions that can stay in place, with the springboard of the entry after them.
 //!
-//! Other tools, such as the kernel's uprobes, execute the file's first instruction elsewhere and go on behind it. If that instruction stays
+//! Other tools, such as the kernel's uprobes, execute the file's first instruction elsewhere and go on after it. If that instruction stays
 //! in place, neither disturbs the other. Where two runs have the effect of one, the code of the point takes back the effect on the stack
 //! pointer, so that snippets find the state of the entry, and the relocated code executes the instruction again. Other instructions run once,
 //! before the snippets.
@@ -21,7 +21,7 @@ use crate::text::decode;
 const ARGUMENTS: [Register; 6] =
     [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
 
-/// The first instruction of a function that begins without `endbr64`, if the entry's springboard can lie behind it, as far as the file
+/// The first instruction of a function that begins without `endbr64`, if the entry's springboard can lie after it, as far as the file
 /// tells.
 pub(crate) fn first_instruction(image: &Image, function: &Function) -> Option<FirstInstruction> {
     let start = function.start;
@@ -62,7 +62,7 @@ pub(crate) fn free_at(image: &Image, function: &Function, at: u64) -> Free {
     Free { scratch, flags: dead.flags }
 }
 
-/// Whether snippets may run behind an instruction as they would before it: it leaves the stack pointer and the red zone alone, and all state
+/// Whether snippets may run after an instruction as they would before it: it leaves the stack pointer and the red zone alone, and all state
 /// but general and vector registers, arithmetic flags and memory.
 fn runs_before_snippets(i: &Instruction) -> bool {
     if i.flow_control() != FlowControl::Next || !is_plain(i) {

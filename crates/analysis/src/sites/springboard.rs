@@ -16,7 +16,7 @@ pub(crate) fn on_one_page(start: u64, len: u64) -> bool {
     start / PAGE == (start + len.max(1) - 1) / PAGE
 }
 
-/// Refusal of a springboard that would cover a static probe, which lies behind this number of bytes.
+/// Refusal of a springboard that would cover a static probe, which lies after this number of bytes.
 pub(crate) fn probed(available: u64) -> Refusal {
     Refusal::TooShort {
         available: available as u32,

@@ -275,9 +275,9 @@ pub(super) fn plus(address: Out, offset: Out) -> Out {
 
 /// Address of the integer to which a path leads from a value.
 fn address_in(value: Out, access: &Access) -> Out {
-    let behind = |from, offset: i64| plus(from, Out::Const(offset));
-    let read = |from, offset: &i64| Out::Read(Box::new(behind(from, *offset)), Scalar::POINTER);
-    behind(access.pointers.iter().fold(value, read), access.offset)
+    let offset_by = |from, offset: i64| plus(from, Out::Const(offset));
+    let read = |from, offset: &i64| Out::Read(Box::new(offset_by(from, *offset)), Scalar::POINTER);
+    offset_by(access.pointers.iter().fold(value, read), access.offset)
 }
 
 fn reach(value: Out, access: &Access) -> Out {

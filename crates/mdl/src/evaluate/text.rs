@@ -66,7 +66,7 @@ impl<'a> Evaluation<'a> {
         while !rest.is_empty() {
             let width = [Width::Eight, Width::Four, Width::Two, Width::One];
             let width = width.into_iter().find(|w| w.bytes() as usize <= rest.len()).unwrap_or(Width::One);
-            let (piece, behind) = rest.split_at(width.bytes() as usize);
+            let (piece, after) = rest.split_at(width.bytes() as usize);
             let mut word = [0; 8];
             word.iter_mut().zip(piece).for_each(|(to, from)| *to = *from);
             let offset = Out::Const((bytes.len() - rest.len()) as i64);
@@ -76,7 +76,7 @@ impl<'a> Evaluation<'a> {
                 None => same,
                 Some(before) => fold_binary(BinaryOp::LogicalAnd, before, same),
             });
-            rest = behind;
+            rest = after;
         }
         equal
     }
