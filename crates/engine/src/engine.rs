@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{MetricInfo, Pid};
-use ingraft_process::{Event, EventError, Identity, Rights, Target};
+use ingraft_process::{EventError, PerfEvent, ProcessIdentity, Rights, Target};
 use ingraft_report::{Chunk, TracedCode, TracedProgram};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -85,7 +85,9 @@ impl Engine {
 
     fn in_directory(state: StateDir, config: Config) -> Engine {
         crate::background::start();
-        state.sweep(&|pid, start| Identity::of(pid).is_ok_and(|now| start.is_none_or(|start| now.start_time == start)));
+        state.sweep(&|pid, start| {
+            ProcessIdentity::of(pid).is_ok_and(|now| start.is_none_or(|start| now.start_time == start))
+        });
         let images = Arc::new(ImageStore::new(state.clone()));
         let sources: Vec<_> =
             ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
@@ -801,7 +803,7 @@ fn at_points(event: &ingraft_process::ListedEvent) -> Option<String> {
         Metered::Usage(_) => Some("system call".to_owned()),
         Metered::Counter if event.group == "software" => None,
         Metered::Counter => {
-            let tried = Event::parse(&event.name).map_err(EventError::from).and_then(|event| event.for_threads());
+            let tried = PerfEvent::parse(&event.name).map_err(EventError::from).and_then(|event| event.for_threads());
             Some(match tried {
                 Ok(_) => "RDPMC".to_owned(),
                 Err(_) if event.problem.is_some() => "RDPMC, never run on this machine".to_owned(),

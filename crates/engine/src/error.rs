@@ -90,8 +90,8 @@ impl Error {
     }
 
     /// The error for a failed operation on a process.
-    pub fn process(pid: Pid, e: ingraft_process::Error) -> Self {
-        use ingraft_process::Error as P;
+    pub fn process(pid: Pid, e: ingraft_process::ProcessError) -> Self {
+        use ingraft_process::ProcessError as P;
         let reason = match &e {
             P::Denied(d) => reason_of_denial(d),
             P::Gone(_) => Reason::TargetEnded,

@@ -187,7 +187,7 @@ pub const COUNTERS: u32 = OWNER + 0x40;
 pub const ALIVE: u32 = 0x00;
 /// Offset in shard 1 of the temporary thread pointer of a program whose libc has set none yet and which has one thread only. This memory is
 /// as long as the claims in shard 0. It is all 0, except for the thread's id at the place where [`ThreadIdentity::FsOffset`] looks for it.
-pub const LENT: u32 = CLAIMS;
+pub const BOOTSTRAP_POINTER: u32 = CLAIMS;
 /// Offset in shard 1, if fork children are measured with their parent, of a table with an entry for each shard. While the shard's thread is
 /// in fork(2), the entry holds the thread's fs base, u64, and the index of the shard that was claimed for the child, u64. The index is 0 at
 /// any other time. This memory is private, so the child has it as it was at the fork.
@@ -279,7 +279,7 @@ pub mod goroutine {
     pub const PLACE: u32 = 16;
     /// Number of bits of the number of a place, and number of places.
     pub const PLACE_BITS: u32 = 17;
-    /// Number of places in a row that may belong to a goroutine. The last ones lie behind the numbered places.
+    /// Number of places in a row that may belong to a goroutine. The last ones lie after the numbered places.
     pub const PROBES: u32 = 64;
     /// Factor for the hash of a descriptor's address.
     pub const MULTIPLIER: u64 = crate::table::MULTIPLIER;
@@ -406,9 +406,9 @@ impl DataArea {
         (self.base.0 as u32).wrapping_add(self.stride as u32).wrapping_add(ALIVE)
     }
 
-    /// Address of the temporary thread pointer, see [`LENT`].
-    pub fn lent(&self) -> Avma {
-        Avma(self.base.0 + self.stride * u64::from(CHILD_SHARD) + u64::from(LENT))
+    /// Address of the temporary thread pointer, see [`BOOTSTRAP_POINTER`].
+    pub fn bootstrap_pointer(&self) -> Avma {
+        Avma(self.base.0 + self.stride * u64::from(CHILD_SHARD) + u64::from(BOOTSTRAP_POINTER))
     }
 
     /// Offset of the journal's copy from the base.

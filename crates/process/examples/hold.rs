@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Mutatee, hand_patch};
 use ingraft_model::{PatchPlan, TextWrite};
-use ingraft_process::{DataAreaRequest, Options};
+use ingraft_process::{ApplyOptions, DataAreaRequest};
 
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
@@ -51,10 +51,10 @@ fn main() {
         let (mut inserts, mut removes, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..51 {
             let begin = Instant::now();
-            target.apply(&patch.insert, &Options::default()).expect("insert");
+            target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
             inserts.push(target.take_longest_hold().held);
             whole.push(begin.elapsed());
-            target.apply(&patch.remove, &Options::default()).expect("remove");
+            target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
             removes.push(target.take_longest_hold().held);
         }
         // No code calls these functions: the bytes do not matter.
@@ -68,9 +68,9 @@ fn main() {
         let back = PatchPlan { text: plan.text.iter().map(TextWrite::inverse).collect(), ..PatchPlan::default() };
         let mut all = Vec::new();
         for _ in 0..11 {
-            target.apply(&plan, &Options::default()).expect("all");
+            target.apply(&plan, &ApplyOptions::default()).expect("all");
             all.push(target.take_longest_hold().held);
-            target.apply(&back, &Options::default()).expect("all");
+            target.apply(&back, &ApplyOptions::default()).expect("all");
             all.push(target.take_longest_hold().held);
         }
         println!(

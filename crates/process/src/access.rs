@@ -147,7 +147,7 @@ pub(crate) fn translated(pid: Pid) -> Option<Denial> {
     hosts::host_of(procfs::exe(pid).as_deref(), &maps).map(|host| Denial::Translated { pid, host })
 }
 
-fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {
+fn why_forbidden(pid: Pid, status: &procfs::ProcStatus) -> Denial {
     if procfs::stat(pid).is_err() {
         return Denial::NoSuchProcess(pid);
     }

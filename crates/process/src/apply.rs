@@ -9,18 +9,18 @@ use ingraft_model::layout::header;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallClock};
 
 use crate::bases;
-use crate::bound::Tries;
-use crate::error::{ApplyError, Error};
-use crate::frame::{self, Frames};
+use crate::bound::HoldTries;
+use crate::error::{ApplyError, ProcessError};
+use crate::frame::{self, FrameRecognition};
 use crate::gadgets::{LONGEST_BYTES, SYSCALL};
-use crate::goroutines::Goroutines;
+use crate::goroutines::GoroutinePlaces;
 use crate::procfs::Mapping;
-use crate::stack::{SavedPc, Stacks, Top, contains};
-use crate::suspended::{Home, Waiting, Words};
+use crate::stack::{LiveStacks, SavedPc, StackTop, contains};
+use crate::suspended::{CodePointers, SuspendedPc, ThreadStack};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
-use crate::tracer::{State, Tracer};
-use crate::visit::{Held, Visitor, held_threads};
+use crate::tracer::{TraceeState, Tracer};
+use crate::visit::{HeldThreads, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
 /// Number of zeros in a row that no generated code has, and no code of a program that it copies.
@@ -41,13 +41,13 @@ pub enum FaultFrames {
     #[default]
     Delay,
     /// The saved program counter stays where it is, unless the bytes there change. The code there must stay too, so [`Applied::quiet`] is
-    /// `false` if the code is in [`Options::check_quiet`]. For removals.
+    /// `false` if the code is in [`ApplyOptions::check_quiet`]. For removals.
     Leave,
 }
 
 /// Treatment of saved program counters of instructions that have faulted, in one look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Handlers {
+enum FaultHandlerRule {
     /// No handler can be in progress.
     None,
     /// A handler must return first if the plan moves the program counter, or changes the instruction there.
@@ -60,7 +60,7 @@ enum Handlers {
 
 /// Options of applying a plan.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ApplyOptions {
     /// Time for which attempts are repeated while threads are inside of code that changes, or do not stop. Each attempt holds the target
     /// for some milliseconds only.
     pub patience: Duration,
@@ -78,19 +78,19 @@ pub struct Options {
     /// Treatment of threads in handlers of faults.
     pub faults: FaultFrames,
     /// Goroutines of the target. None may be suspended inside of a write.
-    pub goroutines: Option<Goroutines>,
+    pub goroutines: Option<GoroutinePlaces>,
     /// Words that point into the text around the plan's writes, or into `check_quiet`. If one is the program counter of a suspended context
     /// in a signal frame, it is moved as `PatchPlan::moves` says. No other context may be suspended inside of a write. Any other word that
     /// points into `check_quiet` and may be used makes the result not quiet.
-    pub suspended: Option<Words>,
+    pub suspended: Option<CodePointers>,
     /// Area whose descriptor's address is cleared from the rseq areas of threads, and from the places where ended threads had it, if the
     /// result is quiet.
     pub clear_slots: Option<DataArea>,
 }
 
-impl Default for Options {
+impl Default for ApplyOptions {
     fn default() -> Self {
-        Options {
+        ApplyOptions {
             patience: Duration::from_secs(15),
             sleepers: Duration::from_secs(15),
             check_quiet: Vec::new(),
@@ -117,11 +117,11 @@ pub struct Applied {
     /// Whether no thread is in `check_quiet`, no saved program counter on any stack and no suspended context points there, and no open call
     /// returns there. `true` if the options request none of these checks.
     pub quiet: bool,
-    /// Whether a suspended context, or what may be one, is all that keeps the result from being quiet ([`Options::suspended`]).
+    /// Whether a suspended context, or what may be one, is all that keeps the result from being quiet ([`ApplyOptions::suspended`]).
     pub waiting: bool,
     /// The addresses in `check_quiet` from which suspended contexts may go on, as they were in the stop; `None` if there may be others.
     pub suspended_at: Option<Vec<Avma>>,
-    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] had to reset. If there is one, `quiet` is
+    /// Threads that sleep uninterruptibly and may have a gs base that [`ApplyOptions::reset_gs`] had to reset. If there is one, `quiet` is
     /// `false`.
     pub asleep: Vec<Tid>,
     /// Registers of the threads at their release.
@@ -141,7 +141,7 @@ pub struct ThreadBase {
 
 /// Adjacent pages that contain writes of the plan.
 #[derive(Debug)]
-struct Run {
+struct WriteRun {
     start: Avma,
     /// Contents of the pages before the writes (`old`) and after them (`new`).
     old: Vec<u8>,
@@ -151,7 +151,7 @@ struct Run {
 
 /// Effect of the plan on a program counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+enum PcFate {
     Stays,
     /// The program counter moves to `to`. If it lies in a write, it moves before the text is written (`first`). So both places are sound if
     /// the engine dies between the two steps.
@@ -163,7 +163,7 @@ enum Fate {
     Inside,
 }
 
-impl Fate {
+impl PcFate {
     /// Effect of the plan on the saved program counter of an instruction that has faulted. `touched` means that bytes there change.
     ///
     /// The handler may put the address of the next instruction into the frame, from what it has read before the stop. So what matters is
@@ -174,11 +174,13 @@ impl Fate {
     ///
     /// After a removal, every instruction of the text is where it was. But a program counter that moves out of generated code would be
     /// written back by the handler, after the memory was unmapped.
-    fn of_fault(self, handlers: Handlers, touched: bool) -> Fate {
+    fn of_fault(self, handlers: FaultHandlerRule, touched: bool) -> PcFate {
         match (self, handlers) {
-            (Fate::Moves { .. }, Handlers::AwaitForWrites | Handlers::AwaitForMoves) => Fate::Inside,
-            (Fate::Stays, Handlers::AwaitForWrites) if touched => Fate::Inside,
-            (Fate::Moves { first: false, .. }, Handlers::Leave) => Fate::Stays,
+            (PcFate::Moves { .. }, FaultHandlerRule::AwaitForWrites | FaultHandlerRule::AwaitForMoves) => {
+                PcFate::Inside
+            }
+            (PcFate::Stays, FaultHandlerRule::AwaitForWrites) if touched => PcFate::Inside,
+            (PcFate::Moves { first: false, .. }, FaultHandlerRule::Leave) => PcFate::Stays,
             (fate, _) => fate,
         }
     }
@@ -186,7 +188,7 @@ impl Fate {
 
 /// A program counter to be moved.
 #[derive(Clone, Copy, Debug)]
-struct Move {
+struct MovedPc {
     thread: usize,
     /// Address of the saved program counter; `None` if it is in the thread's registers.
     slot: Option<Avma>,
@@ -197,7 +199,7 @@ struct Move {
 
 impl Target {
     /// Applies a plan as [`PatchPlan`] describes. If it returns an error, the target is unchanged.
-    pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
+    pub fn apply(&self, plan: &PatchPlan, options: &ApplyOptions) -> Result<Applied, ApplyError> {
         self.apply_and_visit(plan, options, None)
     }
 
@@ -205,14 +207,15 @@ impl Target {
     pub fn apply_and_visit(
         &self,
         plan: &PatchPlan,
-        options: &Options,
+        options: &ApplyOptions,
         mut visitor: Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
         check_plan(plan)?;
-        let frames = if plan.text.is_empty() && visitor.is_none() { Frames::None } else { self.gadgets()?.frames() };
+        let frames =
+            if plan.text.is_empty() && visitor.is_none() { FrameRecognition::None } else { self.gadgets()?.frames() };
         let mut runs = make_runs(&plan.text);
         let mut attempt = 1;
-        let (begin, mut holds) = (Instant::now(), Tries::begin());
+        let (begin, mut holds) = (Instant::now(), HoldTries::begin());
         loop {
             let outcome = self.trace(|tracer| {
                 tracer.be_patient(attempt);
@@ -233,7 +236,7 @@ impl Target {
     }
 
     /// Time for which attempts are repeated after this error.
-    fn patience_with(&self, e: &ApplyError, options: &Options) -> Duration {
+    fn patience_with(&self, e: &ApplyError, options: &ApplyOptions) -> Duration {
         match e.sleeper().is_some_and(|tid| self.is_asleep(tid)) {
             true => options.patience.min(options.sleepers),
             false => options.patience,
@@ -242,7 +245,7 @@ impl Target {
 
     /// Whether no thread is in any of the sorted ranges, and no saved program counter on any stack points there.
     pub fn quiet(&self, ranges: &[AvmaRange]) -> Result<bool, ApplyError> {
-        let options = Options { check_quiet: ranges.to_vec(), ..Options::default() };
+        let options = ApplyOptions { check_quiet: ranges.to_vec(), ..ApplyOptions::default() };
         Ok(self.apply(&PatchPlan::default(), &options)?.quiet)
     }
 
@@ -252,9 +255,9 @@ impl Target {
         tracer: &mut Tracer,
         attempt: u32,
         plan: &PatchPlan,
-        options: &Options,
-        frames: &Frames,
-        runs: &mut [Run],
+        options: &ApplyOptions,
+        frames: &FrameRecognition,
+        runs: &mut [WriteRun],
         visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
         // If the caller's rights do not include the process, write nothing. Writes go to the memory that was opened.
@@ -265,7 +268,7 @@ impl Target {
         let mut unwritten = Vec::new();
         for code in &plan.code {
             match self.write(code.at, &code.bytes) {
-                Err(Error::Memory { .. }) => unwritten.push(code), // POKEDATA can still write it, through a held thread.
+                Err(ProcessError::Memory { .. }) => unwritten.push(code), // POKEDATA can still write it, through a held thread.
                 other => other?,
             }
         }
@@ -282,24 +285,24 @@ impl Target {
         let (mut moves, quiet, stacks, saved, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, handlers, frames, picky, &mut maps)? {
-                Look::Ready { moves, quiet, stacks, saved, reading } => {
+                Examination::Ready { moves, quiet, stacks, saved, reading } => {
                     self.check_goroutines(options.goroutines.as_ref(), (&stacks, &saved), &plan.text)?;
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
                     let unknown = unknown.collect::<HashSet<usize>>();
                     break (moves, quiet, stacks, saved, unknown);
                 }
-                Look::Faulted(threads) => {
+                Examination::Faulted(threads) => {
                     if let Some((tid, at)) = self.finish_handlers(tracer, &threads, deadline)? {
                         if options.faults == FaultFrames::Delay {
                             return Err(ApplyError::Faulted { tid, at });
                         }
-                        handlers = Handlers::Leave;
+                        handlers = FaultHandlerRule::Leave;
                     }
                 }
-                Look::Inside(thread, at) => {
+                Examination::Inside(thread, at) => {
                     let tid = tracer.threads[thread].tid;
-                    if !matches!(tracer.threads[thread].state, State::Stopped(libc::SIGTRAP))
+                    if !matches!(tracer.threads[thread].state, TraceeState::Stopped(libc::SIGTRAP))
                         || picky.is_none() && Instant::now() > deadline
                     {
                         return Err(ApplyError::Busy { tid, at });
@@ -335,20 +338,20 @@ impl Target {
             self.clear_slots(tracer, area)?;
         }
         if let (Some(visitor), Some(threads)) = (visitor, threads_before) {
-            visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, saved: &saved, threads: &threads });
+            visitor.visit(&mut HeldThreads { target: self, tracer, stacks: &stacks, saved: &saved, threads: &threads });
         }
-        let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
+        let threads = tracer.threads.iter().filter(|t| t.state != TraceeState::Gone).count();
         let (moved, bases) = (moves.len(), bases_of(tracer));
         Ok(Applied { attempts: 0, threads, moved, quiet, waiting, suspended_at, asleep, bases })
     }
 
     /// Treatment of program counters saved by faults, at the beginning of an attempt.
-    fn handlers(&self, plan: &PatchPlan, options: &Options) -> Handlers {
+    fn handlers(&self, plan: &PatchPlan, options: &ApplyOptions) -> FaultHandlerRule {
         let changes = !plan.text.is_empty() || !plan.moves.is_empty();
         match options.faults {
-            _ if !changes || self.status().is_ok_and(|status| !status.handles_faults()) => Handlers::None,
-            FaultFrames::Delay => Handlers::AwaitForWrites,
-            FaultFrames::Leave => Handlers::AwaitForMoves,
+            _ if !changes || self.status().is_ok_and(|status| !status.handles_faults()) => FaultHandlerRule::None,
+            FaultFrames::Delay => FaultHandlerRule::AwaitForWrites,
+            FaultFrames::Leave => FaultHandlerRule::AwaitForMoves,
         }
     }
 
@@ -361,7 +364,7 @@ impl Target {
         deadline: Instant,
     ) -> Result<Option<(Tid, Avma)>, ApplyError> {
         for &(thread, at) in threads {
-            if tracer.threads[thread].state != State::Stopped(libc::SIGTRAP) || Instant::now() > deadline {
+            if tracer.threads[thread].state != TraceeState::Stopped(libc::SIGTRAP) || Instant::now() > deadline {
                 return Ok(Some((tracer.threads[thread].tid, at)));
             }
             tracer.finish_handler(thread, deadline)?;
@@ -371,14 +374,14 @@ impl Target {
     }
 
     /// Holds all threads again after one has run.
-    fn hold_others(&self, tracer: &mut Tracer) -> Result<(), Error> {
+    fn hold_others(&self, tracer: &mut Tracer) -> Result<(), ProcessError> {
         tracer.seize_all()?; // The thread may have started others.
         tracer.stop_all()?;
         self.verify(tracer) // The thread may have executed another program.
     }
 
     /// Writes one byte of each page back unchanged, so that the kernel copies the page before the stop.
-    fn make_private(&self, text: &[TextWrite]) -> Result<(), Error> {
+    fn make_private(&self, text: &[TextWrite]) -> Result<(), ProcessError> {
         let mut known = lock(&self.private_pages);
         let mut byte = [0];
         for write in text {
@@ -386,7 +389,7 @@ impl Target {
             if !known.contains(&page) {
                 self.read(write.at, &mut byte)?;
                 match self.write(write.at, &byte) {
-                    Err(Error::Memory { .. }) => return Ok(()), // POKEDATA copies the pages later.
+                    Err(ProcessError::Memory { .. }) => return Ok(()), // POKEDATA copies the pages later.
                     other => other?,
                 }
                 known.insert(page);
@@ -395,7 +398,7 @@ impl Target {
         Ok(())
     }
 
-    fn read_and_compare(&self, plan: &PatchPlan, runs: &mut [Run]) -> Result<(), ApplyError> {
+    fn read_and_compare(&self, plan: &PatchPlan, runs: &mut [WriteRun]) -> Result<(), ApplyError> {
         for run in runs {
             self.read(run.start, &mut run.old)?;
             run.new.copy_from_slice(&run.old);
@@ -421,33 +424,33 @@ impl Target {
         &self,
         tracer: &mut Tracer,
         plan: &PatchPlan,
-        options: &Options,
-        handlers: Handlers,
-        frames: &Frames,
+        options: &ApplyOptions,
+        handlers: FaultHandlerRule,
+        frames: &FrameRecognition,
         visitor: Option<&dyn Visitor>,
         maps: &mut Vec<Mapping>,
-    ) -> Result<Look, ApplyError> {
+    ) -> Result<Examination, ApplyError> {
         let mut moves = Vec::new();
         let mut quiet = true;
         let mut reading = Vec::new();
         let mut faulted = Vec::new();
         let asks_vdso = options.calls.or(options.readings).filter(|area| self.asks_vdso(area));
-        let mut tops: Vec<Top> = Vec::with_capacity(tracer.threads.len());
+        let mut tops: Vec<StackTop> = Vec::with_capacity(tracer.threads.len());
         for i in 0..tracer.threads.len() {
             tracer.check_bound(0, 0)?;
             let tid = tracer.threads[i].tid;
             let (pc, sp, restarts) = match tracer.threads[i].state {
-                State::Asleep { pc, sp } => {
+                TraceeState::Asleep { pc, sp } => {
                     // The gs base is unknown, so the thread may be reading the clock.
                     quiet &= asks_vdso.is_none();
                     (pc, sp.0, true)
                 }
-                State::Stopped(_) => match tracer.regs(i)? {
+                TraceeState::Stopped(_) => match tracer.regs(i)? {
                     Some(regs) => {
                         quiet &= !options.calls.is_some_and(|area| area.is_calling(regs.gs_base));
                         if asks_vdso.is_some_and(|area| self.is_reading(&area, regs.gs_base)) {
                             if options.readings.is_some() || visitor.is_some() {
-                                return Ok(Look::Inside(i, Avma(regs.rip)));
+                                return Ok(Examination::Inside(i, Avma(regs.rip)));
                             }
                             quiet = false;
                             reading.push(i);
@@ -456,32 +459,37 @@ impl Target {
                     }
                     None => continue,
                 },
-                State::Gone | State::Running => continue,
+                TraceeState::Gone | TraceeState::Running => continue,
             };
             // The stack of the main thread is a mapping of its own. If the thread is elsewhere, its block is not the end of its stack.
             let is_main = tid.0 == self.pid().0;
             let block = tracer.threads[i].regs.filter(|_| !is_main).map_or(0, |regs| regs.fs_base);
-            tops.push(Top { thread: i, sp, block });
+            tops.push(StackTop { thread: i, sp, block });
             quiet &= !contains(&options.check_quiet, pc);
-            let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
-            if matches!(tracer.threads[i].state, State::Stopped(libc::SIGTRAP)) && visitor.is_some_and(|v| !v.knows(pc))
+            let asleep = matches!(tracer.threads[i].state, TraceeState::Asleep { .. });
+            if matches!(tracer.threads[i].state, TraceeState::Stopped(libc::SIGTRAP))
+                && visitor.is_some_and(|v| !v.knows(pc))
             {
-                return Ok(Look::Inside(i, pc));
+                return Ok(Examination::Inside(i, pc));
             }
             let fate = self.fate(plan, pc, restarts);
             // The kernel has yet to make the frame of a fault that is pending, with the program counter that the thread has then.
             let by_fault = fate.of_fault(handlers, touched(&plan.text, pc));
-            if (fate, by_fault) == (Fate::Stays, Fate::Inside) && self.has_pending_fault(tid) {
+            if (fate, by_fault) == (PcFate::Stays, PcFate::Inside) && self.has_pending_fault(tid) {
                 faulted.push((i, pc));
             }
             match fate {
-                Fate::Stays => {}
-                Fate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
-                Fate::Moves { to, first } if !asleep => moves.push(Move { thread: i, slot: None, from: pc, to, first }),
-                Fate::Moves { .. } | Fate::Inside if asleep => {
-                    return Err(Error::Unstoppable { tid, pc: Some(pc), waited: crate::tracer::STOP_WAIT }.into());
+                PcFate::Stays => {}
+                PcFate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
+                PcFate::Moves { to, first } if !asleep => {
+                    moves.push(MovedPc { thread: i, slot: None, from: pc, to, first })
                 }
-                Fate::Moves { .. } | Fate::Inside => return Ok(Look::Inside(i, pc)),
+                PcFate::Moves { .. } | PcFate::Inside if asleep => {
+                    return Err(
+                        ProcessError::Unstoppable { tid, pc: Some(pc), waited: crate::tracer::STOP_WAIT }.into()
+                    );
+                }
+                PcFate::Moves { .. } | PcFate::Inside => return Ok(Examination::Inside(i, pc)),
             }
         }
         // The mappings are sorted by address. Each thread's stack may be a mapping of its own.
@@ -496,15 +504,15 @@ impl Target {
         let stacks = self.look_at_stacks(plan, options, handlers, frames, (maps, &tops), &mut positions);
         let (stacks, saved) = match stacks {
             Ok(read) => read,
-            Err((thread, at)) => return Ok(Look::Inside(thread, at)),
+            Err((thread, at)) => return Ok(Examination::Inside(thread, at)),
         };
         let Positions { moves, quiet, mut faulted } = positions;
         if !faulted.is_empty() {
             faulted.sort_unstable();
             faulted.dedup_by_key(|(thread, _)| *thread);
-            return Ok(Look::Faulted(faulted));
+            return Ok(Examination::Faulted(faulted));
         }
-        Ok(Look::Ready { moves, quiet, stacks, saved, reading })
+        Ok(Examination::Ready { moves, quiet, stacks, saved, reading })
     }
 
     /// Examines the stacks of threads, given by their tops, and the program counters that are saved in signal frames there.
@@ -512,16 +520,16 @@ impl Target {
     fn look_at_stacks(
         &self,
         plan: &PatchPlan,
-        options: &Options,
-        handlers: Handlers,
-        frames: &Frames,
-        (maps, tops): (&[Mapping], &[Top]),
+        options: &ApplyOptions,
+        handlers: FaultHandlerRule,
+        frames: &FrameRecognition,
+        (maps, tops): (&[Mapping], &[StackTop]),
         found: &mut Positions,
-    ) -> Result<(Stacks, Vec<SavedPc>), (usize, Avma)> {
-        if *frames == Frames::None && options.check_quiet.is_empty() {
-            return Ok((Stacks::default(), Vec::new()));
+    ) -> Result<(LiveStacks, Vec<SavedPc>), (usize, Avma)> {
+        if *frames == FrameRecognition::None && options.check_quiet.is_empty() {
+            return Ok((LiveStacks::default(), Vec::new()));
         }
-        let mut stacks = Stacks::read(self, maps, tops);
+        let mut stacks = LiveStacks::read(self, maps, tops);
         let saved_pcs = stacks.saved_pcs(self, maps, frames);
         for saved in &saved_pcs {
             let fate = self.fate(plan, saved.pc, false);
@@ -530,14 +538,20 @@ impl Target {
                 false => fate,
             };
             match by_fault {
-                Fate::Inside if fate != Fate::Inside => found.faulted.push((saved.thread, saved.pc)),
-                Fate::Stays => {}
-                Fate::Moves { to, first } => {
-                    found.moves.push(Move { thread: saved.thread, slot: Some(saved.slot), from: saved.pc, to, first });
+                PcFate::Inside if fate != PcFate::Inside => found.faulted.push((saved.thread, saved.pc)),
+                PcFate::Stays => {}
+                PcFate::Moves { to, first } => {
+                    found.moves.push(MovedPc {
+                        thread: saved.thread,
+                        slot: Some(saved.slot),
+                        from: saved.pc,
+                        to,
+                        first,
+                    });
                 }
-                Fate::Inside => return Err((saved.thread, saved.pc)),
+                PcFate::Inside => return Err((saved.thread, saved.pc)),
             }
-            if *frames == Frames::Formed
+            if *frames == FrameRecognition::Formed
                 && let Some(at) = self.returns_into(plan, &stacks, saved)
             {
                 return Err((saved.thread, at));
@@ -550,12 +564,17 @@ impl Target {
 
     /// The stacks on which their threads are: the main one, or one with the thread's control block at its end. Also those of ended threads
     /// that have one of these words, or to which the context of such a word belongs.
-    fn homes(&self, tracer: &mut Tracer, maps: &[Mapping], words: &[Avma]) -> Result<Vec<Home>, Error> {
+    fn thread_stacks(
+        &self,
+        tracer: &mut Tracer,
+        maps: &[Mapping],
+        words: &[Avma],
+    ) -> Result<Vec<ThreadStack>, ProcessError> {
         let mapping_at = |at: u64| {
             let mapping = maps.get(maps.partition_point(|m| m.range.end.0 <= at));
             mapping.filter(|m| m.range.contains(&Avma(at)))
         };
-        let mut homes = Vec::new();
+        let mut thread_stacks = Vec::new();
         for i in 0..tracer.threads.len() {
             let Some(regs) = tracer.regs(i)? else { continue };
             let Some(mapping) = mapping_at(regs.rsp) else { continue };
@@ -564,12 +583,12 @@ impl Target {
                 stack.end = Avma(regs.fs_base);
             }
             if mapping.range.contains(&stack.end) || stack.end == mapping.range.end {
-                homes.push(Home { stack, free: regs.rsp.saturating_sub(frame::RED_ZONE) });
+                thread_stacks.push(ThreadStack { stack, free: regs.rsp.saturating_sub(frame::RED_ZONE) });
             }
         }
         let places = words.iter().flat_map(|slot| [Some(slot.0), self.read_u64(slot.offset(-8)).ok()]);
-        homes.extend(self.ended_homes(places.flatten().map(Avma)));
-        Ok(homes)
+        thread_stacks.extend(self.stacks_of_ended(places.flatten().map(Avma)));
+        Ok(thread_stacks)
     }
 
     /// Looks for suspended contexts. Fails if there may be some that must be known and cannot be looked for. Otherwise as
@@ -577,22 +596,22 @@ impl Target {
     fn look_at_contexts(
         &self,
         tracer: &mut Tracer,
-        (plan, options): (&PatchPlan, &Options),
+        (plan, options): (&PatchPlan, &ApplyOptions),
         maps: &[Mapping],
-        stacks: &Stacks,
-        moves: &mut Vec<Move>,
+        stacks: &LiveStacks,
+        moves: &mut Vec<MovedPc>,
     ) -> Result<Option<Vec<Avma>>, ApplyError> {
         let Some(words) = options.suspended.as_ref().filter(|_| !tracer.threads.is_empty()) else {
             return Ok(Some(Vec::new()));
         };
         let found = words.now(self);
         let places: Vec<Avma> = found.at.iter().chain(&found.frames).copied().collect();
-        let homes = self.homes(tracer, maps, &places)?;
+        let thread_stacks = self.thread_stacks(tracer, maps, &places)?;
         let elsewhere: Vec<Avma> = found.frames.iter().copied().filter(|slot| !stacks.has(*slot)).collect();
-        if self.preempts(&elsewhere, &homes) {
+        if self.preempts(&elsewhere, &thread_stacks) {
             return Err(ApplyError::Preempts);
         }
-        let suspended_at = self.look_at_words(&found.at, plan, options, stacks, &homes, moves)?;
+        let suspended_at = self.look_at_words(&found.at, plan, options, stacks, &thread_stacks, moves)?;
         Ok(found.all.then_some(suspended_at))
     }
 
@@ -602,10 +621,10 @@ impl Target {
         &self,
         words: &[Avma],
         plan: &PatchPlan,
-        options: &Options,
-        stacks: &Stacks,
-        homes: &[Home],
-        moves: &mut Vec<Move>,
+        options: &ApplyOptions,
+        stacks: &LiveStacks,
+        thread_stacks: &[ThreadStack],
+        moves: &mut Vec<MovedPc>,
     ) -> Result<Vec<Avma>, ApplyError> {
         let mut suspended_at = Vec::new();
         // The stacks of threads were read already.
@@ -613,12 +632,12 @@ impl Target {
             let Ok(pc) = self.read_u64(slot).map(Avma) else { continue };
             let (fate, in_code) = (self.fate(plan, pc, false), contains(&options.check_quiet, pc));
             let is_none = in_code && self.is_empty(pc, &options.check_quiet);
-            if fate == Fate::Stays && (!in_code || is_none) || self.is_remains(slot, homes) {
+            if fate == PcFate::Stays && (!in_code || is_none) || self.is_remains(slot, thread_stacks) {
                 continue;
             }
             match (fate, self.waiting(slot)) {
-                (Fate::Moves { to, first }, Some(Waiting::Frame)) => {
-                    moves.push(Move { thread: 0, slot: Some(slot), from: pc, to, first });
+                (PcFate::Moves { to, first }, Some(SuspendedPc::Frame)) => {
+                    moves.push(MovedPc { thread: 0, slot: Some(slot), from: pc, to, first });
                 }
                 _ if in_code => suspended_at.push(pc),
                 (_, Some(_)) => return Err(ApplyError::Suspended { at: pc }),
@@ -638,7 +657,7 @@ impl Target {
 
     /// If a dead engine has left a borrowed thread behind, the thread takes addresses of pieces of code from its stack until it reaches the
     /// signal frame (`gadgets.rs`). Returns the first of these pieces whose bytes the plan changes; `None` if there is none.
-    fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
+    fn returns_into(&self, plan: &PatchPlan, stacks: &LiveStacks, saved: &SavedPc) -> Option<Avma> {
         let frame = saved.slot.0 - frame::RIP;
         let first = stacks.word(saved.thread, frame)?;
         let mut bytes = [0; SYSCALL.len()];
@@ -685,17 +704,17 @@ impl Target {
     }
 
     /// Effect of the plan on a program counter. With `restarts`, the kernel may move it back by two bytes, to a `syscall` instruction.
-    fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> Fate {
+    fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> PcFate {
         let inside = strictly_inside(&plan.text, pc);
         if let Ok(i) = plan.moves.binary_search_by_key(&pc, |m| m.from) {
             let to = plan.moves[i].to;
             let after_syscall =
                 || self.byte(plan, to.offset(-2)) == Some(0x0f) && self.byte(plan, to.offset(-1)) == Some(0x05);
             let first = touched(&plan.text, pc);
-            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first } };
+            return if restarts && !after_syscall() { PcFate::Inside } else { PcFate::Moves { to, first } };
         }
         let back = restarts && (touched(&plan.text, pc.offset(-2)) || touched(&plan.text, pc.offset(-1)));
-        if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }
+        if inside || back || contains(&plan.step_out, pc) { PcFate::Inside } else { PcFate::Stays }
     }
 
     /// Byte at an address after the plan is applied; `None` if it cannot be read.
@@ -708,7 +727,7 @@ impl Target {
         Some(byte[0])
     }
 
-    fn move_pcs<'m>(&self, tracer: &mut Tracer, moves: impl Iterator<Item = &'m Move>) -> Result<(), Error> {
+    fn move_pcs<'m>(&self, tracer: &mut Tracer, moves: impl Iterator<Item = &'m MovedPc>) -> Result<(), ProcessError> {
         for m in moves {
             match (m.slot, tracer.regs(m.thread)?) {
                 (Some(slot), _) => self.write(slot, &m.to.0.to_le_bytes())?,
@@ -719,7 +738,7 @@ impl Target {
         Ok(())
     }
 
-    fn write_runs(&self, tracer: &Tracer, runs: &[Run]) -> Result<(), Error> {
+    fn write_runs(&self, tracer: &Tracer, runs: &[WriteRun]) -> Result<(), ProcessError> {
         for run in runs {
             // The kernel writes page by page. If the engine is killed, each page is written completely or not at all.
             self.write_text(tracer, run.start, &run.new)?;
@@ -728,7 +747,7 @@ impl Target {
     }
 
     /// Restores the text and the program counters that were moved before it was written. Errors are left out: an earlier one is returned.
-    fn take_back(&self, tracer: &mut Tracer, runs: &[Run], moves: &[Move], original: &[Option<Regs>]) {
+    fn take_back(&self, tracer: &mut Tracer, runs: &[WriteRun], moves: &[MovedPc], original: &[Option<Regs>]) {
         for run in runs.iter().filter(|r| r.old != r.new) {
             let _ = self.write_text(tracer, run.start, &run.old);
         }
@@ -742,12 +761,12 @@ impl Target {
     }
 
     /// Writes through /proc/PID/mem. If the kernel forbids that, writes word by word with POKEDATA.
-    fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), Error> {
+    fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), ProcessError> {
         let refused = match self.write(at, bytes) {
-            Err(e @ Error::Memory { .. }) => e,
+            Err(e @ ProcessError::Memory { .. }) => e,
             other => return other,
         };
-        let Some(held) = tracer.threads.iter().find(|t| matches!(t.state, State::Stopped(_))) else {
+        let Some(held) = tracer.threads.iter().find(|t| matches!(t.state, TraceeState::Stopped(_))) else {
             return Err(refused);
         };
         let mut from = at.0 & !7;
@@ -770,17 +789,17 @@ impl Target {
 /// Findings of a look.
 struct Positions {
     /// The program counters to move.
-    moves: Vec<Move>,
+    moves: Vec<MovedPc>,
     /// Whether all is quiet.
     quiet: bool,
     /// Threads in handlers of faults, and the addresses of the instructions.
     faulted: Vec<(usize, Avma)>,
 }
 
-enum Look {
+enum Examination {
     /// The program counters to move, whether all is quiet, the stacks and the saved program counters on them, and the threads that are
     /// reading the clock.
-    Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
+    Ready { moves: Vec<MovedPc>, quiet: bool, stacks: LiveStacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// The thread with this index is at this address, where no thread may be.
     Inside(usize, Avma),
     /// The threads with these indices handle faults of the instructions at these addresses, which the plan would displace or move.
@@ -855,8 +874,8 @@ fn check_mappings(maps: &[Mapping], text: &[TextWrite]) -> Result<(), ApplyError
     Ok(())
 }
 
-fn make_runs(text: &[TextWrite]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn make_runs(text: &[TextWrite]) -> Vec<WriteRun> {
+    let mut runs: Vec<WriteRun> = Vec::new();
     for (i, w) in text.iter().enumerate() {
         let page = w.at.0 & !(PAGE - 1);
         match runs.last_mut() {
@@ -864,7 +883,12 @@ fn make_runs(text: &[TextWrite]) -> Vec<Run> {
                 run.old.resize((page + PAGE - run.start.0) as usize, 0);
                 run.writes.end = i + 1;
             }
-            _ => runs.push(Run { start: Avma(page), old: vec![0; PAGE as usize], new: Vec::new(), writes: i..i + 1 }),
+            _ => runs.push(WriteRun {
+                start: Avma(page),
+                old: vec![0; PAGE as usize],
+                new: Vec::new(),
+                writes: i..i + 1,
+            }),
         }
     }
     for run in &mut runs {

@@ -17,27 +17,27 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::bases;
-use crate::error::Error;
-use crate::fault::Guarded;
-use crate::pages::Touched;
+use crate::error::ProcessError;
+use crate::fault::GuardedMapping;
+use crate::pages::PopulatedPages;
 use crate::perf::EventAttributes;
-use crate::room::DataAreaRequest;
-use crate::target::{Identity, Target};
+use crate::target::{ProcessIdentity, Target};
+use crate::target_memory::DataAreaRequest;
 
 /// The data area of a target.
 #[derive(Debug)]
 pub struct SharedArea {
     layout: DataArea,
-    access: Access,
+    access: AreaAccess,
     /// Largest of the ends of the claimed shards and the claim hints that were read; [`UNKNOWN`] before the first reading.
     claimed_to: AtomicU32,
 }
 
 #[derive(Debug)]
-enum Access {
+enum AreaAccess {
     /// The area is mapped in this process as well. The engine opened the file behind `lock` once more, so a lock on it ends with the
     /// engine.
-    Mapped { map: Guarded, lock: Option<OwnedFd> },
+    Mapped { map: GuardedMapping, lock: Option<OwnedFd> },
     /// Access through the target's memory, for a successor that may not map the file.
     Through(Arc<Target>),
 }
@@ -53,7 +53,7 @@ pub struct Claim {
 
 /// Fork children that have registered in the header.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Children {
+pub struct ForkChildren {
     /// Process ids of the children in their own pid namespaces.
     pub pids: Vec<Pid>,
     /// Number of further children for which the header had no room.
@@ -62,19 +62,19 @@ pub struct Children {
 
 impl SharedArea {
     /// Maps a data area into this process. `memfd` is its file; `lock` is a second descriptor, which was opened separately.
-    pub(crate) fn map(layout: DataArea, memfd: &OwnedFd, lock: Option<OwnedFd>) -> Result<Self, Error> {
-        let own = |source| Error::Own { what: "map the data area", source };
-        let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
+    pub(crate) fn map(layout: DataArea, memfd: &OwnedFd, lock: Option<OwnedFd>) -> Result<Self, ProcessError> {
+        let own = |source| ProcessError::Own { what: "map the data area", source };
+        let len = usize::try_from(layout.len()).map_err(|_| ProcessError::Outside(layout.len()))?;
         let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_raw(memfd).map_err(own)?;
-        let map = Guarded::new(map).map_err(own)?;
-        Ok(SharedArea::new(layout, Access::Mapped { map, lock }))
+        let map = GuardedMapping::new(map).map_err(own)?;
+        Ok(SharedArea::new(layout, AreaAccess::Mapped { map, lock }))
     }
 
     pub(crate) fn through(layout: DataArea, target: Arc<Target>) -> Self {
-        SharedArea::new(layout, Access::Through(target))
+        SharedArea::new(layout, AreaAccess::Through(target))
     }
 
-    fn new(layout: DataArea, access: Access) -> Self {
+    fn new(layout: DataArea, access: AreaAccess) -> Self {
         // The claims from before this engine are unknown, so the first call of `all_claims` reads all of them.
         SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN) }
     }
@@ -88,45 +88,49 @@ impl SharedArea {
     /// for the lock.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match &self.access {
-            Access::Mapped { lock: Some(file), .. } => {
+            AreaAccess::Mapped { lock: Some(file), .. } => {
                 u64::try_from(rustix::fs::fstat(file).ok()?.st_blocks).ok()?.checked_mul(512)
             }
-            Access::Mapped { .. } | Access::Through(_) => None,
+            AreaAccess::Mapped { .. } | AreaAccess::Through(_) => None,
         }
     }
 
     /// Whether reads and writes need no system call.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.access, Access::Mapped { .. })
+        matches!(self.access, AreaAccess::Mapped { .. })
     }
 
     /// Whether the kernel could not provide a page of the area in this process (a memory limit, a hardware error). Such a page reads as 0.
     pub fn is_broken(&self) -> bool {
-        matches!(&self.access, Access::Mapped { map, .. } if map.is_broken())
+        matches!(&self.access, AreaAccess::Mapped { map, .. } if map.is_broken())
     }
 
     /// Takes the lock of the area, which only one engine can hold and which ends with the engine. The engine that creates an area has it
     /// already. Returns `None` if this access has no lock; then only the header names the holder.
     pub fn try_lock(&self) -> Option<bool> {
         match &self.access {
-            Access::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
-            Access::Mapped { .. } | Access::Through(_) => None,
+            AreaAccess::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
+            AreaAccess::Mapped { .. } | AreaAccess::Through(_) => None,
         }
     }
 
     #[inline]
-    fn check_bytes(&self, offset: u64, len: usize) -> Result<(), Error> {
+    fn check_bytes(&self, offset: u64, len: usize) -> Result<(), ProcessError> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.layout.len() => Ok(()),
-            _ => Err(Error::Outside(offset)),
+            _ => Err(ProcessError::Outside(offset)),
         }
     }
 
     /// Checks that `count` aligned words of `size` bytes each lie inside the area at `offset`.
     #[inline]
-    fn check(&self, offset: u64, size: usize, count: usize) -> Result<(), Error> {
-        let len = size.checked_mul(count).ok_or(Error::Outside(offset))?;
-        if offset.is_multiple_of(size as u64) { self.check_bytes(offset, len) } else { Err(Error::Outside(offset)) }
+    fn check(&self, offset: u64, size: usize, count: usize) -> Result<(), ProcessError> {
+        let len = size.checked_mul(count).ok_or(ProcessError::Outside(offset))?;
+        if offset.is_multiple_of(size as u64) {
+            self.check_bytes(offset, len)
+        } else {
+            Err(ProcessError::Outside(offset))
+        }
     }
 
     fn at(&self, offset: u64) -> Avma {
@@ -135,32 +139,32 @@ impl SharedArea {
 
     /// Reads a u64 at an offset (a multiple of 8).
     #[inline]
-    pub fn read_u64(&self, offset: u64) -> Result<u64, Error> {
+    pub fn read_u64(&self, offset: u64) -> Result<u64, ProcessError> {
         self.check(offset, 8, 1)?;
         match &self.access {
-            Access::Mapped { map, .. } => Ok(word64(map, offset).load(Ordering::Acquire)),
-            Access::Through(target) => target.read_u64(self.at(offset)),
+            AreaAccess::Mapped { map, .. } => Ok(word64(map, offset).load(Ordering::Acquire)),
+            AreaAccess::Through(target) => target.read_u64(self.at(offset)),
         }
     }
 
     /// Writes a u64 at an offset (a multiple of 8).
-    pub fn write_u64(&self, offset: u64, value: u64) -> Result<(), Error> {
+    pub fn write_u64(&self, offset: u64, value: u64) -> Result<(), ProcessError> {
         self.check(offset, 8, 1)?;
         match &self.access {
-            Access::Mapped { map, .. } => {
+            AreaAccess::Mapped { map, .. } => {
                 word64(map, offset).store(value, Ordering::Release);
                 Ok(())
             }
-            Access::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
+            AreaAccess::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
         }
     }
 
     /// Reads a u32 at an offset (a multiple of 4).
-    pub fn read_u32(&self, offset: u64) -> Result<u32, Error> {
+    pub fn read_u32(&self, offset: u64) -> Result<u32, ProcessError> {
         self.check(offset, 4, 1)?;
         match &self.access {
-            Access::Mapped { map, .. } => Ok(word32(map, offset).load(Ordering::Acquire)),
-            Access::Through(target) => {
+            AreaAccess::Mapped { map, .. } => Ok(word32(map, offset).load(Ordering::Acquire)),
+            AreaAccess::Through(target) => {
                 let mut bytes = [0; 4];
                 target.read(self.at(offset), &mut bytes)?;
                 Ok(u32::from_le_bytes(bytes))
@@ -169,27 +173,27 @@ impl SharedArea {
     }
 
     /// Writes a u32 at an offset (a multiple of 4).
-    pub fn write_u32(&self, offset: u64, value: u32) -> Result<(), Error> {
+    pub fn write_u32(&self, offset: u64, value: u32) -> Result<(), ProcessError> {
         self.check(offset, 4, 1)?;
         match &self.access {
-            Access::Mapped { map, .. } => {
+            AreaAccess::Mapped { map, .. } => {
                 word32(map, offset).store(value, Ordering::Release);
                 Ok(())
             }
-            Access::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
+            AreaAccess::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
         }
     }
 
     /// Reads consecutive u64 at an offset (a multiple of 8).
-    pub fn read_words(&self, offset: u64, words: &mut [u64]) -> Result<(), Error> {
+    pub fn read_words(&self, offset: u64, words: &mut [u64]) -> Result<(), ProcessError> {
         self.check(offset, 8, words.len())?;
         match &self.access {
-            Access::Mapped { map, .. } => {
+            AreaAccess::Mapped { map, .. } => {
                 for (i, word) in words.iter_mut().enumerate() {
                     *word = word64(map, offset + 8 * i as u64).load(Ordering::Relaxed);
                 }
             }
-            Access::Through(target) => {
+            AreaAccess::Through(target) => {
                 let mut bytes = vec![0; 8 * words.len()];
                 target.read(self.at(offset), &mut bytes)?;
                 for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -201,27 +205,27 @@ impl SharedArea {
     }
 
     /// Reads bytes.
-    pub fn read_bytes(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+    pub fn read_bytes(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ProcessError> {
         self.check_bytes(offset, bytes.len())?;
         match &self.access {
-            Access::Mapped { map, .. } => copy_out(map, offset, bytes),
-            Access::Through(target) => target.read(self.at(offset), bytes)?,
+            AreaAccess::Mapped { map, .. } => copy_out(map, offset, bytes),
+            AreaAccess::Through(target) => target.read(self.at(offset), bytes)?,
         }
         Ok(())
     }
 
     /// Writes bytes.
-    pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), ProcessError> {
         self.check_bytes(offset, bytes.len())?;
         match &self.access {
-            Access::Mapped { map, .. } => copy_in(map, offset, bytes),
-            Access::Through(target) => target.write(self.at(offset), bytes)?,
+            AreaAccess::Mapped { map, .. } => copy_in(map, offset, bytes),
+            AreaAccess::Through(target) => target.write(self.at(offset), bytes)?,
         }
         Ok(())
     }
 
     /// Sets whether the engine answers threads at the loader's hook from now on. An area that is not mapped here cannot answer.
-    pub fn listen(&self, listening: bool) -> Result<(), Error> {
+    pub fn listen(&self, listening: bool) -> Result<(), ProcessError> {
         self.write_u32(header::LISTENING.into(), u32::from(listening && self.is_mapped()))
     }
 
@@ -231,10 +235,10 @@ impl SharedArea {
     }
 
     /// Returns how many times the loader has finished mapping or unmapping. Waits at most `at_most` for that number to differ from `seen`.
-    pub fn wait_for_loads(&self, seen: u32, at_most: Duration) -> Result<u32, Error> {
+    pub fn wait_for_loads(&self, seen: u32, at_most: Duration) -> Result<u32, ProcessError> {
         let at = u64::from(header::LOADS);
         self.check(at, 4, 1)?;
-        if let Access::Mapped { map, .. } = &self.access {
+        if let AreaAccess::Mapped { map, .. } = &self.access {
             let timeout = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
             // The number shows whether a load has ended, whatever ended the wait.
             let _ = futex::wait(word32(map, at), futex::Flags::empty(), seen, Some(&timeout));
@@ -245,10 +249,10 @@ impl SharedArea {
     }
 
     /// Releases the threads at the loader's hook that arrived up to this result of [`SharedArea::wait_for_loads`].
-    pub fn answer(&self, loads: u32) -> Result<(), Error> {
+    pub fn answer(&self, loads: u32) -> Result<(), ProcessError> {
         let at = u64::from(header::ANSWERED);
         self.write_u32(at, loads)?;
-        if let Access::Mapped { map, .. } = &self.access {
+        if let AreaAccess::Mapped { map, .. } = &self.access {
             // A thread that misses the wake-up reads the number itself when its time is over.
             let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
@@ -256,19 +260,19 @@ impl SharedArea {
     }
 
     /// Renews the wait of threads at the loader's hook: a thread that reaches its time limit waits once more.
-    pub fn renew(&self) -> Result<(), Error> {
+    pub fn renew(&self) -> Result<(), ProcessError> {
         self.write_u32(header::RENEWED.into(), 1)
     }
 
     /// Stops answering threads at the loader's hook, and releases those that wait there.
-    pub fn stop_listening(&self) -> Result<(), Error> {
+    pub fn stop_listening(&self) -> Result<(), ProcessError> {
         self.listen(false)?;
         let loads = self.read_u32(header::LOADS.into())?;
         self.answer(loads)
     }
 
     /// Permits threads to wait for room in their buffers, if no thread may wait yet.
-    pub fn begin_waits(&self) -> Result<(), Error> {
+    pub fn begin_waits(&self) -> Result<(), ProcessError> {
         match self.read_u32(header::DRAINS.into())? {
             0 => self.write_u32(header::DRAINS.into(), 1),
             _ => Ok(()),
@@ -277,21 +281,21 @@ impl SharedArea {
 
     /// Tells threads that wait for room that their buffers were emptied. Threads may wait from then on. `drains` is the number of times that the
     /// engine has told so before; the call increments it.
-    pub fn drained(&self, drains: &mut u32) -> Result<(), Error> {
+    pub fn drained(&self, drains: &mut u32) -> Result<(), ProcessError> {
         // 0 means that no thread may wait.
         *drains = drains.wrapping_add(1).max(1);
         self.wake_waiters(*drains)
     }
 
     /// Ends the waits for room in buffers: no thread waits until the next call of [`SharedArea::drained`] or [`SharedArea::begin_waits`].
-    pub fn end_waits(&self) -> Result<(), Error> {
+    pub fn end_waits(&self) -> Result<(), ProcessError> {
         self.wake_waiters(0)
     }
 
-    fn wake_waiters(&self, drains: u32) -> Result<(), Error> {
+    fn wake_waiters(&self, drains: u32) -> Result<(), ProcessError> {
         let at = u64::from(header::DRAINS);
         self.write_u32(at, drains)?;
-        if let Access::Mapped { map, .. } = &self.access {
+        if let AreaAccess::Mapped { map, .. } = &self.access {
             // A thread that misses this reads the number itself when its time is over.
             let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
@@ -303,8 +307,8 @@ impl SharedArea {
         &self,
         target_pid: Pid,
         request: &DataAreaRequest,
-        holder: &Identity,
-    ) -> Result<(), Error> {
+        holder: &ProcessIdentity,
+    ) -> Result<(), ProcessError> {
         let (kind, offset) = match request.identity {
             ThreadIdentity::Locked => (0, 0),
             ThreadIdentity::FsOffset(offset) => (1, offset),
@@ -348,10 +352,10 @@ impl SharedArea {
     }
 
     /// Engine that holds the target, according to the header.
-    pub fn holder(&self) -> Result<Identity, Error> {
+    pub fn holder(&self) -> Result<ProcessIdentity, ProcessError> {
         let mut boot_id = [0; 16];
         self.read_bytes(header::BOOT_ID.into(), &mut boot_id)?;
-        Ok(Identity {
+        Ok(ProcessIdentity {
             pid: Pid(self.read_u32(header::HOLDER_PID.into())? as i32),
             start_time: self.read_u64(header::HOLDER_START.into())?,
             boot_id,
@@ -359,25 +363,25 @@ impl SharedArea {
     }
 
     /// Writes the holder into the header.
-    pub fn set_holder(&self, holder: &Identity) -> Result<(), Error> {
+    pub fn set_holder(&self, holder: &ProcessIdentity) -> Result<(), ProcessError> {
         self.write_u32(header::HOLDER_PID.into(), holder.pid.0 as u32)?;
         self.write_u64(header::HOLDER_START.into(), holder.start_time)?;
         self.write_bytes(header::BOOT_ID.into(), &holder.boot_id)
     }
 
     /// Offset from fs of the pointer to the goroutine that a thread executes, if the area has records of goroutines.
-    pub fn goroutine(&self) -> Result<Option<i32>, Error> {
+    pub fn goroutine(&self) -> Result<Option<i32>, ProcessError> {
         let offset = self.read_u32(header::GOROUTINE.into())?.cast_signed();
         Ok(Some(offset).filter(|offset| *offset != 0 && self.layout.stride >= goroutine::STRIDE_MIN))
     }
 
     /// Whether fork children are measured with the target, like its threads.
-    pub fn is_family(&self) -> Result<bool, Error> {
+    pub fn is_family(&self) -> Result<bool, ProcessError> {
         Ok(self.read_u32(header::FAMILY.into())? != 0)
     }
 
     /// Way in which generated code tells threads apart, according to the header.
-    pub fn identity(&self) -> Result<ThreadIdentity, Error> {
+    pub fn identity(&self) -> Result<ThreadIdentity, ProcessError> {
         Ok(match self.read_u32(header::IDENTITY.into())? {
             1 => ThreadIdentity::FsOffset(self.read_u32(header::IDENTITY_OFFSET.into())?),
             2 => ThreadIdentity::FsBase,
@@ -387,7 +391,7 @@ impl SharedArea {
 
     /// Way in which generated code reads processor time, according to the header. The header of a dead engine's area has the same value for
     /// a system call and for no clock; this function returns a system call for both.
-    pub fn cpu_clock(&self) -> Result<CpuClock, Error> {
+    pub fn cpu_clock(&self) -> Result<CpuClock, ProcessError> {
         Ok(match self.read_u32(header::CPU_SLOT.into())?.cast_signed() {
             0 => CpuClock::SystemCall,
             slot => CpuClock::Rseq { slot, signature: self.read_u32(header::SIGNATURE.into())? },
@@ -395,12 +399,12 @@ impl SharedArea {
     }
 
     /// Way in which generated code reads the time, according to the header.
-    pub fn wall_clock(&self) -> Result<WallClock, Error> {
+    pub fn wall_clock(&self) -> Result<WallClock, ProcessError> {
         self.read_u64(header::WALL_CLOCK.into()).map(WallClock::of_word)
     }
 
     /// Ticks in a nanosecond of processor time, times 2^32. If the header has no value yet, sets it to `rate` and returns `rate`.
-    pub fn cpu_rate(&self, rate: u64) -> Result<u64, Error> {
+    pub fn cpu_rate(&self, rate: u64) -> Result<u64, ProcessError> {
         match self.read_u64(header::CPU_RATE.into())? {
             0 => self.write_u64(header::CPU_RATE.into(), rate).map(|()| rate),
             known => Ok(known),
@@ -408,13 +412,13 @@ impl SharedArea {
     }
 
     /// The last reading of processor time, in ticks, of the thread that owns a shard.
-    pub fn cpu_last(&self, shard: u32) -> Result<u64, Error> {
+    pub fn cpu_last(&self, shard: u32) -> Result<u64, ProcessError> {
         self.read_u64(self.layout.stride * u64::from(shard) + u64::from(layout::CPU_LAST))
     }
 
     /// Stores in the header the address at which an ended thread had its pointer to a descriptor. Returns whether the header contains the
     /// address.
-    fn remember_slot(&self, slot: u64) -> Result<bool, Error> {
+    fn remember_slot(&self, slot: u64) -> Result<bool, ProcessError> {
         let count = self.read_u32(header::SLOTS_COUNT.into())?.min(header::SLOTS_MAX);
         let mut known = vec![0; count as usize];
         self.read_words(header::SLOTS.into(), &mut known)?;
@@ -430,77 +434,77 @@ impl SharedArea {
     }
 
     /// Number of failed searches for a free shard.
-    pub fn exhausted(&self) -> Result<u32, Error> {
+    pub fn exhausted(&self) -> Result<u32, ProcessError> {
         self.read_u32(header::EXHAUSTED.into())
     }
 
     /// Number of calls of functions of the target that are known to have ended without a return, and number of snippets with calls that
     /// were skipped.
-    pub fn calls_amiss(&self) -> Result<(u32, u32), Error> {
+    pub fn calls_amiss(&self) -> Result<(u32, u32), ProcessError> {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
     }
 
     /// Number of writes to the program's memory that failed.
-    pub fn writes_failed(&self) -> Result<u32, Error> {
+    pub fn writes_failed(&self) -> Result<u32, ProcessError> {
         self.read_u32(header::WRITES_FAILED.into())
     }
 
     /// Number of failed reads of the program's memory.
-    pub fn reads_failed(&self) -> Result<u32, Error> {
+    pub fn reads_failed(&self) -> Result<u32, ProcessError> {
         self.read_u32(header::READS_FAILED.into())
     }
 
     /// Number of failed readings of processor events.
-    pub fn events_unread(&self) -> Result<u32, Error> {
+    pub fn events_unread(&self) -> Result<u32, ProcessError> {
         self.read_u32(header::EVENTS_UNREAD.into())
     }
 
     /// Sets the attributes with which threads open their counters of an event.
-    pub fn set_event(&self, number: u32, attributes: &EventAttributes) -> Result<(), Error> {
+    pub fn set_event(&self, number: u32, attributes: &EventAttributes) -> Result<(), ProcessError> {
         (event_at(number)..).step_by(8).zip(attributes).try_for_each(|(at, word)| self.write_u64(at, *word))
     }
 
     /// Clears an event: its attributes, and the words of its counter in every claimed shard.
-    pub(crate) fn forget_event(&self, number: u32) -> Result<(), Error> {
+    pub(crate) fn forget_event(&self, number: u32) -> Result<(), ProcessError> {
         self.claims()?.into_iter().try_for_each(|claim| self.forget_event_of(claim.shard, number))?;
         self.set_event(number, &EventAttributes::default())
     }
 
-    fn forget_event_of(&self, shard: u32, number: u32) -> Result<(), Error> {
+    fn forget_event_of(&self, shard: u32, number: u32) -> Result<(), ProcessError> {
         let words = self.shard_start(shard) + u64::from(layout::EVENT_WORDS + layout::EVENT_WORDS_BYTES * number);
         self.write_u64(words, 0)?;
         self.write_u64(words + 8, 0)
     }
 
     /// Whether fork children begin with the state of the thread that forked.
-    pub fn follows_births(&self) -> Result<bool, Error> {
+    pub fn follows_births(&self) -> Result<bool, ProcessError> {
         Ok(self.read_u32(header::FORKS.into())? != 0)
     }
 
     /// Records in the header that fork children begin with the state of the thread that forked.
-    pub fn follow_births(&self) -> Result<(), Error> {
+    pub fn follow_births(&self) -> Result<(), ProcessError> {
         self.write_u32(header::FORKS.into(), 1)
     }
 
     /// Number of forks that found no free shard for their child.
-    pub fn births_missed(&self) -> Result<u32, Error> {
+    pub fn births_missed(&self) -> Result<u32, ProcessError> {
         self.read_u32(header::BIRTHS_MISSED.into())
     }
 
     /// Whether the owner of a shard began with the state of the thread that forked it.
-    pub fn was_born(&self, shard: u32) -> Result<bool, Error> {
+    pub fn was_born(&self, shard: u32) -> Result<bool, ProcessError> {
         let at = self.shard_start(shard) + u64::from(self.layout.records() + birth::BORN);
         Ok(self.read_u64(at)? != 0)
     }
 
     /// The shards that were claimed for children whose fork has failed. They can be freed.
-    pub fn unborn(&self) -> Result<Vec<u32>, Error> {
+    pub fn unborn(&self) -> Result<Vec<u32>, ProcessError> {
         let failed = |claim: &Claim| claim.owner == 1 << birth::FAILED;
         Ok(self.all_claims()?.into_iter().filter(failed).map(|claim| claim.shard).collect())
     }
 
     /// The claims of threads. The shard of a child that is not born completely belongs to no thread yet.
-    pub fn claims(&self) -> Result<Vec<Claim>, Error> {
+    pub fn claims(&self) -> Result<Vec<Claim>, ProcessError> {
         let held = |claim: &Claim| claim.owner >> birth::RESERVED == 0;
         Ok(self.all_claims()?.into_iter().filter(held).collect())
     }
@@ -509,7 +513,7 @@ impl SharedArea {
     ///
     /// A thread raises the hint by one, and takes the first free shard from the hint's old value on. So above the highest hint, the claimed
     /// shards follow each other without a gap, and the first free one ends the search.
-    fn all_claims(&self) -> Result<Vec<Claim>, Error> {
+    fn all_claims(&self) -> Result<Vec<Claim>, ProcessError> {
         let shards = self.layout.shards.min(layout::SHARDS_MAX);
         let hint = self.read_u32(header::CLAIM_HINT.into())?;
         let sure = self.claimed_to.load(Ordering::Relaxed).max(hint).min(shards);
@@ -530,11 +534,11 @@ impl SharedArea {
     }
 
     /// Lowers the hint to this shard if the hint is higher. The next thread then begins its search there.
-    fn lower_hint(&self, shard: u32) -> Result<(), Error> {
+    fn lower_hint(&self, shard: u32) -> Result<(), ProcessError> {
         let hint = u64::from(header::CLAIM_HINT);
         let before = match &self.access {
-            Access::Mapped { map, .. } => word32(map, hint).fetch_min(shard, Ordering::AcqRel),
-            Access::Through(_) => {
+            AreaAccess::Mapped { map, .. } => word32(map, hint).fetch_min(shard, Ordering::AcqRel),
+            AreaAccess::Through(_) => {
                 let before = self.read_u32(hint)?;
                 self.write_u32(hint, before.min(shard))?;
                 before
@@ -547,18 +551,18 @@ impl SharedArea {
 
     /// Claims a free shard for a thread, as the thread itself would do. Returns `None` if no shard is free. The caller then has to set the
     /// gs base of the held thread; with it, the thread finds that it owns the shard.
-    pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
+    pub fn claim(&self, identity: u64) -> Result<Option<u32>, ProcessError> {
         for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
             let claim = claim_at(shard);
             if self.read_u64(claim)? != 0 {
                 continue;
             }
             let won = match &self.access {
-                Access::Mapped { map, .. } => {
+                AreaAccess::Mapped { map, .. } => {
                     word64(map, claim).compare_exchange(0, identity, Ordering::AcqRel, Ordering::Acquire).is_ok()
                 }
                 // No thread claims anything while all threads are held.
-                Access::Through(_) => self.write_u64(claim, identity).is_ok(),
+                AreaAccess::Through(_) => self.write_u64(claim, identity).is_ok(),
             };
             if won {
                 self.write_u64(self.shard_start(shard) + u64::from(layout::OWNER), identity)?;
@@ -580,7 +584,7 @@ impl SharedArea {
 
     /// One counter of one shard.
     #[inline]
-    pub fn counter(&self, shard: u32, index: u32) -> Result<u64, Error> {
+    pub fn counter(&self, shard: u32, index: u32) -> Result<u64, ProcessError> {
         self.read_u64(self.counter_at(shard, index))
     }
 
@@ -590,16 +594,16 @@ impl SharedArea {
         let offset = self.counter_at(shard, index);
         match &self.access {
             // Fast path: the engine reads thousands of counters again and again.
-            Access::Mapped { map, .. } if offset <= (map.len() as u64).saturating_sub(8) => {
+            AreaAccess::Mapped { map, .. } if offset <= (map.len() as u64).saturating_sub(8) => {
                 word64(map, offset).load(Ordering::Acquire)
             }
-            Access::Mapped { .. } | Access::Through(_) => self.read_u64(offset).unwrap_or(0),
+            AreaAccess::Mapped { .. } | AreaAccess::Through(_) => self.read_u64(offset).unwrap_or(0),
         }
     }
 
     /// Adjacent counters of one shard, as words that both sides change. `None` outside of the shard, or if the area is not mapped here.
     pub(crate) fn counter_words(&self, shard: u32, first: u32, counters: u32) -> Option<&[AtomicU64]> {
-        let Access::Mapped { map, .. } = &self.access else { return None };
+        let AreaAccess::Mapped { map, .. } = &self.access else { return None };
         let end = first.checked_add(counters)?;
         if shard >= self.layout.shards || end > self.layout.counters() {
             return None;
@@ -611,17 +615,17 @@ impl SharedArea {
 
     /// Returns which of the first `counters` of a shard have memory. In an area of the default stride, all count as touched. There, a
     /// question to the kernel takes longer than the reading, and the reading allocates little.
-    pub fn touched(&self, shard: u32, counters: u32) -> Touched {
+    pub fn touched(&self, shard: u32, counters: u32) -> PopulatedPages {
         match &self.access {
-            Access::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
-                Touched::of(map, self.shard_start(shard), counters.min(self.layout.counters()))
+            AreaAccess::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
+                PopulatedPages::of(map, self.shard_start(shard), counters.min(self.layout.counters()))
             }
-            Access::Mapped { .. } | Access::Through(_) => Touched::ALL,
+            AreaAccess::Mapped { .. } | AreaAccess::Through(_) => PopulatedPages::ALL,
         }
     }
 
     /// The first `counters` of a shard that are not 0, in order, each with its index.
-    fn values(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
+    fn values(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, ProcessError> {
         let mut found = Vec::new();
         let mut words = Vec::new();
         for run in self.touched(shard, counters).runs(counters) {
@@ -633,7 +637,7 @@ impl SharedArea {
     }
 
     /// Sets counters to 0 in shard 0 and in every claimed shard. No code may use these counters at the time.
-    pub fn zero_counters(&self, counters: Range<u32>) -> Result<(), Error> {
+    pub fn zero_counters(&self, counters: Range<u32>) -> Result<(), ProcessError> {
         let shards = self.claims()?.into_iter().map(|claim| claim.shard);
         for shard in std::iter::once(0).chain(shards) {
             let touched = self.touched(shard, counters.end);
@@ -645,9 +649,9 @@ impl SharedArea {
 
     /// Frees the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order, each with its index, and
     /// sets them to 0. Calls that were open have ended without passing an exit; the returned values count them.
-    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
+    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, ProcessError> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
-            return Err(Error::Outside(self.shard_start(shard)));
+            return Err(ProcessError::Outside(self.shard_start(shard)));
         }
         // The engine may have read this number from the target, so limit it.
         let counters = counters.min(self.layout.counters());
@@ -694,7 +698,7 @@ impl SharedArea {
     }
 
     /// The activation records that are open in a shard: the offset of each in the area, and the name that identifies it.
-    fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
+    fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, ProcessError> {
         let start = self.shard_start(shard);
         let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
         let first = start + u64::from(self.layout.records());
@@ -704,7 +708,7 @@ impl SharedArea {
 
     /// Clears the open records with these names (offsets in a shard), because their counters and flags get another use. No woven code may
     /// open or close these records any more.
-    pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
+    pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
         for (at, name) in self.open_records(shard)? {
             if names.contains(&name) {
                 self.write_u32(at + u64::from(record::RESTORE), 0)?;
@@ -715,7 +719,7 @@ impl SharedArea {
     }
 
     /// The records of goroutines that were ever used: the offset of each in the area, and the name that identifies it.
-    fn goroutine_records(&self) -> Result<Vec<(u64, u32)>, Error> {
+    fn goroutine_records(&self) -> Result<Vec<(u64, u32)>, ProcessError> {
         if self.goroutine()?.is_none() {
             return Ok(Vec::new());
         }
@@ -726,23 +730,23 @@ impl SharedArea {
     }
 
     /// Clears the names of the records of goroutines, as [`SharedArea::forget_records`] does for a shard.
-    pub fn forget_goroutine_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
+    pub fn forget_goroutine_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
         for (at, name) in self.goroutine_records()?.into_iter().filter(|(_, name)| names.contains(name)) {
             let at = at + u64::from(record::NAME);
             // A goroutine may have dropped the record meanwhile, and another call may use it.
             match &self.access {
-                Access::Mapped { map, .. } => {
+                AreaAccess::Mapped { map, .. } => {
                     let _other = word32(map, at).compare_exchange(name, 0, Ordering::AcqRel, Ordering::Acquire);
                 }
-                Access::Through(_) if self.read_u32(at)? == name => self.write_u32(at, 0)?,
-                Access::Through(_) => {}
+                AreaAccess::Through(_) if self.read_u32(at)? == name => self.write_u32(at, 0)?,
+                AreaAccess::Through(_) => {}
             }
         }
         Ok(())
     }
 
     /// Clears the open records, in all shards, whose names are not among `names`; see [`SharedArea::forget_records`].
-    pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
+    pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), ProcessError> {
         for claim in self.claims()? {
             let open = self.open_records(claim.shard)?;
             let others = open.into_iter().map(|(_, name)| name).filter(|name| *name != 0 && !names.contains(name));
@@ -754,19 +758,19 @@ impl SharedArea {
     }
 
     /// The fork children that have registered in the header.
-    pub fn children(&self) -> Result<Children, Error> {
+    pub fn children(&self) -> Result<ForkChildren, ProcessError> {
         let count = self.read_u32(header::CHILDREN_COUNT.into())?;
         let known = count.min(header::CHILDREN_MAX);
         let pids = (0..known).map(|i| self.read_u32(u64::from(header::CHILDREN + 4 * i)).map(|p| Pid(p as i32)));
         let pids: Vec<Pid> = pids.collect::<Result<_, _>>()?;
-        Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
+        Ok(ForkChildren { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
     }
 
     /// Replaces the journal's copy. Fails if it has more bytes than [`DataArea::journal_bytes`]. The length is 0 until the copy is complete,
     /// so that no reader uses a half-written copy.
-    pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write_journal(&self, bytes: &[u8]) -> Result<(), ProcessError> {
         if bytes.len() as u64 > self.layout.journal_bytes {
-            return Err(Error::JournalFull { needed: bytes.len() as u64, room: self.layout.journal_bytes });
+            return Err(ProcessError::JournalFull { needed: bytes.len() as u64, room: self.layout.journal_bytes });
         }
         self.write_u64(header::JOURNAL_LEN.into(), 0)?;
         self.write_bytes(self.layout.journal_offset(), bytes)?;
@@ -774,7 +778,7 @@ impl SharedArea {
     }
 
     /// Appends to the journal's copy.
-    pub fn append_journal(&self, bytes: &[u8]) -> Result<(), Error> {
+    pub fn append_journal(&self, bytes: &[u8]) -> Result<(), ProcessError> {
         let len = self.read_u64(header::JOURNAL_LEN.into())?;
         match len.checked_add(bytes.len() as u64) {
             Some(end) if end <= self.layout.journal_bytes => {
@@ -783,13 +787,13 @@ impl SharedArea {
             }
             _ => {
                 let needed = len.saturating_add(bytes.len() as u64);
-                Err(Error::JournalFull { needed, room: self.layout.journal_bytes })
+                Err(ProcessError::JournalFull { needed, room: self.layout.journal_bytes })
             }
         }
     }
 
     /// The journal's copy.
-    pub fn read_journal(&self) -> Result<Vec<u8>, Error> {
+    pub fn read_journal(&self) -> Result<Vec<u8>, ProcessError> {
         let len = self.read_u64(header::JOURNAL_LEN.into())?.min(self.layout.journal_bytes);
         let mut bytes = vec![0; len as usize];
         if !bytes.is_empty() {

@@ -7,11 +7,11 @@ use ingraft_model::layout::{CALLING, CLAIMS, DEFAULT_STRIDE, FIRST_SHARD, SHARDS
 use ingraft_model::{Avma, DataArea, Pid, Tid};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs::{self, Mapping};
 use crate::sys::{self, Regs};
 use crate::target::Target;
-use crate::tracer::{State, Tracer};
+use crate::tracer::{TraceeState, Tracer};
 
 /// Value of [`header::IDENTITY`]: all threads count in shard 0, and the engine has set no gs base.
 const LOCKED: u32 = 0;
@@ -21,14 +21,14 @@ const BY_ID: u32 = 1;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Resets the gs bases of this area and its temporary thread pointer to 0. No thread may be in code of the arenas or return there.
-pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea) -> Result<(), Error> {
+pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea) -> Result<(), ProcessError> {
     for i in 0..tracer.threads.len() {
         let Some(regs) = tracer.regs(i)? else { continue };
         let mut own = regs;
         if area.is_base(regs.gs_base) && !area.is_calling(regs.gs_base) {
             own.gs_base = 0;
         }
-        if regs.fs_base == area.lent().0 {
+        if regs.fs_base == area.bootstrap_pointer().0 {
             own.fs_base = 0;
         }
         if (own.gs_base, own.fs_base) != (regs.gs_base, regs.fs_base) {
@@ -61,7 +61,7 @@ impl Target {
     /// The threads that did not stop and may have a gs base of this area.
     pub(crate) fn unreachable_bases(&self, tracer: &Tracer, area: &DataArea) -> Vec<Tid> {
         let asleep: Vec<Tid> =
-            tracer.threads.iter().filter(|t| matches!(t.state, State::Asleep { .. })).map(|t| t.tid).collect();
+            tracer.threads.iter().filter(|t| matches!(t.state, TraceeState::Asleep { .. })).map(|t| t.tid).collect();
         if asleep.is_empty() {
             return asleep;
         }
@@ -94,7 +94,7 @@ impl Target {
 
     /// Resets to 0 the gs bases that an earlier engine has left in threads and that point to no memory. The caller has checked that the
     /// program does not use the gs base itself, and that no code is woven.
-    pub fn reset_residue(&self) -> Result<(), Error> {
+    pub fn reset_residue(&self) -> Result<(), ProcessError> {
         let _unbounded = self.bound_holds(None); // This is the rest of a removal.
         self.trace(|tracer| {
             tracer.seize_all()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Pid, Tid};
 
-use crate::procfs::{self, Schedule};
+use crate::procfs::{self, SchedulerTimes};
 use crate::sys;
 
 /// Time for which a step is tried again after its hold was given up.
@@ -24,7 +24,7 @@ const WRITE: Duration = Duration::from_micros(10);
 
 /// Figures of a hold at the moment at which it is continued or given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Figures {
+pub(crate) struct HoldFigures {
     /// Time since the first thread was interrupted.
     pub(crate) held: Duration,
     /// Part of `held` in which the hold made no progress for lack of a processor.
@@ -33,7 +33,7 @@ pub(crate) struct Figures {
     pub(crate) rest: Duration,
 }
 
-impl Figures {
+impl HoldFigures {
     /// Length of the whole hold, without the waits for a processor.
     pub(crate) fn length(self) -> Duration {
         self.held.saturating_sub(self.waited) + self.rest
@@ -63,32 +63,32 @@ fn starved(elapsed: Duration, delayed: Duration, own: Duration) -> Duration {
 /// tells how long the thread was ready to run without a processor (schedstat). Waits of other threads in the same time are not added.
 /// The tracer's own time without a processor counts as well. A wait of a few microseconds is not looked at.
 #[derive(Debug)]
-pub(crate) struct Waits {
+pub(crate) struct ProcessorWaits {
     total: Duration,
     /// Time for which the tracer had been without a processor at the last look.
     own: Duration,
-    open: Option<Wait>,
+    open: Option<ThreadWait>,
 }
 
 /// A wait for a thread that has not stopped yet.
 #[derive(Debug)]
-struct Wait {
+struct ThreadWait {
     tid: Tid,
     since: Instant,
-    before: Schedule,
+    before: SchedulerTimes,
     own: Duration,
 }
 
-impl Waits {
+impl ProcessorWaits {
     /// Begins the accounts of a hold.
     pub(crate) fn begin() -> Self {
-        Waits { total: Duration::ZERO, own: own_delay(), open: None }
+        ProcessorWaits { total: Duration::ZERO, own: own_delay(), open: None }
     }
 
     /// Begins the accounts again, because no thread was held so far. The kernel is asked only if waits were noted.
     pub(crate) fn restart(&mut self) {
         if self.open.is_some() || self.total != Duration::ZERO {
-            *self = Waits::begin();
+            *self = ProcessorWaits::begin();
         }
     }
 
@@ -102,7 +102,7 @@ impl Waits {
         self.total += own.saturating_sub(self.own);
         self.own = own;
         let before = procfs::schedule(pid, tid).unwrap_or_default();
-        self.open = Some(Wait { tid, since: Instant::now(), before, own });
+        self.open = Some(ThreadWait { tid, since: Instant::now(), before, own });
     }
 
     /// Notes that the tracer no longer waits for a thread.
@@ -124,7 +124,7 @@ impl Waits {
     }
 }
 
-impl Wait {
+impl ThreadWait {
     fn starved(&self, pid: Pid, own: Duration) -> Duration {
         let elapsed = self.since.elapsed();
         // A thread that has ended did not wait for a processor at last.
@@ -145,15 +145,15 @@ fn own_delay() -> Duration {
 
 /// The tries of a step whose hold was given up.
 #[derive(Debug)]
-pub(crate) struct Tries {
+pub(crate) struct HoldTries {
     begin: Instant,
     pause: Duration,
 }
 
-impl Tries {
+impl HoldTries {
     /// Begins with the first try.
     pub(crate) fn begin() -> Self {
-        Tries { begin: Instant::now(), pause: PAUSE }
+        HoldTries { begin: Instant::now(), pause: PAUSE }
     }
 
     /// Pauses before the next try. Returns `false`, at once, if no further try is to be made.
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_hold_is_given_up_when_it_would_be_longer_than_the_bound() {
-        let figures = |held, waited, rest| Figures { held: MS(held), waited: MS(waited), rest: MS(rest) };
+        let figures = |held, waited, rest| HoldFigures { held: MS(held), waited: MS(waited), rest: MS(rest) };
         assert!(!figures(50, 0, 0).exceed(MS(50)), "as long as the bound");
         assert!(figures(51, 0, 0).exceed(MS(50)));
         assert!(figures(40, 0, 11).exceed(MS(50)), "the rest counts before it has passed");

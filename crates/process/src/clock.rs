@@ -74,21 +74,21 @@ impl FromStr for ClockChoice {
 /// A clock as this process reads it.
 #[derive(Debug)]
 pub struct TickClock {
-    source: Source,
+    source: TickSource,
     /// Total time for which the machine had been asleep when this clock was created.
     asleep: Duration,
 }
 
 #[derive(Debug)]
-enum Source {
+enum TickSource {
     /// The time stamp counter, with a first reading of it and of the kernel's monotonic clock.
-    Counter { begin: Reading, scale: OnceLock<Scale> },
+    Counter { begin: TickReading, scale: OnceLock<Scale> },
     /// The kernel's monotonic clock in nanoseconds, with the reason why it is used; `None` if it was chosen.
     Monotonic(Option<ClockProblem>),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct TickReading {
     ticks: u64,
     ns: u64,
 }
@@ -106,24 +106,27 @@ impl TickClock {
 
     /// The time stamp counter, whether or not it measures time on this machine.
     pub fn counter() -> Self {
-        TickClock { source: Source::Counter { begin: Reading::take(), scale: OnceLock::new() }, asleep: asleep() }
+        TickClock {
+            source: TickSource::Counter { begin: TickReading::take(), scale: OnceLock::new() },
+            asleep: asleep(),
+        }
     }
 
     /// The kernel's monotonic clock. `why` is the reason for not using the time stamp counter; `None` if this clock was chosen.
     pub fn monotonic(why: Option<ClockProblem>) -> Self {
-        TickClock { source: Source::Monotonic(why), asleep: asleep() }
+        TickClock { source: TickSource::Monotonic(why), asleep: asleep() }
     }
 
     /// Whether the ticks of this clock are those of the time stamp counter.
     pub fn is_counter(&self) -> bool {
-        matches!(self.source, Source::Counter { .. })
+        matches!(self.source, TickSource::Counter { .. })
     }
 
     /// Reason why the ticks are not those of the time stamp counter; `None` if they are, or if the kernel's clock was chosen.
     pub fn problem(&self) -> Option<ClockProblem> {
         match self.source {
-            Source::Counter { .. } => None,
-            Source::Monotonic(why) => why,
+            TickSource::Counter { .. } => None,
+            TickSource::Monotonic(why) => why,
         }
     }
 
@@ -139,8 +142,8 @@ impl TickClock {
     /// Present time in ticks, from the clock that a target reads.
     pub fn ticks(&self) -> u64 {
         match self.source {
-            Source::Counter { .. } => sys::ticks(),
-            Source::Monotonic(_) => monotonic_ns(),
+            TickSource::Counter { .. } => sys::ticks(),
+            TickSource::Monotonic(_) => monotonic_ns(),
         }
     }
 
@@ -160,10 +163,10 @@ impl TickClock {
     /// the next, and the bounds of a histogram must stay the same.
     pub fn scale(&self) -> Scale {
         match &self.source {
-            Source::Counter { begin, scale } => {
+            TickSource::Counter { begin, scale } => {
                 *scale.get_or_init(|| kernels_scale().unwrap_or_else(|| begin.measure()))
             }
-            Source::Monotonic(_) => Scale::ONE,
+            TickSource::Monotonic(_) => Scale::ONE,
         }
     }
 
@@ -210,14 +213,14 @@ fn kernels_scale() -> Option<Scale> {
     Some(Scale { mult, shift: shift.into() })
 }
 
-impl Reading {
+impl TickReading {
     /// Reads both clocks as nearly at the same time as possible.
     fn take() -> Self {
         let one = || {
             let before = sys::ticks();
             let ns = monotonic_ns();
             let between = sys::ticks().wrapping_sub(before);
-            (between, Reading { ticks: before.wrapping_add(between / 2), ns })
+            (between, TickReading { ticks: before.wrapping_add(between / 2), ns })
         };
         let mut best = one();
         for _ in 1..TRIES {
@@ -232,7 +235,7 @@ impl Reading {
     /// Waits until at least 20 ms have passed since this reading, and returns the scale.
     fn measure(self) -> Scale {
         loop {
-            let now = Reading::take();
+            let now = TickReading::take();
             let ns = now.ns.saturating_sub(self.ns);
             match BASE.checked_sub(Duration::from_nanos(ns)) {
                 Some(rest) if !rest.is_zero() => thread::sleep(rest),
@@ -254,9 +257,9 @@ mod tests {
     fn ticks_are_time_by_one_scale() {
         for clock in [TickClock::start(ClockChoice::Tsc), TickClock::start(ClockChoice::Vdso)].into_iter().flatten() {
             let scale = clock.scale();
-            let (first, begin) = (clock.ticks(), Reading::take());
+            let (first, begin) = (clock.ticks(), TickReading::take());
             thread::sleep(Duration::from_millis(30));
-            let (last, end) = (clock.ticks(), Reading::take());
+            let (last, end) = (clock.ticks(), TickReading::take());
             assert_eq!(clock.scale(), scale);
             let (measured, real) = (scale.apply(last - first) as f64, (end.ns - begin.ns) as f64);
             // The tolerance covers the case that the thread loses its processor between the readings themselves.
@@ -273,7 +276,7 @@ mod tests {
         // The ticks of a minute at 3 GHz.
         let ticks = 180_000_000_000;
         let compare = || {
-            let begin = Reading::take();
+            let begin = TickReading::take();
             thread::sleep(10 * BASE);
             let (own, told) = (begin.measure().apply(ticks) as f64, kernels.apply(ticks) as f64);
             (own / told - 1.0).abs()
@@ -301,7 +304,7 @@ mod tests {
             None => return,
         };
         assert!(clock.missed_ns().abs_diff(1_000_000_000) < 100_000_000);
-        let monotonic = TickClock { source: Source::Monotonic(None), asleep: clock.asleep };
+        let monotonic = TickClock { source: TickSource::Monotonic(None), asleep: clock.asleep };
         assert_eq!(monotonic.missed_ns(), 0);
     }
 }

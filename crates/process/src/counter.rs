@@ -5,7 +5,7 @@
 
 use ingraft_model::Avma;
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs;
 use crate::target::Target;
 
@@ -17,7 +17,7 @@ const STRICT: u32 = 1;
 impl Target {
     /// Whether the time stamp counter is off in a thread. Asks `most` threads at most, the main thread first, and passes over threads that
     /// cannot be borrowed now. Each thread is held for a moment.
-    pub fn counter_is_off(&self, most: usize) -> Result<bool, Error> {
+    pub fn counter_is_off(&self, most: usize) -> Result<bool, ProcessError> {
         let threads = self.threads()?;
         if threads.iter().any(|tid| procfs::thread_status(self.pid(), *tid).is_ok_and(|s| s.seccomp == STRICT)) {
             return Ok(true);
@@ -33,7 +33,12 @@ impl Target {
                 Ok(OFF) => return Ok(true),
                 Ok(_) => asked += 1,
                 // The kernel does not know the question, or the thread cannot be borrowed now.
-                Err(Error::Call { .. } | Error::NoCarrier(_) | Error::Unstoppable { .. } | Error::UserDispatch) => {}
+                Err(
+                    ProcessError::Call { .. }
+                    | ProcessError::NoCarrier(_)
+                    | ProcessError::Unstoppable { .. }
+                    | ProcessError::UserDispatch,
+                ) => {}
                 Err(e) => return Err(e),
             }
             if asked == most {
@@ -43,7 +48,7 @@ impl Target {
         Ok(false)
     }
 
-    fn read_i32(&self, at: Avma) -> Result<i32, Error> {
+    fn read_i32(&self, at: Avma) -> Result<i32, ProcessError> {
         let mut bytes = [0; 4];
         self.read(at, &mut bytes)?;
         Ok(i32::from_le_bytes(bytes))

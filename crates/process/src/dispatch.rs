@@ -5,7 +5,7 @@
 
 use ingraft_model::{Avma, Tid};
 
-use crate::gadgets::WayBack;
+use crate::gadgets::SystemCallGadget;
 use crate::sys;
 
 /// Value of the selector byte with which all system calls pass (SYSCALL_DISPATCH_FILTER_ALLOW).
@@ -24,7 +24,7 @@ pub(crate) struct UserDispatch {
 
 /// Whether a thread's system calls reach the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Passage {
+pub(crate) enum DispatchState {
     /// All calls of a borrowed thread pass.
     Free,
     /// The calls would raise SIGSYS.
@@ -47,17 +47,17 @@ impl UserDispatch {
 /// until the thread is back, even if the engine dies. Nothing is turned off, because a dead engine could not turn it on again.
 ///
 /// `read` returns a byte of the thread's memory, if it can be read.
-pub(crate) fn passage(read: impl Fn(Avma) -> Option<u8>, tid: Tid, way: &WayBack) -> Passage {
+pub(crate) fn passage(read: impl Fn(Avma) -> Option<u8>, tid: Tid, way: &SystemCallGadget) -> DispatchState {
     match sys::user_dispatch(tid) {
-        Ok(None) => Passage::Free,
+        Ok(None) => DispatchState::Free,
         Ok(Some(dispatch)) => {
             let selector = Some(dispatch.selector).filter(|at| *at != 0).and_then(|at| read(Avma(at)));
             match dispatch.passes(&way.after_calls, selector) {
-                true => Passage::Free,
-                false => Passage::Trapped,
+                true => DispatchState::Free,
+                false => DispatchState::Trapped,
             }
         }
-        Err(_) => Passage::Unknown,
+        Err(_) => DispatchState::Unknown,
     }
 }
 

@@ -125,7 +125,7 @@ impl Denial {
 
 /// An operation on another process failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ProcessError {
     /// The engine may not attach to the process, or cannot.
     #[error("{0}")]
     Denied(#[from] Denial),
@@ -279,68 +279,70 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-impl Error {
+impl ProcessError {
     /// Whether a hold was given up because it would have been longer than the bound.
     pub(crate) fn is_too_long(&self) -> bool {
-        matches!(self, Error::HoldTooLong { .. })
+        matches!(self, ProcessError::HoldTooLong { .. })
     }
 
     /// Whether the process has ended, or runs another program.
     pub fn is_gone(&self) -> bool {
         matches!(
             self,
-            Error::Gone(_) | Error::Replaced(_) | Error::Denied(Denial::NoSuchProcess(_) | Denial::Zombie(_))
+            ProcessError::Gone(_)
+                | ProcessError::Replaced(_)
+                | ProcessError::Denied(Denial::NoSuchProcess(_) | Denial::Zombie(_))
         )
     }
 
     /// Whether the target may not map more memory because of its limit on locked memory: `mlockall` with MCL_FUTURE, and RLIMIT_MEMLOCK.
     pub fn is_locked_out(&self) -> bool {
-        matches!(self, Error::Call { call, source } if call.starts_with("mmap") && source.raw_os_error() == Some(libc::EAGAIN))
+        matches!(self, ProcessError::Call { call, source } if call.starts_with("mmap") && source.raw_os_error() == Some(libc::EAGAIN))
     }
 
     /// Whether the target can open no more files, by its own limit or the machine's. The engine needs one more for a moment.
     pub fn is_out_of_files(&self) -> bool {
-        matches!(self, Error::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
+        matches!(self, ProcessError::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
     }
 
     /// Advice for the user in one line; empty if there is none.
     pub fn hint(&self) -> String {
         match self {
-            Error::Denied(d) => d.hint(),
-            Error::Mappings { .. } => "raise vm.max_map_count (sysctl)".into(),
-            Error::Call { .. } if self.is_out_of_files() => {
+            ProcessError::Denied(d) => d.hint(),
+            ProcessError::Mappings { .. } => "raise vm.max_map_count (sysctl)".into(),
+            ProcessError::Call { .. } if self.is_out_of_files() => {
                 "raise the target's limit of open files (prlimit --nofile)".into()
             }
-            Error::Gone(_) => "start again on a process that runs".into(),
-            Error::Replaced(_) => "begin again to measure the program that it runs now".into(),
-            Error::Unstoppable { .. } => {
+            ProcessError::Gone(_) => "start again on a process that runs".into(),
+            ProcessError::Replaced(_) => "begin again to measure the program that it runs now".into(),
+            ProcessError::Unstoppable { .. } => {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
             }
-            Error::HoldTooLong { .. } => {
+            ProcessError::HoldTooLong { .. } => {
                 "permit longer holds (`--max-hold`), try for longer (`--wait`), or measure it when fewer threads run"
                     .into()
             }
-            Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
-            Error::UserDispatch => {
+            ProcessError::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
+            ProcessError::UserDispatch => {
                 "such a program (Wine, FEX) can be measured if a thread of it has no dispatch".into()
             }
-            Error::NoGadget(_) => {
+            ProcessError::NoGadget(_) => {
                 "a program that installs a signal handler, or loads its C library, has such code".into()
             }
-            Error::NoRoom { .. } | Error::JournalFull { .. } => {
+            ProcessError::NoRoom { .. } | ProcessError::JournalFull { .. } => {
                 "measure fewer functions at a time, which takes less room".into()
             }
-            Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
-            Error::Shortage(shortage) => shortage.hint(),
-            Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {
+            ProcessError::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
+            ProcessError::Shortage(shortage) => shortage.hint(),
+            ProcessError::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {
                 "the target's memory limit is reached (RLIMIT_AS, cgroup); raise it".into()
             }
-            Error::Call { source, .. } if self.is_locked_out() => {
+            ProcessError::Call { source, .. } if self.is_locked_out() => {
                 format!(
                     "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
                 )
             }
-            Error::Start { .. } => "nothing was changed in the target".into(),
+            ProcessError::Start { .. } => "nothing was changed in the target".into(),
             _ => String::new(),
         }
     }
@@ -408,13 +410,13 @@ pub enum ApplyError {
     Preempts,
     /// Any other error.
     #[error(transparent)]
-    Process(#[from] Error),
+    Process(#[from] ProcessError),
 }
 
 impl ApplyError {
     /// Whether another attempt a moment later may succeed.
     pub(crate) fn may_pass(&self) -> bool {
-        let stopped = matches!(self, ApplyError::Process(Error::Unstoppable { .. }));
+        let stopped = matches!(self, ApplyError::Process(ProcessError::Unstoppable { .. }));
         stopped || matches!(self, ApplyError::Busy { .. } | ApplyError::Faulted { .. } | ApplyError::Suspended { .. })
     }
 
@@ -426,7 +428,7 @@ impl ApplyError {
     /// The thread that did not stop, if that is the reason; otherwise `None`.
     pub fn sleeper(&self) -> Option<Tid> {
         match self {
-            ApplyError::Process(Error::Unstoppable { tid, .. }) => Some(*tid),
+            ApplyError::Process(ProcessError::Unstoppable { tid, .. }) => Some(*tid),
             ApplyError::BadPlan { .. }
             | ApplyError::Changed { .. }
             | ApplyError::SharedText { .. }

@@ -1,5 +1,5 @@
 //! Guards for mappings of memory that other processes share. The kernel may be unable to provide a page of it (a memory limit, a hardware
-//! error, a file that was truncated), and then raises SIGBUS in the thread that touches it. In a mapping of [`Guarded`], an empty page
+//! error, a file that was truncated), and then raises SIGBUS in the thread that touches it. In a mapping of [`GuardedMapping`], an empty page
 //! replaces that page, and the mapping is marked as broken. The earlier handler treats any other fault.
 
 use std::io;
@@ -14,14 +14,14 @@ const REGIONS: usize = 8192;
 const PAGE: usize = 4096;
 
 /// An entry of the table that the handler reads. If `start` is 0, the entry is free. If `end` is 0, it is being filled or cleared.
-struct Region {
+struct GuardEntry {
     start: AtomicUsize,
     end: AtomicUsize,
     broken: AtomicBool,
 }
 
-static TABLE: [Region; REGIONS] =
-    [const { Region { start: AtomicUsize::new(0), end: AtomicUsize::new(0), broken: AtomicBool::new(false) } };
+static TABLE: [GuardEntry; REGIONS] =
+    [const { GuardEntry { start: AtomicUsize::new(0), end: AtomicUsize::new(0), broken: AtomicBool::new(false) } };
         REGIONS];
 /// Number of entries, from the beginning of the table, that have ever been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -30,24 +30,24 @@ static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping whose faults do not end this process.
 #[derive(Debug)]
-pub(crate) struct Guarded {
+pub(crate) struct GuardedMapping {
     map: MmapRaw,
     place: usize,
 }
 
-impl Guarded {
+impl GuardedMapping {
     /// Enters a mapping in the table.
     pub(crate) fn new(map: MmapRaw) -> io::Result<Self> {
         install()?;
         let start = map.as_ptr() as usize;
         let free =
-            |region: &Region| region.start.compare_exchange(0, start, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+            |region: &GuardEntry| region.start.compare_exchange(0, start, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         let place = TABLE.iter().position(free).ok_or_else(|| io::Error::other("too many data areas at a time"))?;
         let region = &TABLE[place];
         region.broken.store(false, Ordering::SeqCst);
         region.end.store(start + map.len(), Ordering::SeqCst);
         USED.fetch_max(place + 1, Ordering::SeqCst);
-        Ok(Guarded { map, place })
+        Ok(GuardedMapping { map, place })
     }
 
     /// Whether the kernel could not provide a page of the mapping. Reads of that page return 0 or what this process has written there; the
@@ -57,7 +57,7 @@ impl Guarded {
     }
 }
 
-impl Deref for Guarded {
+impl Deref for GuardedMapping {
     type Target = MmapRaw;
 
     fn deref(&self) -> &MmapRaw {
@@ -65,7 +65,7 @@ impl Deref for Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for GuardedMapping {
     fn drop(&mut self) {
         // Clear the entry before the memory is unmapped: another mapping may get these addresses.
         TABLE[self.place].end.store(0, Ordering::SeqCst);
@@ -102,7 +102,7 @@ fn install() -> io::Result<()> {
 
 /// Maps an empty page at the address of the fault, if that is in a guarded mapping. Returns whether it did.
 fn mend(at: usize) -> bool {
-    let inside = |r: &&Region| (r.start.load(Ordering::SeqCst)..r.end.load(Ordering::SeqCst)).contains(&at);
+    let inside = |r: &&GuardEntry| (r.start.load(Ordering::SeqCst)..r.end.load(Ordering::SeqCst)).contains(&at);
     let Some(region) = TABLE[..USED.load(Ordering::SeqCst)].iter().find(inside) else { return false };
     region.broken.store(true, Ordering::SeqCst);
     let page = (at & !(PAGE - 1)) as *mut libc::c_void;
@@ -165,7 +165,7 @@ mod tests {
         let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&file, 4 * PAGE as u64).expect("grow");
         let map = memmap2::MmapOptions::new().len(4 * PAGE).map_raw(&file).expect("map");
-        let guarded = Guarded::new(map).expect("guard");
+        let guarded = GuardedMapping::new(map).expect("guard");
         let word = |at: usize| {
             // SAFETY: an aligned word of a mapping that lives.
             unsafe { std::sync::atomic::AtomicU64::from_ptr(guarded.as_mut_ptr().wrapping_add(at).cast()) }

@@ -8,12 +8,12 @@ use ingraft_model::AvmaRange;
 use memchr::memmem;
 
 use crate::procfs::Mapping;
-use crate::signs::{FileKey, Signs, loads_stack_pointer};
+use crate::stack_switch_signs::{FileKey, StackSwitchSigns, loads_stack_pointer};
 use crate::target::{Target, lock};
 
 /// Number of bytes that are read at once.
 const PIECE: usize = 1 << 18;
-/// Number of bytes before and behind an instruction that are read with it, in the same piece.
+/// Number of bytes before and after an instruction that are read with it, in the same piece.
 const AROUND: usize = 64;
 /// Length of the longest mapping without code in which names are looked for. The names of a library are at its beginning.
 const NAMES_MAX: u64 = 64 << 20;
@@ -73,8 +73,8 @@ impl Target {
         switcher.map_or(Preemption::Unknown, Preemption::Likely)
     }
 
-    fn signs_of(&self, parts: &[&Mapping]) -> Signs {
-        let mut signs = Signs::default();
+    fn signs_of(&self, parts: &[&Mapping]) -> StackSwitchSigns {
+        let mut signs = StackSwitchSigns::default();
         let (code, data): (Vec<&Mapping>, Vec<&Mapping>) = parts.iter().copied().partition(|m| m.exec);
         for mapping in data.into_iter().filter(|m: &&Mapping| m.len() <= NAMES_MAX) {
             self.in_pieces(&mapping.range, |bytes, _| signs.go |= memmem::find(bytes, GO).is_some());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ingraft_model::Pid;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs::{self, file_error};
 use crate::sys;
 
@@ -28,10 +28,10 @@ const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 /// The bytes of an ELF file that a process names by a path. The path is resolved from the root of that process, with the rights of its
 /// user, and symbolic links do not leave this root. Fails if the path leads to no regular file, or if the file is no ELF file, is too long,
 /// or changes during the reading.
-pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, Error> {
+pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, ProcessError> {
     let read = || {
         let root = root_of(pid)?;
-        read_elf(User::of(pid)?.open(|| open_below(&root, path))?)
+        read_elf(FileUser::of(pid)?.open(|| open_below(&root, path))?)
     };
     read().map_err(|e| file_error(pid, path.to_owned(), e))
 }
@@ -106,26 +106,26 @@ fn longest() -> u64 {
 }
 
 /// User with whose rights a file is opened.
-struct User {
+struct FileUser {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
 }
 
-impl User {
+impl FileUser {
     /// The real user of a process. The effective ids may have more rights.
-    fn of(pid: Pid) -> io::Result<User> {
+    fn of(pid: Pid) -> io::Result<FileUser> {
         let text = procfs::read(pid, "status").map_err(io::Error::other)?;
-        User::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        FileUser::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Parses /proc/PID/status.
-    fn parse(text: &str) -> Option<User> {
+    fn parse(text: &str) -> Option<FileUser> {
         let numbers = |name: &str| -> Option<Vec<u32>> {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_ascii_whitespace().map(|word| word.parse().ok()).collect()
         };
-        Some(User { uid: *numbers("Uid")?.first()?, gid: *numbers("Gid")?.first()?, groups: numbers("Groups")? })
+        Some(FileUser { uid: *numbers("Uid")?.first()?, gid: *numbers("Gid")?.first()?, groups: numbers("Groups")? })
     }
 
     /// Opens a file with the rights of this user, in a thread that ends afterwards.
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn the_real_user_of_a_process() {
-        let user = User::parse("Name:\tx\nUid:\t5\t0\t0\t0\nGid:\t6\t7\t7\t7\nGroups:\t8 9 \n").unwrap();
+        let user = FileUser::parse("Name:\tx\nUid:\t5\t0\t0\t0\nGid:\t6\t7\t7\t7\nGroups:\t8 9 \n").unwrap();
         assert_eq!((user.uid, user.gid, user.groups), (5, 6, vec![8, 9]));
-        assert!(User::parse("Uid:\tx\n").is_none());
+        assert!(FileUser::parse("Uid:\tx\n").is_none());
     }
 }

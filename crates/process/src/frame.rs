@@ -52,7 +52,7 @@ const SYS_IO_PGETEVENTS: i64 = 333;
 
 /// Method of recognising the signal frames on a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Frames {
+pub(crate) enum FrameRecognition {
     /// Signal frames are not searched for.
     None,
     /// By their return addresses or by their form. The return addresses are the places where handlers call rt_sigreturn (sorted).
@@ -135,13 +135,13 @@ fn restarted(mut regs: Regs) -> Regs {
 
 /// A signal frame as bytes that are ready to be written.
 #[derive(Debug)]
-pub(crate) struct Frame {
+pub(crate) struct SignalFrame {
     /// Address of the first byte, including words before the frame. With this stack pointer, `ret` leads into rt_sigreturn.
     pub(crate) at: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Frame {
+impl SignalFrame {
     /// Puts words below the frame. The thread takes them from its stack before it reaches the frame.
     pub(crate) fn put_in_front(&mut self, words: &[u64]) {
         let front = words.iter().flat_map(|word| word.to_le_bytes());
@@ -157,7 +157,7 @@ pub(crate) fn frame_room(xstate: &[u8]) -> u64 {
 
 /// Builds the frame below `top` that restores `regs`, `sigmask` and `xstate` once the thread returns to its first word, `sigreturn`. `None`
 /// if `xstate` is no XSAVE area.
-pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigreturn: u64) -> Option<Frame> {
+pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigreturn: u64) -> Option<SignalFrame> {
     if xstate.len() < FP_MIN {
         return None;
     }
@@ -195,7 +195,7 @@ pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigretur
     state[FP_SW + 16..FP_SW + 20].copy_from_slice(&len.to_le_bytes());
     state[FP_SW + 20..FP_SW + 48].fill(0);
     state[xstate.len()..].copy_from_slice(&FP_XSTATE_MAGIC2.to_le_bytes());
-    Some(Frame { at, bytes })
+    Some(SignalFrame { at, bytes })
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
         unsafe { std::mem::zeroed() }
     }
 
-    fn word(frame: &Frame, offset: u64) -> u64 {
+    fn word(frame: &SignalFrame, offset: u64) -> u64 {
         u64::from_le_bytes(frame.bytes[offset as usize..offset as usize + 8].try_into().unwrap())
     }
 

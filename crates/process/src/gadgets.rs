@@ -9,7 +9,7 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 use ingraft_model::Avma;
 use memchr::memmem;
 
-use crate::frame::{Frames, MAX_IN_FRONT};
+use crate::frame::{FrameRecognition, MAX_IN_FRONT};
 
 /// `syscall`
 pub(crate) const SYSCALL: &[u8] = &[0x0f, 0x05];
@@ -27,7 +27,7 @@ const MOST_WORDS: u64 = 24;
 
 /// The code by which a borrowed thread makes a system call, and the words on its stack that lead it back.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct WayBack {
+pub(crate) struct SystemCallGadget {
     /// Address of a `syscall` after which the thread returns to the addresses on its stack.
     pub(crate) syscall: u64,
     /// Words from the stack pointer up to the signal frame.
@@ -38,11 +38,11 @@ pub(crate) struct WayBack {
     pub(crate) after_calls: [u64; 2],
 }
 
-impl WayBack {
+impl SystemCallGadget {
     /// The way by a piece at `call` and by code of `len` bytes at `last`. The latter ends with a `syscall`.
-    fn new(call: Avma, before: Vec<u64>, last: Avma, len: usize) -> WayBack {
+    fn new(call: Avma, before: Vec<u64>, last: Avma, len: usize) -> SystemCallGadget {
         let after_calls = [call.offset(SYSCALL.len() as i64).0, last.offset(len as i64).0];
-        WayBack { syscall: call.0, before, last: last.0, after_calls }
+        SystemCallGadget { syscall: call.0, before, last: last.0, after_calls }
     }
 }
 
@@ -52,24 +52,24 @@ pub(crate) struct Gadgets {
     /// All code that calls rt_sigreturn, sorted by address. Signal handlers return there.
     sigreturn: Vec<Avma>,
     /// Code and stack words for the return; if the target lacks a piece of code, the name of that piece.
-    pub(crate) way: Result<WayBack, &'static str>,
+    pub(crate) way: Result<SystemCallGadget, &'static str>,
     /// Bytes of the code that the return uses, with their addresses.
     pub(crate) pieces: Vec<(Avma, Vec<u8>)>,
 }
 
 /// Code that ends with a `ret` and changes only registers. It reads only registers and the stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Piece {
+struct Gadget {
     at: Avma,
     bytes: Vec<u8>,
     /// Number of words that the piece takes from the stack before its return address.
     words: u64,
-    rax: Rax,
+    rax: GadgetRax,
 }
 
 /// Value in rax at the end of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Rax {
+enum GadgetRax {
     Kept,
     Constant(u64),
     /// The word with this number among those that the piece finds on the stack.
@@ -79,38 +79,38 @@ enum Rax {
 
 impl Gadgets {
     /// The way back of a borrowed thread. The error names the code that the target does not have.
-    pub(crate) fn way_back(&self) -> Result<&WayBack, &'static str> {
+    pub(crate) fn way_back(&self) -> Result<&SystemCallGadget, &'static str> {
         self.way.as_ref().map_err(|missing| *missing)
     }
 
     /// Method of recognising the signal frames of the target.
-    pub(crate) fn frames(&self) -> Frames {
+    pub(crate) fn frames(&self) -> FrameRecognition {
         match self.sigreturn.is_empty() {
-            true => Frames::Formed,
-            false => Frames::Returning(self.sigreturn.clone()),
+            true => FrameRecognition::Formed,
+            false => FrameRecognition::Returning(self.sigreturn.clone()),
         }
     }
 }
 
 /// A search for the code, through all code of a target.
 #[derive(Default, Debug)]
-pub(crate) struct Search {
+pub(crate) struct GadgetSearch {
     sigreturn: Vec<(Avma, usize)>,
     /// The piece that begins with a `syscall` and takes the fewest words from the stack, of those found so far.
-    call: Option<Piece>,
+    call: Option<Gadget>,
     /// Address of any `syscall` instruction.
     any_call: Option<Avma>,
     /// Piece that sets rax to the number of rt_sigreturn, by a constant or from the stack.
-    number: Option<Piece>,
+    number: Option<Gadget>,
 }
 
-impl Search {
+impl GadgetSearch {
     pub(crate) fn look_for_calls(&mut self, start: Avma, code: &[u8]) {
         for i in memmem::find_iter(code, SYSCALL) {
             let (at, end) = (start.offset(i as i64), i + SYSCALL.len());
             self.any_call.get_or_insert(at);
             if self.call.as_ref().is_none_or(|known| known.words > 0)
-                && let Some(piece) = Piece::after(at, &code[i..], SYSCALL.len())
+                && let Some(piece) = Gadget::after(at, &code[i..], SYSCALL.len())
                 && self.call.as_ref().is_none_or(|known| piece.words < known.words)
             {
                 self.call = Some(piece);
@@ -133,10 +133,10 @@ impl Search {
         }
         let may_load = |i: &usize| LOADS.iter().any(|load| code[*i..].starts_with(load));
         let mut pieces = (0..code.len()).filter(may_load).filter_map(|i| {
-            Piece::after(start.offset(i as i64), &code[i..], 0).filter(|piece| match piece.rax {
-                Rax::Constant(value) => value == libc::SYS_rt_sigreturn as u64,
-                Rax::Word(word) => word < piece.words,
-                Rax::Kept | Rax::Unknown => false,
+            Gadget::after(start.offset(i as i64), &code[i..], 0).filter(|piece| match piece.rax {
+                GadgetRax::Constant(value) => value == libc::SYS_rt_sigreturn as u64,
+                GadgetRax::Word(word) => word < piece.words,
+                GadgetRax::Kept | GadgetRax::Unknown => false,
             })
         });
         self.number = pieces.next();
@@ -152,7 +152,7 @@ impl Search {
                 let bytes = SIGRETURN.iter().find(|pattern| pattern.len() == len);
                 pieces.extend(bytes.map(|bytes| (at, bytes.to_vec())));
                 let before = vec![0; call.words as usize];
-                let way = WayBack::new(call.at, before, at, len);
+                let way = SystemCallGadget::new(call.at, before, at, len);
                 pieces.push((call.at, call.bytes));
                 Ok(way)
             }
@@ -163,10 +163,10 @@ impl Search {
                 before.push(number.at.0);
                 let first = before.len();
                 before.resize(first + number.words as usize, 0);
-                if let Rax::Word(word) = number.rax {
+                if let GadgetRax::Word(word) = number.rax {
                     before[first + word as usize] = libc::SYS_rt_sigreturn as u64;
                 }
-                let way = WayBack::new(call.at, before, last, SYSCALL.len());
+                let way = SystemCallGadget::new(call.at, before, last, SYSCALL.len());
                 pieces.extend([(last, SYSCALL.to_vec()), (call.at, call.bytes), (number.at, number.bytes)]);
                 Ok(way)
             }
@@ -180,19 +180,19 @@ impl Search {
     }
 }
 
-impl Piece {
+impl Gadget {
     /// The piece at the beginning of `code`, of which `skipped` bytes need not be decoded. `None` if the code may do more than a piece may.
-    fn after(at: Avma, code: &[u8], skipped: usize) -> Option<Piece> {
+    fn after(at: Avma, code: &[u8], skipped: usize) -> Option<Gadget> {
         let code = &code[..code.len().min(LONGEST_BYTES)];
         let rest = code.get(skipped..)?;
         let mut decoder = Decoder::with_ip(64, rest, at.0 + skipped as u64, DecoderOptions::NONE);
-        let (mut sp, mut rax) = (0, Rax::Kept);
+        let (mut sp, mut rax) = (0, GadgetRax::Kept);
         for _ in 0..LONGEST {
             let instruction = decoder.decode();
             if instruction.code() == Code::Retnq {
                 let len = skipped + decoder.position();
                 let whole = sp % 8 == 0 && sp / 8 <= MOST_WORDS;
-                return whole.then(|| Piece { at, bytes: code[..len].to_vec(), words: sp / 8, rax });
+                return whole.then(|| Gadget { at, bytes: code[..len].to_vec(), words: sp / 8, rax });
             }
             step(&instruction, &mut sp, &mut rax)?;
         }
@@ -203,7 +203,7 @@ impl Piece {
 /// Applies the effect of an instruction to rax and to the stack pointer, as a distance in bytes from its value at the beginning of the
 /// piece. Returns `None` if the instruction may have another effect. An accepted instruction reads registers and the stack, and writes
 /// registers.
-fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
+fn step(instruction: &Instruction, sp: &mut u64, rax: &mut GadgetRax) -> Option<()> {
     let is_register = |i: u32| instruction.op_kind(i) == OpKind::Register;
     let first = if instruction.op_count() > 0 && is_register(0) { instruction.op0_register() } else { Register::None };
     let whole = first.full_register();
@@ -222,7 +222,7 @@ fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
         Mnemonic::Nop | Mnemonic::Endbr64 => Some(()),
         Mnemonic::Pop if first.is_gpr64() && first != Register::RSP => {
             if first == Register::RAX {
-                *rax = Rax::Word(*sp / 8);
+                *rax = GadgetRax::Word(*sp / 8);
             }
             *sp = sp.checked_add(8)?;
             sp.is_multiple_of(8).then_some(())
@@ -238,9 +238,9 @@ fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
         }
         Mnemonic::Mov if whole == Register::RAX && (first.is_gpr64() || first.is_gpr32()) => {
             *rax = match instruction.op1_kind() {
-                OpKind::Register if instruction.op1_register().is_gpr() => Rax::Unknown,
-                OpKind::Memory => Rax::Word(word(*sp)?),
-                _ => Rax::Constant(constant()?),
+                OpKind::Register if instruction.op1_register().is_gpr() => GadgetRax::Unknown,
+                OpKind::Memory => GadgetRax::Word(word(*sp)?),
+                _ => GadgetRax::Constant(constant()?),
             };
             Some(())
         }
@@ -254,7 +254,7 @@ fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
             let only_general = others.into_iter().all(|i| instruction.op_register(i).is_gpr());
             let writes = !matches!(instruction.mnemonic(), Mnemonic::Test | Mnemonic::Cmp);
             if writes && whole == Register::RAX {
-                *rax = Rax::Unknown;
+                *rax = GadgetRax::Unknown;
             }
             (only_general && !(writes && whole == Register::RSP)).then_some(())
         }
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     fn search(parts: &[(u64, &[u8])]) -> Gadgets {
-        let mut search = Search::default();
+        let mut search = GadgetSearch::default();
         parts.iter().for_each(|(at, code)| search.look_for_calls(Avma(*at), code));
         if search.lacks_number() {
             parts.iter().for_each(|(at, code)| search.look_for_number(Avma(*at), code));
@@ -281,7 +281,7 @@ mod tests {
         code.extend_from_slice(SIGRETURN[0]);
         code.extend_from_slice(SIGRETURN[1]);
         let found = search(&[(0x1000, &code), (0x2000, &[0x05, 0x0f]), (0x3000, &[])]);
-        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), Vec::new(), Avma(0x1004), SIGRETURN[0].len())));
+        assert_eq!(found.way, Ok(SystemCallGadget::new(Avma(0x1000), Vec::new(), Avma(0x1004), SIGRETURN[0].len())));
         assert_eq!(found.sigreturn, [Avma(0x1004), Avma(0x100d)]);
         assert_eq!(found.pieces, [(Avma(0x1004), SIGRETURN[0].to_vec()), (Avma(0x1000), code[..3].to_vec())]);
     }
@@ -289,17 +289,17 @@ mod tests {
     #[test]
     fn without_a_restorer_the_number_comes_from_the_stack() {
         let found = search(&[(0x1000, &[0x58, 0xc3]), (0x2000, &[0x0f, 0x05, 0xc3])]);
-        assert_eq!(found.way, Ok(WayBack::new(Avma(0x2000), vec![0x1000, 15], Avma(0x2000), SYSCALL.len())));
+        assert_eq!(found.way, Ok(SystemCallGadget::new(Avma(0x2000), vec![0x1000, 15], Avma(0x2000), SYSCALL.len())));
         assert!(found.sigreturn.is_empty());
         // After the call: add rsp, 8; pop rbx. Before the number: mov rax, [rsp + 8]; add rsp, 0x18.
         let call: &[u8] = &[0x0f, 0x05, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0xc3];
         let number: &[u8] = &[0x48, 0x8b, 0x44, 0x24, 0x08, 0x48, 0x83, 0xc4, 0x18, 0xc3];
         let found = search(&[(0x1000, call), (0x2000, number)]);
         let before = vec![0, 0, 0x2000, 0, 15, 0];
-        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), before, Avma(0x1000), SYSCALL.len())));
+        assert_eq!(found.way, Ok(SystemCallGadget::new(Avma(0x1000), before, Avma(0x1000), SYSCALL.len())));
         // mov eax, 15; pop rbp
         let found = search(&[(0x1000, &[0x0f, 0x05, 0xc3]), (0x2000, &[0xb8, 15, 0, 0, 0, 0x5d, 0xc3])]);
-        assert_eq!(found.way, Ok(WayBack::new(Avma(0x1000), vec![0x2000, 0], Avma(0x1000), SYSCALL.len())));
+        assert_eq!(found.way, Ok(SystemCallGadget::new(Avma(0x1000), vec![0x2000, 0], Avma(0x1000), SYSCALL.len())));
     }
 
     #[test]

@@ -8,8 +8,8 @@ use ingraft_model::{Avma, AvmaRange, TextWrite};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
 use crate::apply::strictly_inside;
-use crate::error::{ApplyError, Error};
-use crate::stack::{SavedPc, Stacks};
+use crate::error::{ApplyError, ProcessError};
+use crate::stack::{LiveStacks, SavedPc};
 use crate::sys;
 use crate::target::Target;
 
@@ -25,7 +25,7 @@ const BATCH: usize = 1024;
 
 /// Places by which the goroutines of a target are found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Goroutines {
+pub struct GoroutinePlaces {
     /// The slice of the addresses of all descriptors: address, length, capacity.
     pub all: Avma,
     /// Code in which a goroutine waits that a signal has suspended. Its saved program counter lies in this range.
@@ -37,8 +37,8 @@ impl Target {
     /// counters in signal frames: a handler may be about to suspend the goroutine there, and know the program counter already.
     pub(crate) fn check_goroutines(
         &self,
-        goroutines: Option<&Goroutines>,
-        (stacks, saved): (&Stacks, &[SavedPc]),
+        goroutines: Option<&GoroutinePlaces>,
+        (stacks, saved): (&LiveStacks, &[SavedPc]),
         text: &[TextWrite],
     ) -> Result<(), ApplyError> {
         let Some(goroutines) = goroutines else { return Ok(()) };
@@ -54,10 +54,10 @@ impl Target {
     /// is just changing; `None` if no goroutine is there.
     fn suspended_inside(
         &self,
-        goroutines: &Goroutines,
-        stacks: &Stacks,
+        goroutines: &GoroutinePlaces,
+        stacks: &LiveStacks,
         text: &[TextWrite],
-    ) -> Result<Option<Avma>, Error> {
+    ) -> Result<Option<Avma>, ProcessError> {
         if text.is_empty() {
             return Ok(None);
         }
@@ -101,7 +101,7 @@ impl Target {
     }
 
     /// Reads pieces of equal length at these addresses.
-    fn read_all(&self, at: &[u64], bytes: &mut [u8]) -> Result<(), Error> {
+    fn read_all(&self, at: &[u64], bytes: &mut [u8]) -> Result<(), ProcessError> {
         let remote: Vec<RemoteIoVec> =
             at.iter().map(|at| RemoteIoVec { base: *at as usize, len: DESCRIPTOR }).collect();
         let (pid, len) = (nix::unistd::Pid::from_raw(self.pid().0), bytes.len());

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ingraft_model::Avma;
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::remote::Remote;
 use crate::target::Target;
 
@@ -21,13 +21,13 @@ const SIGNALS: u64 = 64;
 
 impl Target {
     /// The signals for which the program has handlers of its own, as a mask. Those that glibc handles for itself do not count.
-    pub fn handled(&self) -> Result<u64, Error> {
+    pub fn handled(&self) -> Result<u64, ProcessError> {
         Ok(self.status()?.caught & !OF_LIBC)
     }
 
     /// Addresses of the program's handlers of these signals, each once. Borrowed threads ask for some at a time, and are held meanwhile.
     /// Signals of which the kernel does not tell, because a filter forbids the question, have none.
-    pub fn signal_handlers(&self, signals: u64) -> Result<BTreeSet<Avma>, Error> {
+    pub fn signal_handlers(&self, signals: u64) -> Result<BTreeSet<Avma>, ProcessError> {
         let asked: Vec<u64> = (1..=SIGNALS).filter(|signal| signals >> (signal - 1) & 1 != 0).collect();
         let mut found = BTreeSet::new();
         for some in asked.chunks(AT_ONCE) {
@@ -41,13 +41,13 @@ impl Target {
 }
 
 /// The handler of a signal; `None` if the signal is ignored, has its default effect, or if the kernel does not tell.
-fn handler(remote: &mut Remote<'_>, signal: u64, at: Avma) -> Result<Option<Avma>, Error> {
+fn handler(remote: &mut Remote<'_>, signal: u64, at: Avma) -> Result<Option<Avma>, ProcessError> {
     match remote.syscall("rt_sigaction", libc::SYS_rt_sigaction, [signal, 0, at.0, MASK, 0, 0]) {
         Ok(_) => {
             let handler = remote.target().read_u64(at)?;
             Ok((handler > libc::SIG_IGN as u64).then_some(Avma(handler)))
         }
-        Err(Error::Call { .. }) => Ok(None),
+        Err(ProcessError::Call { .. }) => Ok(None),
         Err(e) => Err(e),
     }
 }

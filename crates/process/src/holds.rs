@@ -18,7 +18,7 @@ pub(crate) struct Hold {
 
 /// The holds of a target.
 #[derive(Debug, Default)]
-pub(crate) struct Holds {
+pub(crate) struct HoldRecord {
     pub(crate) total: Duration,
     pub(crate) longest: HoldTime,
     /// The latest hold, merged with holds shortly before it: its length so far, and its end.
@@ -27,7 +27,7 @@ pub(crate) struct Holds {
     pub(crate) bound: Option<Duration>,
 }
 
-impl Holds {
+impl HoldRecord {
     pub(crate) fn note(&mut self, hold: Hold) {
         let held = hold.ended.saturating_duration_since(hold.began);
         let waited = hold.waited.min(held);
@@ -53,7 +53,7 @@ mod tests {
     fn holds_that_follow_at_once_are_one_piece() {
         let begin = Instant::now();
         let at = |us| begin + Duration::from_micros(us);
-        let mut holds = Holds::default();
+        let mut holds = HoldRecord::default();
         for (from, to) in [(0, 300), (350, 450), (1_000, 1_350)] {
             holds.note(Hold { began: at(from), ended: at(to), waited: Duration::from_micros(to - from) / 4 });
         }

@@ -12,11 +12,11 @@ use ingraft_model::layout::{self, record};
 use ingraft_model::{AvmaRange, PatchPlan, Pid};
 
 use crate::area::SharedArea;
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs::{self, Mapping};
-use crate::room::DataAreaRequest;
 use crate::shortage::{MemoryLimit, MemoryRoom, Shortage};
 use crate::target::{Target, lock};
+use crate::target_memory::DataAreaRequest;
 
 const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
@@ -99,10 +99,10 @@ impl Target {
 
     /// Checks that every limit on the target's memory leaves room for this need and for the target's own allocations during the change.
     /// Otherwise returns an error with the figures. A limit that cannot be read counts as no limit.
-    pub fn refuse_without_room(&self, need: MemoryNeed) -> Result<(), Error> {
+    pub fn refuse_without_room(&self, need: MemoryNeed) -> Result<(), ProcessError> {
         let too_little =
             |room: &MemoryRoom, needed: u64, reserve: u64| needed > 0 && room.left < needed.saturating_add(reserve);
-        let refuse = |room, needed, reserve| Err(Error::Shortage(Box::new(Shortage { room, needed, reserve })));
+        let refuse = |room, needed, reserve| Err(ProcessError::Shortage(Box::new(Shortage { room, needed, reserve })));
         if let Some(room) = self.address_room() {
             // The target keeps at least half of the room.
             let reserve = need.address_space;
@@ -120,17 +120,17 @@ impl Target {
     }
 
     /// Refuses a change if the target might then be unable to create mappings of its own. `maps` are its present mappings.
-    pub(crate) fn refuse_with_many_mappings(&self, maps: &[Mapping]) -> Result<(), Error> {
+    pub(crate) fn refuse_with_many_mappings(&self, maps: &[Mapping]) -> Result<(), ProcessError> {
         let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
         match most {
-            Some(most) if maps.len() + SPARE_MAPPINGS > most => Err(Error::Mappings { have: maps.len(), most }),
+            Some(most) if maps.len() + SPARE_MAPPINGS > most => Err(ProcessError::Mappings { have: maps.len(), most }),
             _ => Ok(()),
         }
     }
 
     /// The request with as many shards and as much room for the journal's copy as leave half of the target's free address space free.
     /// Fails if this is not possible even with `fewest` shards.
-    pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<DataAreaRequest, Error> {
+    pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<DataAreaRequest, ProcessError> {
         let Some(room) = self.address_room() else { return Ok(*request) };
         let journal_bytes = request.journal_bytes.min(room.left / 8);
         let shards = (room.left / 2).saturating_sub(journal_bytes) / request.stride;
@@ -139,7 +139,7 @@ impl Target {
             return Ok(DataAreaRequest { shards, journal_bytes, ..*request });
         }
         let needed = request.stride * u64::from(fewest) + journal_bytes;
-        Err(Error::Shortage(Box::new(Shortage { room, needed, reserve: needed })))
+        Err(ProcessError::Shortage(Box::new(Shortage { room, needed, reserve: needed })))
     }
 
     /// The room below RLIMIT_AS; `None` if there is no such limit.
@@ -194,7 +194,7 @@ fn machine_room() -> Option<MemoryRoom> {
 }
 
 /// Names of the files in one version of control groups.
-struct Files {
+struct LimitFiles {
     /// Name of each limit, with the name of the usage that counts against it.
     limits: &'static [(&'static str, &'static str)],
     /// Prefix of those names in `memory.stat` whose values include the groups below.
@@ -203,7 +203,7 @@ struct Files {
     writeback: &'static str,
 }
 
-const V1: Files = Files {
+const V1: LimitFiles = LimitFiles {
     limits: &[
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
@@ -213,7 +213,7 @@ const V1: Files = Files {
     writeback: "writeback",
 };
 
-const V2: Files = Files {
+const V2: LimitFiles = LimitFiles {
     // Above `memory.high` the kernel does not kill, but it delays threads.
     limits: &[("memory.max", "memory.current"), ("memory.high", "memory.current")],
     prefix: "",
@@ -242,7 +242,7 @@ fn group_rooms(pid: Pid, enough: u64) -> Vec<MemoryRoom> {
 }
 
 /// The room below one limit of a control group; `None` if the group has no such limit.
-fn room_of(folder: &Path, files: &Files, (limit, usage): (&str, &str), enough: u64) -> Option<MemoryRoom> {
+fn room_of(folder: &Path, files: &LimitFiles, (limit, usage): (&str, &str), enough: u64) -> Option<MemoryRoom> {
     let file = folder.join(limit);
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let total = number(&file).filter(|total| *total < UNLIMITED)?;
@@ -256,7 +256,7 @@ fn room_of(folder: &Path, files: &Files, (limit, usage): (&str, &str), enough: u
 
 /// Bytes of the page cache that the kernel reclaims before it kills. These are inactive pages, and half of the active ones, since the pages
 /// of running programs are among them. Dirty pages do not count, nor memory that would have to be swapped out.
-fn reclaimable(stat: &str, files: &Files) -> u64 {
+fn reclaimable(stat: &str, files: &LimitFiles) -> u64 {
     let value = |name: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(files.prefix)?.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
@@ -267,8 +267,8 @@ fn reclaimable(stat: &str, files: &Files) -> u64 {
 
 /// The folders of the control groups that may limit a process's memory, with the mounts that contain them. `groups` is the text of
 /// /proc/PID/cgroup, `mounts` that of /proc/self/mountinfo.
-fn group_folders(groups: &str, mounts: &str) -> Vec<(&'static Files, PathBuf, PathBuf)> {
-    let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
+fn group_folders(groups: &str, mounts: &str) -> Vec<(&'static LimitFiles, PathBuf, PathBuf)> {
+    let mounts: Vec<CgroupMount> = mounts.lines().filter_map(CgroupMount::parse).collect();
     let mut folders = Vec::new();
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':');
@@ -286,16 +286,16 @@ fn group_folders(groups: &str, mounts: &str) -> Vec<(&'static Files, PathBuf, Pa
 }
 
 /// A mount of control groups.
-struct Mount {
+struct CgroupMount {
     version_1: bool,
     memory: bool,
     root: String,
     point: PathBuf,
 }
 
-impl Mount {
+impl CgroupMount {
     /// Parses a line of /proc/PID/mountinfo.
-    fn parse(line: &str) -> Option<Mount> {
+    fn parse(line: &str) -> Option<CgroupMount> {
         let (fields, after) = line.split_once(" - ")?;
         let mut after = after.split(' ');
         let version_1 = match after.next()? {
@@ -306,10 +306,10 @@ impl Mount {
         let memory = after.nth(1)?.split(',').any(|option| option == "memory");
         let mut fields = fields.split(' ').skip(3);
         let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
-        Some(Mount { version_1, memory, root, point: point.into() })
+        Some(CgroupMount { version_1, memory, root, point: point.into() })
     }
 
-    fn is_for(&self, files: &Files) -> bool {
+    fn is_for(&self, files: &LimitFiles) -> bool {
         if std::ptr::eq(files, &V1) { self.version_1 && self.memory } else { !self.version_1 }
     }
 

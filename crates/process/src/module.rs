@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Avma, AvmaRange};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::files::{open_named, open_regular, read_elf};
 use crate::procfs::{Mapping, file_error};
 use crate::target::Target;
@@ -62,14 +62,14 @@ pub enum FileSource {
 
 impl Target {
     /// The files with executable mappings. A file that was loaded several times is listed once for each load.
-    pub fn files(&self) -> Result<Vec<MappedFile>, Error> {
+    pub fn files(&self) -> Result<Vec<MappedFile>, ProcessError> {
         let mut files = loads(&self.maps()?);
         files.retain(|f| f.code().next().is_some());
         Ok(files)
     }
 
     /// The bytes of a mapped file. Fails if no path leads to exactly that file; its loaded segments can still be read from memory.
-    pub fn read_file_of(&self, mapping: &Mapping) -> Result<(Arc<[u8]>, FileSource), Error> {
+    pub fn read_file_of(&self, mapping: &Mapping) -> Result<(Arc<[u8]>, FileSource), ProcessError> {
         let pid = self.pid();
         let (start, end) = (mapping.range.start.0, mapping.range.end.0);
         let exact = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));

@@ -8,14 +8,14 @@ const PAGE: u64 = 4096;
 
 /// The pages of one shard's counters that have memory.
 #[derive(Clone, Debug, Default)]
-pub struct Touched {
+pub struct PopulatedPages {
     /// For each page of the shard, whether it has memory. `None` if this is unknown; all pages then count as allocated.
     pages: Option<Vec<u8>>,
 }
 
-impl Touched {
+impl PopulatedPages {
     /// Value in which every page counts as allocated.
-    pub const ALL: Touched = Touched { pages: None };
+    pub const ALL: PopulatedPages = PopulatedPages { pages: None };
 
     /// Whether the page of a counter has memory. If not, the counter is 0.
     #[inline]
@@ -32,10 +32,10 @@ impl Touched {
         let mut out: Vec<std::ops::Range<u32>> = Vec::new();
         for (page, _) in (0..).zip(pages).filter(|(_, page)| *page & 1 != 0) {
             let counter = |at: u64| u32::try_from(at.saturating_sub(COUNTERS.into()) / 8).unwrap_or(end).min(end);
-            let (first, behind) = (counter(page * PAGE), counter((page + 1) * PAGE));
+            let (first, end) = (counter(page * PAGE), counter((page + 1) * PAGE));
             match out.last_mut() {
-                Some(last) if last.end == first => last.end = behind,
-                _ if first < behind => out.push(first..behind),
+                Some(last) if last.end == first => last.end = end,
+                _ if first < end => out.push(first..end),
                 _ => {}
             }
         }
@@ -43,18 +43,18 @@ impl Touched {
     }
 
     /// Asks the kernel about the pages from the beginning of a shard, at offset `start` of the mapping, to its counter `end`.
-    pub(crate) fn of(map: &MmapRaw, start: u64, end: u32) -> Touched {
+    pub(crate) fn of(map: &MmapRaw, start: u64, end: u32) -> PopulatedPages {
         let pages = offset(end).div_ceil(PAGE);
-        let inside = start.is_multiple_of(PAGE)
-            && start.checked_add(pages * PAGE).is_some_and(|behind| behind <= map.len() as u64);
+        let inside =
+            start.is_multiple_of(PAGE) && start.checked_add(pages * PAGE).is_some_and(|end| end <= map.len() as u64);
         if !inside {
-            return Touched::ALL;
+            return PopulatedPages::ALL;
         }
         let mut there = vec![0u8; pages as usize];
         let at = map.as_mut_ptr().wrapping_add(start as usize).cast();
         // SAFETY: the kernel reads nothing of the mapping and writes one byte for each of its pages, as many as `there` has.
         let asked = unsafe { libc::mincore(at, (pages * PAGE) as usize, there.as_mut_ptr()) };
-        Touched { pages: (asked == 0).then_some(there) }
+        PopulatedPages { pages: (asked == 0).then_some(there) }
     }
 }
 
@@ -78,18 +78,18 @@ mod tests {
         for counter in [0, 70_000] {
             rustix::io::pwrite(&memfd, &[1], len + offset(counter)).unwrap();
         }
-        let second = Touched::of(&map, len, end);
+        let second = PopulatedPages::of(&map, len, end);
         assert!(second.has(0) && second.has(70_000) && second.has(70_001));
         assert!(!second.has(30_000) && !second.has(99_999));
         let runs = second.runs(end);
         assert!(runs.len() == 2 && runs[0].start == 0 && runs[1].contains(&70_000), "{runs:?}");
         assert!(runs.iter().all(|s| s.len() <= 512));
-        let first = Touched::of(&map, 0, end);
+        let first = PopulatedPages::of(&map, 0, end);
         assert!(!first.has(0) && first.runs(end).is_empty());
-        assert!(Touched::of(&map, 2 * len, end).has(5), "nothing is known of what is outside");
+        assert!(PopulatedPages::of(&map, 2 * len, end).has(5), "nothing is known of what is outside");
         // mincore(2) does not allocate pages.
         let blocks = rustix::fs::fstat(&memfd).unwrap().st_blocks;
         assert!(blocks * 512 <= 3 * PAGE as i64, "{blocks}");
-        assert_eq!(Touched::ALL.runs(7).first(), Some(&(0..7)));
+        assert_eq!(PopulatedPages::ALL.runs(7).first(), Some(&(0..7)));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::frame;
 
 /// One line of /proc/PID/maps.
@@ -127,7 +127,7 @@ pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
 
 /// Fields of /proc/PID/stat that the engine needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stat {
+pub(crate) struct ProcStat {
     pub(crate) state: u8,
     pub(crate) parent: Pid,
     pub(crate) flags: u64,
@@ -149,7 +149,7 @@ const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 /// Bits of the signals of faults that programs handle and go on after.
 const FAULTS: u64 = 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);
 
-impl Stat {
+impl ProcStat {
     pub(crate) fn is_kernel(&self) -> bool {
         self.flags & PF_KTHREAD != 0
     }
@@ -167,7 +167,7 @@ impl Stat {
         let after = text.get(text.iter().rposition(|&b| b == b')')? + 2..)?;
         let fields: Vec<&[u8]> = after.split(|&b| b == b' ' || b == b'\n').collect();
         // fields[0] is the third field of proc(5)
-        Some(Stat {
+        Some(ProcStat {
             state: *fields.first()?.first()?,
             parent: Pid(number(fields.get(1)?, 10)?.try_into().ok()?),
             flags: number(fields.get(6)?, 10)?,
@@ -179,7 +179,7 @@ impl Stat {
 
 /// Fields of /proc/PID/status or /proc/PID/task/TID/status that the engine needs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Status {
+pub struct ProcStatus {
     /// State: `R` runs, `S` sleeps, `D` sleeps uninterruptibly, `T` stopped, `t` traced, `Z` ended.
     pub state: char,
     /// Real user id.
@@ -206,7 +206,7 @@ pub struct Status {
     pub shadow_stack: bool,
 }
 
-impl Status {
+impl ProcStatus {
     /// Whether the process has a handler for any signal of a fault.
     pub(crate) fn handles_faults(&self) -> bool {
         frame::has_fault(self.caught)
@@ -218,7 +218,7 @@ impl Status {
     }
 
     pub(crate) fn parse(text: &[u8]) -> Self {
-        let mut s = Status::default();
+        let mut s = ProcStatus::default();
         for line in text.split(|&b| b == b'\n') {
             let Some((key, value)) = split_at_byte(line, b':') else { continue };
             let value = String::from_utf8_lossy(value);
@@ -285,7 +285,7 @@ impl Credentials {
 
 /// Whether a thread sleeps in the kernel, and where, from /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum InKernel {
+pub(crate) enum KernelSleep {
     /// The thread is on a processor, or ready for one.
     Running,
     /// The thread sleeps: its system call (-1 for none), and its stack pointer and program counter in user space.
@@ -299,16 +299,16 @@ pub(crate) fn may_exec(nr: i64) -> bool {
     [libc::SYS_execve, libc::SYS_execveat, 11, 358, X32 + 520, X32 + 545].contains(&nr)
 }
 
-impl InKernel {
+impl KernelSleep {
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if text.starts_with("running") {
-            return Some(InKernel::Running);
+            return Some(KernelSleep::Running);
         }
         let words: Vec<&str> = text.split_ascii_whitespace().collect();
         let hex = |w: &str| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok();
         let nr = words.first()?.parse().ok()?;
         let [.., sp, pc] = words.as_slice() else { return None };
-        Some(InKernel::Asleep { nr, sp: hex(sp)?, pc: hex(pc)? })
+        Some(KernelSleep::Asleep { nr, sp: hex(sp)?, pc: hex(pc)? })
     }
 }
 
@@ -319,30 +319,31 @@ pub(crate) fn parse_auxv(bytes: &[u8]) -> Vec<(u64, u64)> {
 }
 
 /// Reads a file of /proc/PID.
-pub(crate) fn read(pid: Pid, name: &str) -> Result<Vec<u8>, Error> {
+pub(crate) fn read(pid: Pid, name: &str) -> Result<Vec<u8>, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/{name}"));
     fs::read(&path).map_err(|source| file_error(pid, path, source))
 }
 
 /// Converts an error of a file under /proc/PID: if the process's folder is missing, the process has ended.
-pub(crate) fn file_error(pid: Pid, path: PathBuf, source: io::Error) -> Error {
+pub(crate) fn file_error(pid: Pid, path: PathBuf, source: io::Error) -> ProcessError {
     match source.raw_os_error() {
-        Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}")).exists() => Error::Gone(pid),
-        Some(libc::ESRCH) => Error::Gone(pid),
-        _ => Error::File { path, source },
+        Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}")).exists() => ProcessError::Gone(pid),
+        Some(libc::ESRCH) => ProcessError::Gone(pid),
+        _ => ProcessError::File { path, source },
     }
 }
 
-pub(crate) fn stat(pid: Pid) -> Result<Stat, Error> {
-    Stat::parse(&read(pid, "stat")?).ok_or_else(|| Error::Malformed { path: format!("/proc/{pid}/stat").into() })
+pub(crate) fn stat(pid: Pid) -> Result<ProcStat, ProcessError> {
+    ProcStat::parse(&read(pid, "stat")?)
+        .ok_or_else(|| ProcessError::Malformed { path: format!("/proc/{pid}/stat").into() })
 }
 
-pub(crate) fn status(pid: Pid) -> Result<Status, Error> {
-    Ok(Status::parse(&read(pid, "status")?))
+pub(crate) fn status(pid: Pid) -> Result<ProcStatus, ProcessError> {
+    Ok(ProcStatus::parse(&read(pid, "status")?))
 }
 
-pub(crate) fn thread_stat(tid: Tid) -> Option<Stat> {
-    Stat::parse(&fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?)
+pub(crate) fn thread_stat(tid: Tid) -> Option<ProcStat> {
+    ProcStat::parse(&fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?)
 }
 
 /// Child processes of a thread.
@@ -366,20 +367,20 @@ pub(crate) fn is_thread_of(pid: Pid, tid: Tid) -> bool {
     Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }
 
-pub(crate) fn thread_status(pid: Pid, tid: Tid) -> Result<Status, Error> {
-    Ok(Status::parse(&read(pid, &format!("task/{tid}/status"))?))
+pub(crate) fn thread_status(pid: Pid, tid: Tid) -> Result<ProcStatus, ProcessError> {
+    Ok(ProcStatus::parse(&read(pid, &format!("task/{tid}/status"))?))
 }
 
-pub(crate) fn in_kernel(tid: Tid) -> Option<InKernel> {
-    InKernel::parse(&fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall")).ok()?)
+pub(crate) fn in_kernel(tid: Tid) -> Option<KernelSleep> {
+    KernelSleep::parse(&fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall")).ok()?)
 }
 
-pub(crate) fn maps(pid: Pid) -> Result<Vec<Mapping>, Error> {
+pub(crate) fn maps(pid: Pid) -> Result<Vec<Mapping>, ProcessError> {
     Ok(parse_maps(&read(pid, "maps")?))
 }
 
 /// The threads of a process.
-pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, Error> {
+pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/task"));
     let entries = fs::read_dir(&path).map_err(|source| file_error(pid, path, source))?;
     Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Tid)).collect())
@@ -454,7 +455,7 @@ pub fn boot_id() -> [u8; 16] {
 /// if it is gone, or if the kernel does not show the status.
 pub(crate) fn exit_status(pid: Pid, start_time: u64) -> Option<i32> {
     let text = read(pid, "stat").ok()?;
-    Stat::parse(&text).filter(|stat| stat.is_dead() && stat.start_time == start_time)?;
+    ProcStat::parse(&text).filter(|stat| stat.is_dead() && stat.start_time == start_time)?;
     // The status is the last field. The kernel shows 0 there to a caller that may not trace the process, but this caller has measured it.
     let last = text.split(u8::is_ascii_whitespace).rfind(|field| !field.is_empty())?;
     std::str::from_utf8(last).ok()?.parse().ok()
@@ -473,7 +474,7 @@ pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
 
 /// Times of a thread, as the kernel's scheduler counts them (schedstat).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Schedule {
+pub(crate) struct SchedulerTimes {
     /// Time for which the thread ran.
     pub(crate) ran: Duration,
     /// Time for which the thread was ready to run and had no processor. The kernel adds each such time when it ends.
@@ -481,10 +482,10 @@ pub(crate) struct Schedule {
 }
 
 /// Times of a thread in the scheduler. `None` if the thread has ended, or if the kernel does not show them.
-pub(crate) fn schedule(pid: Pid, tid: Tid) -> Option<Schedule> {
+pub(crate) fn schedule(pid: Pid, tid: Tid) -> Option<SchedulerTimes> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     let mut times = text.split_ascii_whitespace().map(|ns| ns.parse().ok().map(Duration::from_nanos));
-    Some(Schedule { ran: times.next()??, delayed: times.next()?? })
+    Some(SchedulerTimes { ran: times.next()??, delayed: times.next()?? })
 }
 
 #[cfg(test)]
@@ -510,19 +511,19 @@ mod tests {
     fn stat_with_a_nasty_name() {
         let text = b"12 (a) R (b) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 98765 1 2\n";
         assert_eq!(
-            Stat::parse(text),
-            Some(Stat { state: b'S', parent: Pid(1), flags: 4194560, cpu_ticks: 11, start_time: 98765 })
+            ProcStat::parse(text),
+            Some(ProcStat { state: b'S', parent: Pid(1), flags: 4194560, cpu_ticks: 11, start_time: 98765 })
         );
-        assert_eq!(Stat::parse(b"12 (x"), None);
-        assert_eq!(Stat::parse(b")"), None);
+        assert_eq!(ProcStat::parse(b"12 (x"), None);
+        assert_eq!(ProcStat::parse(b")"), None);
     }
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000400\nShdPnd:\t0000000000000100\nSigCgt:\t0000000180000001\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = ProcStatus::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000400\nShdPnd:\t0000000000000100\nSigCgt:\t0000000180000001\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
-            Status {
+            ProcStatus {
                 state: 'S',
                 uid: 5,
                 euid: 6,
@@ -549,12 +550,15 @@ mod tests {
 
     #[test]
     fn syscall_file() {
-        assert_eq!(InKernel::parse("running\n"), Some(InKernel::Running));
+        assert_eq!(KernelSleep::parse("running\n"), Some(KernelSleep::Running));
         assert_eq!(
-            InKernel::parse("0 0x1 0x2 0x3 0x4 0x5 0x6 0x7ffe 0x7f00\n"),
-            Some(InKernel::Asleep { nr: 0, sp: 0x7ffe, pc: 0x7f00 })
+            KernelSleep::parse("0 0x1 0x2 0x3 0x4 0x5 0x6 0x7ffe 0x7f00\n"),
+            Some(KernelSleep::Asleep { nr: 0, sp: 0x7ffe, pc: 0x7f00 })
         );
-        assert_eq!(InKernel::parse("-1 0x7ffe 0x7f00\n"), Some(InKernel::Asleep { nr: -1, sp: 0x7ffe, pc: 0x7f00 }));
-        assert_eq!(InKernel::parse(""), None);
+        assert_eq!(
+            KernelSleep::parse("-1 0x7ffe 0x7f00\n"),
+            Some(KernelSleep::Asleep { nr: -1, sp: 0x7ffe, pc: 0x7f00 })
+        );
+        assert_eq!(KernelSleep::parse(""), None);
     }
 }

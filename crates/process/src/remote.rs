@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Tid};
 
-use crate::bound::Tries;
-use crate::dispatch::{self, Passage};
-use crate::error::Error;
+use crate::bound::HoldTries;
+use crate::dispatch::{self, DispatchState};
+use crate::error::ProcessError;
 use crate::frame;
-use crate::gadgets::{Gadgets, SYSCALL, WayBack};
-use crate::own_code::still_there;
-use crate::procfs::{self, InKernel, Mapping};
-use crate::sys::{self, Regs, Status};
+use crate::gadget_search::still_there;
+use crate::gadgets::{Gadgets, SYSCALL, SystemCallGadget};
+use crate::procfs::{self, KernelSleep, Mapping};
+use crate::sys::{self, Regs, WaitStatus};
 use crate::target::Target;
-use crate::tracer::{LOOKS, State, Tracer, is_held, pause};
+use crate::tracer::{LOOKS, TraceeState, Tracer, is_held, pause};
 
 /// Minimum number of free bytes below a thread's stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
@@ -45,7 +45,7 @@ pub struct Remote<'a> {
     target: &'a Target,
     tracer: &'a mut Tracer,
     tid: Tid,
-    home: Home,
+    restored: RestoredState,
     syscall_at: u64,
     /// Stack pointer for the system calls: the address of the first word of the return chain, which ends in the signal frame.
     sp: u64,
@@ -54,7 +54,7 @@ pub struct Remote<'a> {
 
 /// Stop to which a borrowed thread has run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stop {
+enum RemoteStop {
     /// The beginning or the end of a system call.
     Syscall,
     /// The awaited signal is about to be delivered.
@@ -63,18 +63,21 @@ enum Stop {
 
 /// State to which the borrowed thread is restored.
 #[derive(Debug)]
-struct Home {
+struct RestoredState {
     regs: Regs,
     xstate: Vec<u8>,
     sigmask: u64,
     /// State in which the thread was stopped. A thread in a group-stop stays in it.
-    state: State,
+    state: TraceeState,
 }
 
 impl Target {
     /// Runs `work` with a borrowed thread, which makes system calls. Afterwards the thread continues as before, even a system call in which
     /// it waited.
-    pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
+    pub fn remote<R: Send>(
+        &self,
+        work: impl FnOnce(&mut Remote<'_>) -> Result<R, ProcessError> + Send,
+    ) -> Result<R, ProcessError> {
         self.remote_of(None, work)
     }
 
@@ -83,36 +86,38 @@ impl Target {
     pub(crate) fn remote_of<R: Send>(
         &self,
         only: Option<Tid>,
-        work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send,
-    ) -> Result<R, Error> {
+        work: impl FnOnce(&mut Remote<'_>) -> Result<R, ProcessError> + Send,
+    ) -> Result<R, ProcessError> {
         let gadgets = self.gadgets()?;
         let way = match gadgets.way_back() {
             Ok(way) => way,
             Err(missing) => {
                 // Nothing is found either while an execve replaces the program. The check returns that error instead.
                 self.check(self.acting())?;
-                return Err(Error::NoGadget(missing));
+                return Err(ProcessError::NoGadget(missing));
             }
         };
         if self.status()?.shadow_stack {
-            return Err(Error::ShadowStack);
+            return Err(ProcessError::ShadowStack);
         }
         let mut work = Some(work);
         // Most threads that sleep uninterruptibly do so for a moment. Threads of a target that is held do not wake.
         let (begin, may_wake) = (Instant::now(), only.is_none() && !is_held(self.pid()));
-        let (mut tries, mut holds) = (0, Tries::begin());
+        let (mut tries, mut holds) = (0, HoldTries::begin());
         loop {
             tries += 1;
             let mut asleep = false;
             let result = self.trace(|tracer| {
                 let mut remote = Remote::borrow(self, tracer, (&gadgets, way), only, &mut asleep)?;
-                let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
+                let Some(work) = work.take() else {
+                    return Err(ProcessError::NoCarrier("it was borrowed before".into()));
+                };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
                 result.and_then(|value| returned.map(|()| value))
             })?;
             match result {
-                Err(Error::NoCarrier(_))
+                Err(ProcessError::NoCarrier(_))
                     if work.is_some()
                         && asleep
                         && may_wake
@@ -137,20 +142,20 @@ impl<'a> Remote<'a> {
     fn borrow(
         target: &'a Target,
         tracer: &'a mut Tracer,
-        way: (&Gadgets, &WayBack),
+        way: (&Gadgets, &SystemCallGadget),
         only: Option<Tid>,
         asleep: &mut bool,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ProcessError> {
         let maps = target.maps()?;
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
-        let mut home_of_main = None;
+        let mut main_on_own_stack = None;
         // No processor may be free for a while. So that this costs the time once and not once for each thread, every failure lowers
         // patience.
         let mut patience = PATIENCE;
         // Whether system calls of a thread raise SIGSYS, and whether a thread was passed over for another reason.
         let (mut trapped, mut others) = (false, false);
-        let Candidates { in_order, running } = candidates(target, &maps, only)?;
+        let BorrowCandidates { in_order, running } = candidates(target, &maps, only)?;
         let is_crowded = is_crowded(running.len());
         // Hold the running threads. Otherwise they compete with the borrowed thread for processors at each of its steps. If more of them run
         // than there are processors, hold all threads: those that sleep now would wake during the steps, and the borrowed thread would wait
@@ -164,7 +169,7 @@ impl<'a> Remote<'a> {
             }
         }
         match tracer.stop_traced() {
-            Err(Error::Unstoppable { .. }) | Ok(()) => {}
+            Err(ProcessError::Unstoppable { .. }) | Ok(()) => {}
             Err(e) => return Err(e),
         }
         let byte = |at| {
@@ -175,18 +180,19 @@ impl<'a> Remote<'a> {
             tracer.be_patient(if last_resort { patience } else { 1 });
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
-            match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
+            match Self::stack_top(target, tracer, i, &maps, last_resort, &mut main_on_own_stack) {
                 Ok(Ok(top)) => match dispatch::passage(byte, tid, way.1) {
-                    Passage::Trapped => trapped = true,
+                    DispatchState::Trapped => trapped = true,
                     passage => return Self::send_away(target, tracer, i, top, way, passage),
                 },
                 Ok(Err(why)) => {
                     others |= last_resort;
                     // A later try may succeed: the thread may wake, or the thread that does not stop yet may stop.
-                    *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
+                    *asleep |=
+                        matches!(tracer.threads[i].state, TraceeState::Asleep { .. }) || tracer.has_loose_threads();
                     refused = format!("thread {tid} {why}");
                 }
-                Err(Error::Unstoppable { .. }) => {
+                Err(ProcessError::Unstoppable { .. }) => {
                     refused = format!("thread {tid} does not stop");
                     others |= last_resort;
                     patience -= u32::from(last_resort && patience > 1);
@@ -194,13 +200,13 @@ impl<'a> Remote<'a> {
                 Err(e) => return Err(e),
             }
             if !held
-                && home_of_main != Some(tid)
+                && main_on_own_stack != Some(tid)
                 && let Some(i) = tracer.index_of(tid)
             {
                 tracer.release(i)?;
             }
         }
-        Err(if trapped && !others { Error::UserDispatch } else { Error::NoCarrier(refused) })
+        Err(if trapped && !others { ProcessError::UserDispatch } else { ProcessError::NoCarrier(refused) })
     }
 
     /// Stops a candidate and finds room for the signal frame. The inner error says why this thread cannot be borrowed.
@@ -211,9 +217,9 @@ impl<'a> Remote<'a> {
         maps: &[Mapping],
         last_resort: bool,
         main_held: &mut Option<Tid>,
-    ) -> Result<Result<u64, &'static str>, Error> {
+    ) -> Result<Result<u64, &'static str>, ProcessError> {
         if !tracer.stop(i)? {
-            let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
+            let asleep = matches!(tracer.threads[i].state, TraceeState::Asleep { .. });
             return Ok(Err(if asleep { "sleeps uninterruptibly" } else { "has ended" }));
         }
         let tid = tracer.threads[i].tid;
@@ -264,44 +270,44 @@ impl<'a> Remote<'a> {
         tracer: &'a mut Tracer,
         i: usize,
         top: u64,
-        (gadgets, way): (&Gadgets, &WayBack),
-        passage: Passage,
-    ) -> Result<Self, Error> {
+        (gadgets, way): (&Gadgets, &SystemCallGadget),
+        passage: DispatchState,
+    ) -> Result<Self, ProcessError> {
         tracer.check_bound(0, 0)?;
         tracer.lift_bound();
         // The library with this code may have been unloaded since the code was found.
         if !still_there(gadgets, target) {
-            return Err(Error::NoCarrier("the code that it would go through has changed".into()));
+            return Err(ProcessError::NoCarrier("the code that it would go through has changed".into()));
         }
         tracer.repair(i)?;
         let tid = tracer.threads[i].tid;
         let state = tracer.threads[i].state;
-        let regs = tracer.regs(i)?.ok_or(Error::Gone(target.pid()))?;
+        let regs = tracer.regs(i)?.ok_or(ProcessError::Gone(target.pid()))?;
         let xstate = tracer.check("GETREGSET", tid, sys::get_xstate(tid))?;
         let sigmask = tracer.check("GETSIGMASK", tid, sys::get_sigmask(tid))?;
         if top < frame::frame_room(&xstate) + SCRATCH {
-            return Err(Error::NoCarrier(format!("thread {tid} has too little stack")));
+            return Err(ProcessError::NoCarrier(format!("thread {tid} has too little stack")));
         }
         let mut frame = frame::build(&regs, sigmask, &xstate, top, way.last)
-            .ok_or_else(|| Error::NoCarrier(format!("the extended state of thread {tid} is unreadable")))?;
+            .ok_or_else(|| ProcessError::NoCarrier(format!("the extended state of thread {tid} is unreadable")))?;
         frame.put_in_front(&way.before);
         target.write(Avma(frame.at), &frame.bytes)?;
         let mut remote = Remote {
             target,
             tracer,
             tid,
-            home: Home { regs, xstate, sigmask, state },
+            restored: RestoredState { regs, xstate, sigmask, state },
             syscall_at: way.syscall,
             sp: frame.at,
             scratch_used: 0,
         };
         // Begin after the system call, in case the engine dies before it sets one. No filter lets every call pass.
-        remote.set_out(remote.syscall_at + SYSCALL.len() as u64, 0, [0; 6])?;
-        let trapped = passage == Passage::Unknown && !remote.reaches_kernel()?;
+        remote.set_position(remote.syscall_at + SYSCALL.len() as u64, 0, [0; 6])?;
+        let trapped = passage == DispatchState::Unknown && !remote.reaches_kernel()?;
         remote.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, u64::MAX))?;
         if trapped {
             remote.give_back()?;
-            return Err(Error::UserDispatch);
+            return Err(ProcessError::UserDispatch);
         }
         Ok(remote)
     }
@@ -309,12 +315,12 @@ impl<'a> Remote<'a> {
     /// Whether a system call without effect reaches the kernel, for kernels that do not tell it. If not, the thread has stopped before it
     /// receives SIGSYS, and the signal is dropped when the thread is given back. The signal must not be blocked: the kernel would reset
     /// its handler.
-    fn reaches_kernel(&mut self) -> Result<bool, Error> {
+    fn reaches_kernel(&mut self) -> Result<bool, ProcessError> {
         let mask = !(1u64 << (libc::SIGSYS - 1));
         self.tracer.check("SETSIGMASK", self.tid, sys::set_sigmask(self.tid, mask))?;
-        self.aim(libc::SYS_getpid, [0; 6])?;
+        self.prepare_call(libc::SYS_getpid, [0; 6])?;
         for _ in 0..2 {
-            if self.run_to_stop(Some(libc::SIGSYS))? == Stop::Signal {
+            if self.run_to_stop(Some(libc::SIGSYS))? == RemoteStop::Signal {
                 return Ok(false);
             }
         }
@@ -322,12 +328,12 @@ impl<'a> Remote<'a> {
     }
 
     /// Points the thread at a system call.
-    fn aim(&self, nr: i64, args: [u64; 6]) -> Result<(), Error> {
-        self.set_out(self.syscall_at, nr, args)
+    fn prepare_call(&self, nr: i64, args: [u64; 6]) -> Result<(), ProcessError> {
+        self.set_position(self.syscall_at, nr, args)
     }
 
     /// Sets program counter and stack pointer together, and the registers of a system call.
-    fn set_out(&self, rip: u64, nr: i64, args: [u64; 6]) -> Result<(), Error> {
+    fn set_position(&self, rip: u64, nr: i64, args: [u64; 6]) -> Result<(), ProcessError> {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = Regs {
             rip,
@@ -340,48 +346,48 @@ impl<'a> Remote<'a> {
             r10,
             r8,
             r9,
-            ..self.home.regs
+            ..self.restored.regs
         };
         self.tracer.check("SETREGS", self.tid, sys::set_regs(self.tid, &regs))
     }
 
     /// Lets the thread run to the next system call stop.
-    fn run_to_syscall_stop(&mut self) -> Result<(), Error> {
+    fn run_to_syscall_stop(&mut self) -> Result<(), ProcessError> {
         self.run_to_stop(None).map(drop)
     }
 
     /// Lets the thread run to the next system call stop, or to its stop before it receives the signal `awaited`.
-    fn run_to_stop(&mut self, awaited: Option<i32>) -> Result<Stop, Error> {
+    fn run_to_stop(&mut self, awaited: Option<i32>) -> Result<RemoteStop, ProcessError> {
         let mut signal = 0;
         loop {
             self.tracer.check("SYSCALL", self.tid, sys::cont_to_syscall(self.tid, signal))?;
             match self.wait()? {
-                Status::Syscall => return Ok(Stop::Syscall),
-                Status::Signal(s) if Some(s) == awaited => return Ok(Stop::Signal),
+                WaitStatus::Syscall => return Ok(RemoteStop::Syscall),
+                WaitStatus::Signal(s) if Some(s) == awaited => return Ok(RemoteStop::Signal),
                 // SIGSTOP cannot be blocked. The process stops, and the borrowed thread continues until it is given back.
-                Status::Signal(s) => signal = s as usize,
-                Status::Event(_) => return Err(self.replaced()),
-                Status::EventStop(_) => signal = 0,
+                WaitStatus::Signal(s) => signal = s as usize,
+                WaitStatus::Event(_) => return Err(self.replaced()),
+                WaitStatus::EventStop(_) => signal = 0,
             }
         }
     }
 
     /// Returns the error for an execve of another thread, which then has the borrowed thread's id. Releases that thread.
-    fn replaced(&mut self) -> Error {
+    fn replaced(&mut self) -> ProcessError {
         match self.tracer.index_of(self.tid) {
             Some(i) => self.tracer.leave_to_exec(i),
-            None => Error::Replaced(self.target.pid()),
+            None => ProcessError::Replaced(self.target.pid()),
         }
     }
 
-    fn wait(&self) -> Result<Status, Error> {
+    fn wait(&self) -> Result<WaitStatus, ProcessError> {
         let begin = Instant::now();
         for tries in 0.. {
             let waited = begin.elapsed(); // Read the time before the status, because the thread may be delayed in between.
             match sys::try_wait(self.tid) {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if waited > CALL_WAIT && tries > LOOKS => {
-                    return Err(Error::Unstoppable {
+                    return Err(ProcessError::Unstoppable {
                         tid: self.tid,
                         pc: Some(Avma(self.syscall_at)),
                         waited: CALL_WAIT,
@@ -393,32 +399,34 @@ impl<'a> Remote<'a> {
                 }
             }
         }
-        Err(Error::Gone(self.target.pid())) // This is not reached, because the time runs out first.
+        Err(ProcessError::Gone(self.target.pid())) // This is not reached, because the time runs out first.
     }
 
     /// Makes one system call and returns its result. `name` is for the error.
-    pub fn syscall(&mut self, name: &'static str, nr: i64, args: [u64; 6]) -> Result<u64, Error> {
+    pub fn syscall(&mut self, name: &'static str, nr: i64, args: [u64; 6]) -> Result<u64, ProcessError> {
         self.target.verify_thread(self.tid, self.target.acting())?;
-        self.aim(nr, args)?;
+        self.prepare_call(nr, args)?;
         self.run_to_syscall_stop()?;
         self.run_to_syscall_stop()?;
         let regs = self.tracer.check("GETREGS", self.tid, sys::get_regs(self.tid))?;
         match regs.rax as i64 {
-            code @ -4095..=-1 => Err(Error::Call { call: name, source: io::Error::from_raw_os_error(-code as i32) }),
+            code @ -4095..=-1 => {
+                Err(ProcessError::Call { call: name, source: io::Error::from_raw_os_error(-code as i32) })
+            }
             _ => Ok(regs.rax),
         }
     }
 
     /// Holds all other threads too, until this operation ends.
-    pub(crate) fn hold_all(&mut self) -> Result<(), Error> {
+    pub(crate) fn hold_all(&mut self) -> Result<(), ProcessError> {
         self.tracer.stop_all()
     }
 
     /// Writes bytes to the borrowed thread's stack, for system calls that read them. They stay until the thread is given back.
-    pub fn scratch(&mut self, bytes: &[u8]) -> Result<Avma, Error> {
+    pub fn scratch(&mut self, bytes: &[u8]) -> Result<Avma, ProcessError> {
         let used = self.scratch_used + bytes.len() as u64;
         if used > SCRATCH {
-            return Err(Error::NoRoom { len: bytes.len() as u64, place: "on the borrowed stack" });
+            return Err(ProcessError::NoRoom { len: bytes.len() as u64, place: "on the borrowed stack" });
         }
         // Leave the red zone free, so that the frame of a signal handler lies below the bytes.
         let at = Avma((self.sp - frame::RED_ZONE - used) & !7);
@@ -428,33 +436,33 @@ impl<'a> Remote<'a> {
     }
 
     /// Restores the thread's registers, in the stop in which the kernel decides whether to restart the interrupted system call.
-    fn give_back(mut self) -> Result<(), Error> {
+    fn give_back(mut self) -> Result<(), ProcessError> {
         let (tid, mut signal) = (self.tid, 0);
         loop {
             self.tracer.check("INTERRUPT", tid, sys::interrupt(tid))?;
             self.tracer.check("CONT", tid, sys::cont(tid, signal))?;
             match self.wait()? {
-                Status::EventStop(_) => break,
-                Status::Signal(s) => signal = s as usize,
-                Status::Event(_) => return Err(self.replaced()),
-                Status::Syscall => signal = 0,
+                WaitStatus::EventStop(_) => break,
+                WaitStatus::Signal(s) => signal = s as usize,
+                WaitStatus::Event(_) => return Err(self.replaced()),
+                WaitStatus::Syscall => signal = 0,
             }
         }
-        let home = &self.home;
-        if self.tracer.check("GETREGSET", tid, sys::get_xstate(tid))? != home.xstate {
-            self.tracer.check("SETREGSET", tid, sys::set_xstate(tid, &home.xstate))?;
+        let restored = &self.restored;
+        if self.tracer.check("GETREGSET", tid, sys::get_xstate(tid))? != restored.xstate {
+            self.tracer.check("SETREGSET", tid, sys::set_xstate(tid, &restored.xstate))?;
         }
-        self.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, home.sigmask))?;
-        self.tracer.check("SETREGS", tid, sys::set_regs(tid, &home.regs))?;
+        self.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, restored.sigmask))?;
+        self.tracer.check("SETREGS", tid, sys::set_regs(tid, &restored.regs))?;
         if let Some(i) = self.tracer.index_of(tid) {
-            self.tracer.threads[i].state = home.state;
-            self.tracer.threads[i].regs = Some(home.regs);
+            self.tracer.threads[i].state = restored.state;
+            self.tracer.threads[i].regs = Some(restored.regs);
         }
         self.tracer.repair_all()
     }
 }
 
-struct Candidates {
+struct BorrowCandidates {
     /// Candidates in the order of the tries; `true` if this try of the thread is a last resort.
     in_order: Vec<(Tid, bool)>,
     /// Threads that run, or are ready to run.
@@ -466,15 +474,15 @@ fn is_crowded(running: usize) -> bool {
     running > std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn candidates(target: &Target, maps: &[Mapping], only: Option<Tid>) -> Result<Candidates, Error> {
+fn candidates(target: &Target, maps: &[Mapping], only: Option<Tid>) -> Result<BorrowCandidates, ProcessError> {
     let mut running = Vec::new();
     let mut rated: Vec<(u8, Tid)> = Vec::new();
     for tid in target.threads()?.into_iter().filter(|tid| only.is_none_or(|only| *tid == only)).take(CANDIDATES) {
         let rating = match procfs::in_kernel(tid) {
-            Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
-            Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,
-            Some(InKernel::Asleep { .. }) => 0,
-            Some(InKernel::Running) => {
+            Some(KernelSleep::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
+            Some(KernelSleep::Asleep { nr, .. }) if has_timeout(nr) => 2,
+            Some(KernelSleep::Asleep { .. }) => 0,
+            Some(KernelSleep::Running) => {
                 running.push(tid);
                 1
             }
@@ -486,7 +494,7 @@ fn candidates(target: &Target, maps: &[Mapping], only: Option<Tid>) -> Result<Ca
     let again = rated.clone();
     let in_order =
         rated.into_iter().map(|(_, t)| (t, false)).chain(again.into_iter().map(|(_, t)| (t, true))).collect();
-    Ok(Candidates { in_order, running })
+    Ok(BorrowCandidates { in_order, running })
 }
 
 /// Whether the kernel restarts this system call from saved state (ERESTART_RESTARTBLOCK) when it is interrupted.

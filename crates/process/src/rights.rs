@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use ingraft_model::{Pid, Tid};
 
-use crate::error::{Denial, Error};
+use crate::error::{Denial, ProcessError};
 use crate::procfs;
 use crate::sys;
 
@@ -31,7 +31,7 @@ pub enum Rights {
 impl Rights {
     /// Opens the auxiliary vector of a thread, if these rights include the thread. The file stays bound to the present address space of the
     /// thread. Returns `Ok(None)` if the thread has ended.
-    pub(crate) fn open_auxv(self, pid: Pid, tid: Tid) -> Result<Option<File>, Error> {
+    pub(crate) fn open_auxv(self, pid: Pid, tid: Tid) -> Result<Option<File>, ProcessError> {
         let path = format!("/proc/{tid}/auxv");
         let opened = match self {
             Rights::All => File::open(&path),
@@ -80,13 +80,13 @@ pub fn permitted(pid: Pid, rights: Rights) -> Result<(), Denial> {
     }
     match first_auxv(pid, rights) {
         Ok(_) => Ok(()),
-        Err(Error::Denied(denial)) => Err(denial),
+        Err(ProcessError::Denied(denial)) => Err(denial),
         Err(_) => Err(Denial::NoSuchProcess(pid)),
     }
 }
 
 /// The auxiliary vector of the first thread with an address space. A main thread that has ended has none.
-pub(crate) fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>), Error> {
+pub(crate) fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>), ProcessError> {
     let main = Tid(pid.0);
     let others = || procfs::threads(pid).unwrap_or_default().into_iter().filter(move |tid| *tid != main);
     for tid in std::iter::once(main).chain(others()) {
@@ -96,7 +96,7 @@ pub(crate) fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>
             return Ok((tid, file, bytes));
         }
     }
-    Err(Error::Gone(pid))
+    Err(ProcessError::Gone(pid))
 }
 
 /// Reads an auxiliary vector. `None` if the address space was gone when the file was opened.
@@ -108,6 +108,6 @@ pub(crate) fn read_auxv(file: &File) -> Option<Vec<u8>> {
 }
 
 /// The auxiliary vector of the program that a process runs, which [`Target`](crate::Target) keeps.
-pub(crate) fn open_image(pid: Pid) -> Result<File, Error> {
+pub(crate) fn open_image(pid: Pid) -> Result<File, ProcessError> {
     first_auxv(pid, Rights::All).map(|(_, file, _)| file)
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 
 /// Seals of a data area's file. They keep its size, and no process can add seals that forbid writes (`F_SEAL_WRITE`,
 /// `F_SEAL_FUTURE_WRITE`).
@@ -15,8 +15,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// F_SEAL_EXEC: the file never becomes executable. The kernel sets this seal when it creates the file.
 const SEAL_EXEC: SealFlags = SealFlags::from_bits_retain(0x20);
 
-fn refused(why: &'static str) -> Error {
-    Error::Own { what: "take the data area's file from the target", source: io::Error::other(why) }
+fn refused(why: &'static str) -> ProcessError {
+    ProcessError::Own { what: "take the data area's file from the target", source: io::Error::other(why) }
 }
 
 fn seals(file: impl AsFd) -> Option<SealFlags> {
@@ -25,7 +25,7 @@ fn seals(file: impl AsFd) -> Option<SealFlags> {
 }
 
 /// Refuses a file unless memfd_create(2) has just created it and it may be sealed.
-pub(crate) fn expect_fresh(file: impl AsFd) -> Result<(), Error> {
+pub(crate) fn expect_fresh(file: impl AsFd) -> Result<(), ProcessError> {
     if seals(&file) != Some(SealFlags::empty()) {
         return Err(refused("it is not a file that can be sealed"));
     }
@@ -36,7 +36,7 @@ pub(crate) fn expect_fresh(file: impl AsFd) -> Result<(), Error> {
 }
 
 /// Seals the file at its present size, which must be `len`.
-pub(crate) fn seal(file: impl AsFd, len: u64) -> Result<(), Error> {
+pub(crate) fn seal(file: impl AsFd, len: u64) -> Result<(), ProcessError> {
     // This fails if a process has forbidden further seals.
     fcntl_add_seals(&file, SEALS).map_err(|_| refused("it cannot be sealed"))?;
     if is_sealed(&file, len) { Ok(()) } else { Err(refused("its size or its seals were changed")) }

@@ -55,8 +55,8 @@ impl fmt::Display for MemoryLimit {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MemoryRoom { limit, total, left } = &self.room;
-        let (needed, reserve) = (Size(self.needed), Size(self.reserve));
-        let (total, left) = (Size(*total), Size(*left));
+        let (needed, reserve) = (SizeInMib(self.needed), SizeInMib(self.reserve));
+        let (total, left) = (SizeInMib(*total), SizeInMib(*left));
         let what = if *limit == MemoryLimit::AddressSpace { "address space" } else { "memory" };
         write!(
             f,
@@ -68,7 +68,7 @@ impl fmt::Display for Shortage {
 impl Shortage {
     /// Advice for the user in one line.
     pub fn hint(&self) -> String {
-        let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
+        let more = SizeInMib(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
         match self.room.limit {
             MemoryLimit::Machine => {
                 format!("free {more} of memory, or measure fewer functions at a time")
@@ -81,9 +81,9 @@ impl Shortage {
 }
 
 /// Number of bytes, formatted in MiB for the user.
-struct Size(u64);
+struct SizeInMib(u64);
 
-impl fmt::Display for Size {
+impl fmt::Display for SizeInMib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tenths = self.0.saturating_mul(10).div_ceil(MIB);
         write!(f, "{}.{} MiB", tenths / 10, tenths % 10)
@@ -96,6 +96,6 @@ mod tests {
 
     #[test]
     fn sizes_are_rounded_up() {
-        assert_eq!(Size(MIB + 1).to_string(), "1.1 MiB");
+        assert_eq!(SizeInMib(MIB + 1).to_string(), "1.1 MiB");
     }
 }

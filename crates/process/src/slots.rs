@@ -5,7 +5,7 @@
 use ingraft_model::layout::{self, header};
 use ingraft_model::{Avma, DataArea};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::target::Target;
 use crate::tracer::Tracer;
 
@@ -16,7 +16,7 @@ const SELF: u64 = 0x10;
 impl Target {
     /// Clears every pointer to the area's descriptor. All threads must be held. The pointers of living and ended threads are found by the
     /// threads' registers, the shards and the list in the header.
-    pub(crate) fn clear_slots(&self, tracer: &Tracer, area: &DataArea) -> Result<(), Error> {
+    pub(crate) fn clear_slots(&self, tracer: &Tracer, area: &DataArea) -> Result<(), ProcessError> {
         let word = |offset: u64| self.read_u64(Avma(area.base.0 + offset));
         let mut slot = [0; 4];
         self.read(Avma(area.base.0 + u64::from(header::CPU_SLOT)), &mut slot)?;
@@ -51,7 +51,7 @@ impl Target {
     }
 
     /// Reads consecutive words of the area through the target's memory.
-    fn words(&self, area: &DataArea, offset: u32, count: u32) -> Result<Vec<u64>, Error> {
+    fn words(&self, area: &DataArea, offset: u32, count: u32) -> Result<Vec<u64>, ProcessError> {
         let mut bytes = vec![0; 8 * count as usize];
         self.read(Avma(area.base.0 + u64::from(offset)), &mut bytes)?;
         Ok(bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)).collect())

@@ -14,11 +14,11 @@ use std::thread;
 use ingraft_model::{Avma, Pid, Tid};
 
 use crate::access;
-use crate::error::{Denial, Error};
+use crate::error::{Denial, ProcessError};
 use crate::procfs::Mapping;
-use crate::sys::{self, Regs, Status};
+use crate::sys::{self, Regs, WaitStatus};
 use crate::target::{AT_BASE, AT_ENTRY, Target};
-use crate::tracer::{State, Tracer, on_own_thread, pause, while_held};
+use crate::tracer::{TraceeState, Tracer, on_own_thread, pause, while_held};
 
 /// Length of the part of the stack that is searched for a return address into the program, in bytes.
 const STACK_SEARCH: usize = 64 * 1024;
@@ -26,7 +26,7 @@ const NOT_YET: i64 = -(libc::ENOSYS as i64);
 
 /// Phase of the start in which a program is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Start {
+pub enum StartStage {
     /// The program is before its first instruction. The program and its loader are mapped.
     Begun,
     /// The program has mapped more code, none of which has run.
@@ -37,7 +37,7 @@ pub enum Start {
 
 /// Standard streams of a started program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Streams {
+pub enum StandardStreams {
     /// The calling process's standard streams.
     Inherited,
     /// /dev/null for all three streams.
@@ -51,16 +51,16 @@ pub enum Streams {
 /// because such a call would take the stops of held threads from the engine.
 pub fn spawn(
     command: &[OsString],
-    streams: Streams,
-    on_stop: impl FnMut(&Arc<Target>, Start) + Send,
-) -> Result<Arc<Target>, Error> {
+    streams: StandardStreams,
+    on_stop: impl FnMut(&Arc<Target>, StartStage) + Send,
+) -> Result<Arc<Target>, ProcessError> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| start_error("", io::ErrorKind::InvalidInput.into()))?;
-    let pipe = || io::pipe().map_err(|source| Error::Own { what: "pipe", source });
+    let pipe = || io::pipe().map_err(|source| ProcessError::Own { what: "pipe", source });
     let ((pid_reader, pid_writer), (go_reader, go_writer)) = (pipe()?, pipe()?);
     let mut child = Command::new(program);
     child.args(arguments);
-    if streams == Streams::Null {
+    if streams == StandardStreams::Null {
         child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     }
     announce_and_wait(&mut child, &pid_writer, &go_reader, &go_writer);
@@ -72,19 +72,19 @@ pub fn spawn(
         drop((pid_writer, go_reader));
         let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match (started, followed?) {
-            (Ok(mut killed), Err(refused @ Error::Denied(Denial::Translated { .. }))) => {
+            (Ok(mut killed), Err(refused @ ProcessError::Denied(Denial::Translated { .. }))) => {
                 killed.wait().map_err(|source| start_error(program, source))?;
                 Err(refused)
             }
-            (_, Err(refused @ (Error::Denied(_) | Error::Ptrace { .. }))) => Err(refused),
+            (_, Err(refused @ (ProcessError::Denied(_) | ProcessError::Ptrace { .. }))) => Err(refused),
             (Err(not_started), _) => Err(not_started),
             (Ok(_), followed) => followed,
         }
     })
 }
 
-fn start_error(program: impl Into<PathBuf>, source: io::Error) -> Error {
-    Error::Start { program: program.into(), source }
+fn start_error(program: impl Into<PathBuf>, source: io::Error) -> ProcessError {
+    ProcessError::Start { program: program.into(), source }
 }
 
 /// Makes the child send its id before exec, and wait for a byte. If the engine dies, the byte never comes and the child ends.
@@ -110,9 +110,9 @@ fn announce_and_wait(child: &mut Command, pid_to: &PipeWriter, go: &PipeReader, 
 fn follow(
     mut pid_reader: PipeReader,
     mut go: PipeWriter,
-    mut on_stop: impl FnMut(&Arc<Target>, Start) + Send,
-) -> Result<Arc<Target>, Error> {
-    let own = |source| Error::Own { what: "start a program", source };
+    mut on_stop: impl FnMut(&Arc<Target>, StartStage) + Send,
+) -> Result<Arc<Target>, ProcessError> {
+    let own = |source| ProcessError::Own { what: "start a program", source };
     let mut pid = [0; 4];
     pid_reader.read_exact(&mut pid).map_err(own)?;
     let pid = Pid(i32::from_ne_bytes(pid));
@@ -122,12 +122,12 @@ fn follow(
     tracer.check("SEIZE", main, sys::seize(main, sys::TRACE_EXEC | sys::TRACE_SYS_GOOD))?;
     go.write_all(&[1]).map_err(own)?;
     drop(go);
-    tracer.add(main, State::Running);
+    tracer.add(main, TraceeState::Running);
     loop {
         match wait(&tracer, main)? {
             // If the child has ended, `wait` fails, and `child.spawn` returns the reason.
-            Status::Event(_) => break,
-            Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
+            WaitStatus::Event(_) => break,
+            WaitStatus::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
         }
     }
@@ -137,15 +137,15 @@ fn follow(
         return Err(denial.into());
     }
     let target = Arc::new(Target::open_unchecked(pid)?);
-    let mut follower = Follower { target, tracer, main, code: Vec::new() };
+    let mut follower = StartFollower { target, tracer, main, code: Vec::new() };
     match follower.run(&mut on_stop) {
         // The program may do anything while it is followed, including end.
-        Ok(()) | Err(Error::Gone(_)) => Ok(follower.target),
+        Ok(()) | Err(ProcessError::Gone(_)) => Ok(follower.target),
         Err(e) => Err(e),
     }
 }
 
-fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
+fn wait(tracer: &Tracer, tid: Tid) -> Result<WaitStatus, ProcessError> {
     let mut tries = 0u32;
     loop {
         if let Some(status) = tracer.check("wait", tid, sys::try_wait(tid))? {
@@ -204,7 +204,7 @@ fn maps_code(made: &Regs) -> bool {
     }
 }
 
-struct Follower {
+struct StartFollower {
     target: Arc<Target>,
     tracer: Tracer,
     main: Tid,
@@ -212,13 +212,13 @@ struct Follower {
     code: Vec<Range<Avma>>,
 }
 
-impl Follower {
-    fn run(&mut self, on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send)) -> Result<(), Error> {
+impl StartFollower {
+    fn run(&mut self, on_stop: &mut (impl FnMut(&Arc<Target>, StartStage) + Send)) -> Result<(), ProcessError> {
         self.new_code()?;
-        self.hold_and_call(0, Start::Begun, on_stop)?;
+        self.hold_and_call(0, StartStage::Begun, on_stop)?;
         let loader = self.target.aux(AT_BASE).filter(|&base| base != 0);
         let Some(loader) = self.mappings_of(loader)? else {
-            return self.hold_and_call(0, Start::Loaded, on_stop); // A static program loads no libraries.
+            return self.hold_and_call(0, StartStage::Loaded, on_stop); // A static program loads no libraries.
         };
         let mut signal = 0;
         // The GNU loader runs no library code while it maps libraries, so they are reported in one stop.
@@ -228,26 +228,26 @@ impl Follower {
             self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
             signal = 0;
             match wait(&self.tracer, self.main)? {
-                Status::Syscall => {}
-                Status::Signal(s) => {
+                WaitStatus::Syscall => {}
+                WaitStatus::Signal(s) => {
                     signal = s as usize;
                     continue;
                 }
                 // The thread executes another program, which the engine does not follow.
-                Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
-                Status::EventStop(_) => continue,
+                WaitStatus::Event(_) => return Err(ProcessError::Replaced(self.target.pid())),
+                WaitStatus::EventStop(_) => continue,
             }
             let regs = self.tracer.check("GETREGS", self.main, sys::get_regs(self.main))?;
             let entering = regs.rax as i64 == NOT_YET;
             if entering && self.is_loaded(&loader, &regs)? {
-                return self.hold_and_call(0, Start::Loaded, on_stop);
+                return self.hold_and_call(0, StartStage::Loaded, on_stop);
             }
             if entering && maps_only && !is_of_mapping(&regs) {
                 maps_only = false;
                 if std::mem::take(&mut unreported) {
                     self.new_code()?;
                     self.postpone(regs)?;
-                    self.hold_and_call(0, Start::Mapped, on_stop)?;
+                    self.hold_and_call(0, StartStage::Mapped, on_stop)?;
                 }
                 continue;
             }
@@ -255,7 +255,7 @@ impl Follower {
                 if maps_only {
                     unreported = true;
                 } else if self.new_code()? {
-                    self.hold_and_call(0, Start::Mapped, on_stop)?;
+                    self.hold_and_call(0, StartStage::Mapped, on_stop)?;
                 }
             }
         }
@@ -264,7 +264,7 @@ impl Follower {
     /// Cancels the system call that the thread is entering, and moves the thread back to its `syscall` instruction. If the call number is
     /// -1, the kernel makes no call and keeps rax, so one change of the registers is enough. If the engine dies at this point, the program
     /// makes the call again.
-    fn postpone(&mut self, entering: Regs) -> Result<(), Error> {
+    fn postpone(&mut self, entering: Regs) -> Result<(), ProcessError> {
         /// Length of the `syscall` instruction.
         const LEN: u64 = 2;
         let rip = entering.rip.wrapping_sub(LEN);
@@ -273,10 +273,10 @@ impl Follower {
         self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, 0))?;
         loop {
             let signal = match wait(&self.tracer, self.main)? {
-                Status::Syscall => return Ok(()),
-                Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
-                Status::Signal(signal) => signal as usize,
-                Status::EventStop(_) => 0,
+                WaitStatus::Syscall => return Ok(()),
+                WaitStatus::Event(_) => return Err(ProcessError::Replaced(self.target.pid())),
+                WaitStatus::Signal(signal) => signal as usize,
+                WaitStatus::EventStop(_) => 0,
             };
             self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
         }
@@ -286,18 +286,18 @@ impl Follower {
     fn hold_and_call(
         &mut self,
         mut signal: usize,
-        why: Start,
-        on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send),
-    ) -> Result<(), Error> {
+        why: StartStage,
+        on_stop: &mut (impl FnMut(&Arc<Target>, StartStage) + Send),
+    ) -> Result<(), ProcessError> {
         loop {
             self.tracer.check("INTERRUPT", self.main, sys::interrupt(self.main))?;
             self.tracer.check("CONT", self.main, sys::cont(self.main, signal))?;
             match wait(&self.tracer, self.main)? {
-                Status::EventStop(s) => {
-                    self.tracer.threads[0].state = State::Stopped(s);
+                WaitStatus::EventStop(s) => {
+                    self.tracer.threads[0].state = TraceeState::Stopped(s);
                     break;
                 }
-                Status::Signal(s) => signal = s as usize,
+                WaitStatus::Signal(s) => signal = s as usize,
                 _ => signal = 0,
             }
         }
@@ -314,7 +314,7 @@ impl Follower {
     }
 
     /// Whether the program has mapped code that was not reported yet.
-    fn new_code(&mut self) -> Result<bool, Error> {
+    fn new_code(&mut self) -> Result<bool, ProcessError> {
         let maps = self.target.maps()?;
         let code: Vec<Range<Avma>> = maps.into_iter().filter(|m| m.exec && m.is_file()).map(|m| m.range).collect();
         let new = code.iter().any(|r| !self.code.contains(r));
@@ -323,7 +323,7 @@ impl Follower {
     }
 
     /// All executable mappings of the file that is mapped at an address.
-    fn mappings_of(&self, at: Option<u64>) -> Result<Option<Vec<Mapping>>, Error> {
+    fn mappings_of(&self, at: Option<u64>) -> Result<Option<Vec<Mapping>>, ProcessError> {
         let Some(at) = at else { return Ok(None) };
         let maps = self.target.maps()?;
         let Some(file) = maps.iter().find(|m| m.range.contains(&Avma(at))).map(|m| (m.device, m.inode)) else {
@@ -334,7 +334,7 @@ impl Follower {
 
     /// Whether code other than the loader's makes this system call. With musl, the loader is also the C library; there, the result is
     /// whether the program has called it.
-    fn is_loaded(&self, loader: &[Mapping], regs: &Regs) -> Result<bool, Error> {
+    fn is_loaded(&self, loader: &[Mapping], regs: &Regs) -> Result<bool, ProcessError> {
         if !loader.iter().any(|m| m.range.contains(&Avma(regs.rip))) {
             return Ok(true);
         }

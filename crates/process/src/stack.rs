@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingraft_model::{Avma, AvmaRange};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
-use crate::frame::{self, Frames};
+use crate::frame::{self, FrameRecognition};
 use crate::procfs::Mapping;
 use crate::sys;
 use crate::target::Target;
@@ -36,7 +36,7 @@ pub(crate) struct SavedPc {
 
 /// The top of the stack of a held thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Top {
+pub(crate) struct StackTop {
     /// Index of the thread in the caller's list.
     pub(crate) thread: usize,
     /// The thread's stack pointer.
@@ -47,31 +47,31 @@ pub(crate) struct Top {
 
 /// The live parts of stacks, read in one stop.
 #[derive(Debug, Default)]
-pub(crate) struct Stacks {
-    parts: Vec<Part>,
+pub(crate) struct LiveStacks {
+    parts: Vec<StackPart>,
     words: Vec<u64>,
     /// Whether live parts of stacks were left out, because they are too long or too many.
     is_cut: bool,
 }
 
 #[derive(Debug)]
-struct Part {
+struct StackPart {
     /// The top at which the part begins.
-    top: Top,
+    top: StackTop,
     start: u64,
-    /// Range of the part's words in [`Stacks::words`].
+    /// Range of the part's words in [`LiveStacks::words`].
     words: Range<usize>,
 }
 
-impl Stacks {
+impl LiveStacks {
     /// Reads the stacks of threads.
-    pub(crate) fn read(target: &Target, maps: &[Mapping], tops: &[Top]) -> Self {
-        let mut stacks = Stacks::default();
+    pub(crate) fn read(target: &Target, maps: &[Mapping], tops: &[StackTop]) -> Self {
+        let mut stacks = LiveStacks::default();
         stacks.add(target, maps, tops);
         stacks
     }
 
-    fn add(&mut self, target: &Target, maps: &[Mapping], tops: &[Top]) {
+    fn add(&mut self, target: &Target, maps: &[Mapping], tops: &[StackTop]) {
         let first = self.parts.len();
         let mut len = self.words.len();
         for top in tops {
@@ -84,7 +84,7 @@ impl Stacks {
                 self.is_cut = true;
             }
             let words = ((live.end - live.start) / 8) as usize;
-            self.parts.push(Part { top: *top, start: live.start, words: len..len + words });
+            self.parts.push(StackPart { top: *top, start: live.start, words: len..len + words });
             len += words;
         }
         self.words.resize(len, 0);
@@ -100,7 +100,7 @@ impl Stacks {
 
     /// A word of the stack of a thread, if it was read.
     pub(crate) fn word(&self, thread: usize, at: u64) -> Option<u64> {
-        let holds = |p: &&Part| p.top.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
+        let holds = |p: &&StackPart| p.top.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
         // The main stacks come first, in the order of the threads.
         let guess = self.parts.partition_point(|p| p.top.thread < thread);
         let part = self.parts.get(guess).filter(holds).or_else(|| self.parts.iter().find(holds))?;
@@ -115,25 +115,26 @@ impl Stacks {
 
     /// The words at the top of each stack, at most `count` of each.
     pub(crate) fn tops(&self, count: usize) -> impl Iterator<Item = &[u64]> {
-        let words = move |part: &Part| self.words.get(part.words.start..part.words.end.min(part.words.start + count));
+        let words =
+            move |part: &StackPart| self.words.get(part.words.start..part.words.end.min(part.words.start + count));
         self.parts.iter().filter_map(words)
     }
 
     /// The program counters that are saved in signal frames on these stacks.
-    pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &Frames) -> Vec<SavedPc> {
+    pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &FrameRecognition) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();
         let mut from = 0;
         for depth in 0.. {
-            let mut elsewhere: Vec<Top> = Vec::new();
+            let mut elsewhere: Vec<StackTop> = Vec::new();
             for part in &self.parts[from..] {
                 let words = &self.words[part.words.clone()];
                 for (i, &word) in words.iter().enumerate() {
                     let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
                     let may_be = match frames {
-                        Frames::None => false,
+                        FrameRecognition::None => false,
                         // A library that was loaded later may have code of its own to which handlers return.
-                        Frames::Returning(to) => to.binary_search(&Avma(word)).is_ok() || has_form(at),
-                        Frames::Formed => has_form(at),
+                        FrameRecognition::Returning(to) => to.binary_search(&Avma(word)).is_ok() || has_form(at),
+                        FrameRecognition::Formed => has_form(at),
                     };
                     if !may_be {
                         continue;
@@ -148,7 +149,7 @@ impl Stacks {
                     let may_be_fault = frame::may_be_fault([at(frame::SIGINFO), at(frame::SIGINFO + 8)]);
                     found.push(SavedPc { thread: part.top.thread, slot, pc: Avma(pc), may_be_fault });
                     if !self.has(Avma(sp)) && !elsewhere.iter().any(|top| top.sp == sp) {
-                        elsewhere.push(Top { sp, ..part.top });
+                        elsewhere.push(StackTop { sp, ..part.top });
                     }
                 }
             }
@@ -202,7 +203,7 @@ pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
 /// Live part of a stack: from the red zone below the stack pointer to the end of the stack. It is known of the main thread's stack, and of a
 /// thread's own one, which ends at the thread's control block. Of another stack, as that of a fibre, at most `DEPTH` bytes. `is_block` tells
 /// whether the address of the block is that of one.
-fn live_part(maps: &[Mapping], top: &Top, is_block: impl FnOnce() -> bool) -> Option<Range<u64>> {
+fn live_part(maps: &[Mapping], top: &StackTop, is_block: impl FnOnce() -> bool) -> Option<Range<u64>> {
     let i = maps.partition_point(|m| m.range.end.0 <= top.sp);
     let m = maps.get(i).filter(|m| m.range.start.0 <= top.sp && m.read)?;
     let start = top.sp.saturating_sub(frame::RED_ZONE).max(m.range.start.0) & !7;
@@ -218,7 +219,7 @@ fn live_part(maps: &[Mapping], top: &Top, is_block: impl FnOnce() -> bool) -> Op
     Some(start..end)
 }
 
-fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
+fn read_parts(target: &Target, parts: &[StackPart], words: &mut [u64]) {
     let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return };
     let all = first.words.start..last.words.end;
     let mut bytes = vec![0u8; 8 * all.len()];
@@ -247,7 +248,7 @@ mod tests {
     fn the_live_part_of_a_stack_ends_where_the_stack_does() {
         let text = "10000000-20000000 rw-p 00000000 00:00 0 \n30000000-30400000 rw-p 00000000 00:00 0 [stack]\n";
         let maps = crate::procfs::parse_maps(text.as_bytes());
-        let live = |sp, block, is_block| live_part(&maps, &Top { thread: 0, sp, block }, || is_block);
+        let live = |sp, block, is_block| live_part(&maps, &StackTop { thread: 0, sp, block }, || is_block);
         let red = |sp| sp - frame::RED_ZONE;
         assert_eq!(live(0x3000_1000, 0, false), Some(red(0x3000_1000)..0x3040_0000), "of the main thread");
         assert_eq!(live(0x1000_1000, 0x1080_0010, true), Some(red(0x1000_1000)..0x1080_0010), "of a thread");

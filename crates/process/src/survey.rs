@@ -3,14 +3,14 @@
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
 use crate::bases;
-use crate::bound::Tries;
+use crate::bound::HoldTries;
 use crate::dispatch;
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs;
 use crate::switches;
 use crate::sys;
 use crate::target::{AT_HWCAP2, HWCAP2_FSGSBASE, Target};
-use crate::tracer::{State, Tracer};
+use crate::tracer::{TraceeState, Tracer};
 
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
@@ -68,9 +68,9 @@ pub struct Survey {
 impl Target {
     /// Examines every thread. Sleeping threads are held for a moment each, running threads all together. `ours` is a data area whose gs
     /// bases do not count as the program's own.
-    pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
+    pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, ProcessError> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
-        let (mut attempt, mut tries) = (1, Tries::begin());
+        let (mut attempt, mut tries) = (1, HoldTries::begin());
         let mut survey = loop {
             let survey = self.trace(|tracer| {
                 tracer.be_patient(attempt);
@@ -78,7 +78,7 @@ impl Target {
             })?;
             match survey {
                 Err(e) if e.is_too_long() && tries.again() => {}
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
+                Err(ProcessError::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // No processor was free for the thread.
                 // The target's only thread was being woken, which looks like an uninterruptible sleep. By now it has stopped and continued.
                 Ok(Survey { threads, unseen, .. })
                     if threads.is_empty() && !unseen.is_empty() && attempt < ATTEMPTS =>
@@ -103,7 +103,7 @@ impl Target {
         Ok(survey)
     }
 
-    fn visit_all(&self, tracer: &mut Tracer) -> Result<Survey, Error> {
+    fn visit_all(&self, tracer: &mut Tracer) -> Result<Survey, ProcessError> {
         let mut survey = Survey {
             identity: ThreadIdentity::Locked,
             why_locked: None,
@@ -126,14 +126,14 @@ impl Target {
             }
             let Some(i) = tracer.seize(tid, false)? else { continue };
             match tracer.stop_soon(i) {
-                Err(Error::Unstoppable { .. }) => {
+                Err(ProcessError::Unstoppable { .. }) => {
                     crowded = true;
                     running.push((tid, status.own_id));
                     continue;
                 }
                 stopped => stopped?,
             };
-            if matches!(tracer.threads[i].state, State::Stopped(_)) {
+            if matches!(tracer.threads[i].state, TraceeState::Stopped(_)) {
                 self.verify_thread(tid, self.acting())?;
             }
             self.note(tracer, i, status.own_id, &mut survey)?;
@@ -158,12 +158,12 @@ impl Target {
         }
         tracer.repair_all()?;
         if survey.threads.is_empty() && !self.is_alive() {
-            return Err(Error::Gone(self.pid()));
+            return Err(ProcessError::Gone(self.pid()));
         }
         Ok(survey)
     }
 
-    fn note(&self, tracer: &mut Tracer, i: usize, own_id: i32, survey: &mut Survey) -> Result<(), Error> {
+    fn note(&self, tracer: &mut Tracer, i: usize, own_id: i32, survey: &mut Survey) -> Result<(), ProcessError> {
         let (tid, state) = (tracer.threads[i].tid, tracer.threads[i].state);
         if let Some(regs) = tracer.regs(i)? {
             survey.filtered |= dispatch::is_on(tid);
@@ -177,7 +177,7 @@ impl Target {
                 id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, own_id)),
                 rseq: sys::rseq_area(tid).ok().filter(|(area, _)| *area != 0),
             });
-        } else if matches!(state, State::Asleep { .. }) {
+        } else if matches!(state, TraceeState::Asleep { .. }) {
             survey.unseen.push(tid);
         }
         Ok(())

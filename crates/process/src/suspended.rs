@@ -9,10 +9,10 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
 use crate::frame;
 use crate::procfs::{self, Mapping};
-use crate::room::MAPS_NAME;
 use crate::stack::{contains, is_saved_context};
 use crate::survey::ID_OFFSETS;
 use crate::target::Target;
+use crate::target_memory::MAPS_NAME;
 
 const PAGE: u64 = 4096;
 /// Largest number of pages whose state is asked for.
@@ -40,8 +40,8 @@ const BLOCK: usize = 64;
 
 /// Places of words that point into certain ranges.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Words {
-    found: Found,
+pub struct CodePointers {
+    found: FoundPointers,
     /// The ranges, sorted.
     into: Vec<AvmaRange>,
     /// Memory that is not searched.
@@ -56,7 +56,7 @@ pub struct Words {
 
 /// Outcome of a search.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundPointers {
     /// Places of the words.
     pub(crate) at: Vec<Avma>,
     /// Whether these are all: nothing is in swap, and no context can have been suspended since the search.
@@ -66,41 +66,41 @@ pub(crate) struct Found {
     pub(crate) frames: Vec<Avma>,
 }
 
-impl Words {
+impl CodePointers {
     /// Searches the written memory of a target for words that point into the sorted ranges `into`.
     pub fn search(target: &Target, into: Vec<AvmaRange>, except: Vec<AvmaRange>) -> Self {
         let memory = target.written_memory(&except);
         let is_short = memory.bytes() <= IN_STOP && memory.pages <= PAGES_IN_STOP;
-        Words { found: in_memory(target, &memory, &into), into, except, settled: false, strict: false, is_short }
+        CodePointers { found: in_memory(target, &memory, &into), into, except, settled: false, strict: false, is_short }
     }
 
     /// The same, where an earlier stop has shown that no thread is in the ranges, and where nothing leads to them any more. A context that
     /// is there in a later stop was suspended before the search, or has been at two places on its stack since then.
     pub fn search_settled(target: &Target, into: Vec<AvmaRange>, except: Vec<AvmaRange>) -> Self {
-        Words { settled: true, ..Words::search(target, into, except) }
+        CodePointers { settled: true, ..CodePointers::search(target, into, except) }
     }
 
     /// Searches for an insertion. If the program has more memory than can be searched in a stop, and a context is suspended anywhere in it,
     /// others may be suspended after the search, and nothing is inserted ([`ApplyError::Preempts`](crate::ApplyError::Preempts)).
     pub fn search_strictly(target: &Target, into: Vec<AvmaRange>, except: Vec<AvmaRange>) -> Self {
-        Words { strict: true, ..Words::search(target, into, except) }
+        CodePointers { strict: true, ..CodePointers::search(target, into, except) }
     }
 
     /// The places, looked for again now that all threads are held. A context may have been suspended since the search. In a program with
     /// more memory than can be searched in a stop, they are those of the search.
-    pub(crate) fn now(&self, target: &Target) -> Found {
+    pub(crate) fn now(&self, target: &Target) -> FoundPointers {
         if self.is_short {
             let memory = target.written_memory(&self.except);
-            return Found { frames: Vec::new(), ..in_memory(target, &memory, &self.into) };
+            return FoundPointers { frames: Vec::new(), ..in_memory(target, &memory, &self.into) };
         }
         let frames = if self.strict { self.found.frames.clone() } else { Vec::new() };
-        Found { all: self.found.all && self.settled, frames, ..self.found.clone() }
+        FoundPointers { all: self.found.all && self.settled, frames, ..self.found.clone() }
     }
 }
 
 /// Memory that a program has written and that is not in swap.
 #[derive(Clone, Debug, Default)]
-struct Written {
+struct WrittenMemory {
     /// Ranges of at most 256 KiB.
     pieces: Vec<AvmaRange>,
     /// Number of pages whose state was asked for.
@@ -109,14 +109,14 @@ struct Written {
     is_part: bool,
 }
 
-impl Written {
+impl WrittenMemory {
     fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.end.0 - piece.start.0).sum()
     }
 }
 
-fn in_memory(target: &Target, memory: &Written, into: &[AvmaRange]) -> Found {
-    let mut found = Found::default();
+fn in_memory(target: &Target, memory: &WrittenMemory, into: &[AvmaRange]) -> FoundPointers {
+    let mut found = FoundPointers::default();
     for piece in &memory.pieces {
         target.add_words(piece, into, &mut found);
     }
@@ -128,7 +128,7 @@ fn in_memory(target: &Target, memory: &Written, into: &[AvmaRange]) -> Found {
 
 /// The stack of a thread that is on it, or that has ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Home {
+pub(crate) struct ThreadStack {
     /// Addresses of the stack.
     pub(crate) stack: AvmaRange,
     /// End of the part that is not in use, above the red zone below the thread's stack pointer.
@@ -137,7 +137,7 @@ pub(crate) struct Home {
 
 /// Program counter of a context that no thread is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Waiting {
+pub(crate) enum SuspendedPc {
     /// In a signal frame that is certain, and may be changed.
     Frame,
     /// Of another context, such as a copy of a frame's.
@@ -146,10 +146,10 @@ pub(crate) enum Waiting {
 
 impl Target {
     /// Memory that the program has written, without the engine's own.
-    fn written_memory(&self, except: &[AvmaRange]) -> Written {
-        let mut memory = Written::default();
+    fn written_memory(&self, except: &[AvmaRange]) -> WrittenMemory {
+        let mut memory = WrittenMemory::default();
         let (Ok(maps), Some(pagemap)) = (self.maps(), self.pagemap()) else {
-            return Written { is_part: true, ..memory };
+            return WrittenMemory { is_part: true, ..memory };
         };
         let ours = |m: &Mapping| except.iter().any(|e| e.start < m.range.end && m.range.start < e.end);
         let device = |m: &Mapping| m.shared && m.path.starts_with("/dev") && !m.path.starts_with("/dev/shm");
@@ -186,7 +186,7 @@ impl Target {
 
     /// Adds the places of the words in a piece of memory that point into one of the sorted ranges, and those of the program counters of
     /// signal frames.
-    fn add_words(&self, piece: &AvmaRange, ranges: &[AvmaRange], found: &mut Found) {
+    fn add_words(&self, piece: &AvmaRange, ranges: &[AvmaRange], found: &mut FoundPointers) {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return };
         let (low, span) = (first.start.0, last.end.0 - first.start.0);
         let mut bytes = vec![0u8; piece.end.0.saturating_sub(piece.start.0).min(PIECE) as usize];
@@ -217,22 +217,22 @@ impl Target {
 
     /// The stacks of ended threads that hold one of these addresses. The C library keeps them for later threads; nothing goes on there. The
     /// result may lack some.
-    pub(crate) fn ended_homes(&self, places: impl Iterator<Item = Avma>) -> Vec<Home> {
-        let mut homes: Vec<Home> = Vec::new();
+    pub(crate) fn stacks_of_ended(&self, places: impl Iterator<Item = Avma>) -> Vec<ThreadStack> {
+        let mut thread_stacks: Vec<ThreadStack> = Vec::new();
         let mut left = LOOKS_FOR_STACKS;
         for at in places {
-            if left > 0 && !homes.iter().any(|home| home.stack.contains(&at)) {
+            if left > 0 && !thread_stacks.iter().any(|thread_stack| thread_stack.stack.contains(&at)) {
                 left -= 1;
-                homes.extend(self.ended_home(at));
+                thread_stacks.extend(self.stack_of_ended(at));
             }
         }
-        homes
+        thread_stacks
     }
 
     /// The stack of an ended thread that holds this address. At the end of a stack, glibc keeps the control block of its thread. The id in it
     /// is 0 when the thread has ended, which is the kernel's work, and -1 when it was joined. The block begins with its own address, and the third word is its address again. It also
     /// has the beginning and the length of the stack.
-    fn ended_home(&self, at: Avma) -> Option<Home> {
+    fn stack_of_ended(&self, at: Avma) -> Option<ThreadStack> {
         let start = Avma(at.0 & !(PAGE - 1));
         let mut bytes = vec![0; HEIGHT];
         let read = self.read_some(start, &mut bytes).ok()?;
@@ -251,19 +251,19 @@ impl Target {
         let end = (from + 1).next_multiple_of(PAGE);
         let holds = |stack: &&[u64]| matches!(stack, [low, len] if *low <= at.0 && low % PAGE == 0 && low.checked_add(*len) == Some(end));
         let stack = block.windows(2).take(BLOCK_WORDS).find(holds)?;
-        Some(Home { stack: Avma(*stack.first()?)..Avma(from), free: from })
+        Some(ThreadStack { stack: Avma(*stack.first()?)..Avma(from), free: from })
     }
 
     /// Whether nothing goes on from the word at `slot`, which points into code: it lies in the unused part of a stack, or it belongs to an
-    /// interruption of a thread that runs on its own stack. All threads are held; homes are their stacks.
-    pub(crate) fn is_remains(&self, slot: Avma, homes: &[Home]) -> bool {
-        let home_of = |at: Avma| homes.iter().find(|home| home.stack.contains(&at));
-        match home_of(slot) {
+    /// interruption of a thread that runs on its own stack. All threads are held, and `thread_stacks` are their stacks.
+    pub(crate) fn is_remains(&self, slot: Avma, thread_stacks: &[ThreadStack]) -> bool {
+        let stack_of = |at: Avma| thread_stacks.iter().find(|thread_stack| thread_stack.stack.contains(&at));
+        match stack_of(slot) {
             Some(own) => slot.0 < own.free,
             // A thread that runs on its own stack is in no handler that has interrupted it there, unless that one runs on the same stack.
             None => {
                 let sp = self.read_u64(slot.offset(-8)).ok().map(Avma);
-                self.is_context(slot) && sp.is_some_and(|sp| home_of(sp).is_some())
+                self.is_context(slot) && sp.is_some_and(|sp| stack_of(sp).is_some())
             }
         }
     }
@@ -276,17 +276,19 @@ impl Target {
     }
 
     /// Kind of the context that goes on at the word at `slot`, which is no remains. `None` if it is that of no context.
-    pub(crate) fn waiting(&self, slot: Avma) -> Option<Waiting> {
+    pub(crate) fn waiting(&self, slot: Avma) -> Option<SuspendedPc> {
         if !self.is_context(slot) {
             return None;
         }
         let is_frame = slot.0.checked_sub(frame::RIP).is_some_and(|frame| self.is_frame(Avma(frame)));
-        Some(if is_frame { Waiting::Frame } else { Waiting::Context })
+        Some(if is_frame { SuspendedPc::Frame } else { SuspendedPc::Context })
     }
 
     /// Whether the program counter at one of these places is that of a context which goes on, and which a signal has interrupted.
-    pub(crate) fn preempts(&self, frames: &[Avma], homes: &[Home]) -> bool {
-        frames.iter().any(|slot| self.waiting(*slot) == Some(Waiting::Frame) && !self.is_remains(*slot, homes))
+    pub(crate) fn preempts(&self, frames: &[Avma], thread_stacks: &[ThreadStack]) -> bool {
+        frames
+            .iter()
+            .any(|slot| self.waiting(*slot) == Some(SuspendedPc::Frame) && !self.is_remains(*slot, thread_stacks))
     }
 
     /// Whether a whole signal frame is here: few flags, no link, and the mark in the extended state to which it points.
@@ -302,7 +304,7 @@ impl Target {
     }
 }
 
-impl Written {
+impl WrittenMemory {
     /// Adds the pages that are in memory. Pages of a private file mapping that still are the file's were not written.
     fn add(&mut self, first: u64, states: impl Iterator<Item = u64>, is_shared: bool) {
         const PRESENT: u64 = 1 << 63;
@@ -329,7 +331,7 @@ mod tests {
     #[test]
     fn pages_in_memory_are_joined_to_pieces() {
         let present = 1 << 63;
-        let mut memory = Written::default();
+        let mut memory = WrittenMemory::default();
         memory.add(16, [present, present, 0, present, present | 1 << 61].into_iter(), false);
         assert_eq!(memory.pieces, [Avma(0x10000)..Avma(0x12000), Avma(0x13000)..Avma(0x14000)]);
         assert!(!memory.is_part);
@@ -351,7 +353,7 @@ mod tests {
         let start = memory.as_ptr() as u64;
         let at = |i: u64| Avma(start + 8 * i);
         memory[80_002] = u64::from_le_bytes(SEGMENTS);
-        let mut found = Found::default();
+        let mut found = FoundPointers::default();
         for piece in (0..4).map(|n| at(n * 32_768)..at(((n + 1) * 32_768).min(100_000))) {
             target.add_words(&piece, std::slice::from_ref(&into), &mut found);
         }
@@ -368,22 +370,22 @@ mod tests {
         let start = (memory.as_ptr() as u64).next_multiple_of(PAGE);
         let block = start + 4 * PAGE - 0x900;
         let word = ((block - memory.as_ptr() as u64) / 8) as usize;
-        let home = |memory: &[u64], at: u64| {
+        let thread_stack = |memory: &[u64], at: u64| {
             std::hint::black_box(memory);
-            target.ended_home(Avma(at))
+            target.stack_of_ended(Avma(at))
         };
-        assert_eq!(home(&memory, start), None);
+        assert_eq!(thread_stack(&memory, start), None);
         memory[word] = block;
         memory[word + 2] = block;
-        assert_eq!(home(&memory, start), None, "whose stack is not known");
+        assert_eq!(thread_stack(&memory, start), None, "whose stack is not known");
         memory[word + 0x690 / 8] = start + PAGE;
         memory[word + 0x698 / 8] = 3 * PAGE;
-        assert_eq!(home(&memory, start), None, "below the stack");
+        assert_eq!(thread_stack(&memory, start), None, "below the stack");
         let stack = Avma(start + PAGE)..Avma(block);
-        assert_eq!(home(&memory, start + PAGE + 24), Some(Home { stack, free: block }));
+        assert_eq!(thread_stack(&memory, start + PAGE + 24), Some(ThreadStack { stack, free: block }));
         memory[word + 0x2d0 / 8] = u64::from(u32::MAX);
-        assert!(home(&memory, start + PAGE + 24).is_some(), "a thread that was joined");
+        assert!(thread_stack(&memory, start + PAGE + 24).is_some(), "a thread that was joined");
         memory[word + 0x2d0 / 8] = 77 | 5 << 32;
-        assert_eq!(home(&memory, start + PAGE + 24), None, "a thread that runs");
+        assert_eq!(thread_stack(&memory, start + PAGE + 24), None, "a thread that runs");
     }
 }

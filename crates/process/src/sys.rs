@@ -55,8 +55,8 @@ pub fn steps() -> u64 {
     STEPS.load(Ordering::SeqCst)
 }
 
-type Hook = Box<dyn Fn(u64) + Send + Sync>;
-static BEFORE: OnceLock<Hook> = OnceLock::new();
+type StepHook = Box<dyn Fn(u64) + Send + Sync>;
+static BEFORE: OnceLock<StepHook> = OnceLock::new();
 
 /// For tests: sets a function that is called right before every step that affects another process, with the step's number from 1. Only the
 /// first call has an effect.
@@ -253,8 +253,8 @@ fn glibc_rseq_section() -> Option<*mut u64> {
 pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
     #[repr(C, align(32))]
-    struct Section([AtomicU64; 5]);
-    static SECTION: Section = Section([const { AtomicU64::new(0) }; 5]);
+    struct RseqSection([AtomicU64; 5]);
+    static SECTION: RseqSection = RseqSection([const { AtomicU64::new(0) }; 5]);
     let at = |word: usize| (&raw const SECTION.0[word]) as u64;
     SECTION.0[1].store(at(0), Ordering::SeqCst);
     SECTION.0[3].store(at(4) + 4, Ordering::SeqCst);
@@ -277,7 +277,7 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
 
 /// Stop of a thread that a wait reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Status {
+pub(crate) enum WaitStatus {
     /// The thread stopped because the engine asked for it (signal 5), or by a group-stop (the stopping signal).
     EventStop(i32),
     /// The thread stopped at another ptrace event, such as exec.
@@ -288,22 +288,22 @@ pub(crate) enum Status {
     Signal(i32),
 }
 
-impl Status {
+impl WaitStatus {
     /// Decodes the status of a stopped thread from waitid(2): the signal in the lowest eight bits, the event above it.
     pub(crate) fn decode(status: i32) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         match event {
-            PTRACE_EVENT_STOP => Status::EventStop(signal),
-            0 if signal == libc::SIGTRAP | 0x80 => Status::Syscall,
-            0 => Status::Signal(signal),
-            other => Status::Event(other),
+            PTRACE_EVENT_STOP => WaitStatus::EventStop(signal),
+            0 if signal == libc::SIGTRAP | 0x80 => WaitStatus::Syscall,
+            0 => WaitStatus::Signal(signal),
+            other => WaitStatus::Event(other),
         }
     }
 }
 
 /// Checks once whether a traced thread has stopped. Fails with ECHILD if it has ended. This does not reap the thread: its parent does,
 /// which may be this process.
-pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
+pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<WaitStatus>> {
     // SAFETY: the struct holds integers only: all zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WSTOPPED | libc::WNOHANG | libc::__WALL;
@@ -316,7 +316,7 @@ pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
         return Ok(None);
     }
     // SAFETY: the same.
-    Ok(Some(Status::decode(unsafe { info.si_status() })))
+    Ok(Some(WaitStatus::decode(unsafe { info.si_status() })))
 }
 
 /// Reaps a thread that any thread of this process traces, if it has ended.
@@ -450,10 +450,10 @@ fn set_effective(uid: u32, gid: u32) -> io::Result<()> {
 pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Result<R> {
     /// Restores the thread's ids and capabilities, also when `work` panics. The kernel permits it, because the real and saved ids and the
     /// permitted set never change.
-    struct Back(u32, u32, Capabilities, bool);
-    impl Drop for Back {
+    struct RestoredRights(u32, u32, Capabilities, bool);
+    impl Drop for RestoredRights {
         fn drop(&mut self) {
-            let Back(uid, gid, sets, dumpable) = self;
+            let RestoredRights(uid, gid, sets, dumpable) = self;
             let raised = capabilities(libc::SYS_capset, sets);
             let back = set_effective(*uid, *gid).and_then(|()| capabilities(libc::SYS_capset, sets));
             debug_assert!(raised.is_ok() && back.is_ok());
@@ -474,7 +474,7 @@ pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Re
     capabilities(libc::SYS_capget, &mut sets)?;
     let mut none = sets;
     none.0.iter_mut().for_each(|half| half[EFFECTIVE] = 0);
-    let _back = Back(own.0, own.1, sets, dumpable && own != (uid, gid));
+    let _back = RestoredRights(own.0, own.1, sets, dumpable && own != (uid, gid));
     if own != (uid, gid) {
         set_effective(uid, gid)?;
     }
@@ -613,10 +613,10 @@ mod tests {
     #[test]
     fn statuses_of_every_signal() {
         for signal in 1..=64 {
-            assert_eq!(Status::decode(signal), Status::Signal(signal));
-            assert_eq!(Status::decode(128 << 8 | signal), Status::EventStop(signal));
+            assert_eq!(WaitStatus::decode(signal), WaitStatus::Signal(signal));
+            assert_eq!(WaitStatus::decode(128 << 8 | signal), WaitStatus::EventStop(signal));
         }
-        assert_eq!(Status::decode(0x85), Status::Syscall);
-        assert_eq!(Status::decode(4 << 8 | 5), Status::Event(4));
+        assert_eq!(WaitStatus::decode(0x85), WaitStatus::Syscall);
+        assert_eq!(WaitStatus::decode(4 << 8 | 5), WaitStatus::Event(4));
     }
 }

@@ -15,12 +15,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use crate::access;
-use crate::error::{Denial, Error};
+use crate::error::{Denial, ProcessError};
 use crate::gadgets::Gadgets;
-use crate::holds::Holds;
-use crate::procfs::{self, Mapping, Status};
+use crate::holds::HoldRecord;
+use crate::procfs::{self, Mapping, ProcStatus};
 use crate::rights::{self, Rights};
-use crate::signs::{FileKey, Signs};
+use crate::stack_switch_signs::{FileKey, StackSwitchSigns};
 use crate::sys;
 
 /// Type, in the auxiliary vector, of the program's entry point.
@@ -36,7 +36,7 @@ pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
 /// Identifies a process. A process id alone is not enough, because the kernel reuses ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Identity {
+pub struct ProcessIdentity {
     /// Process id.
     pub pid: Pid,
     /// Start time in clock ticks since boot (field 22 of /proc/PID/stat).
@@ -45,15 +45,15 @@ pub struct Identity {
     pub boot_id: [u8; 16],
 }
 
-impl Identity {
+impl ProcessIdentity {
     /// Identity of the process that has this id now.
-    pub fn of(pid: Pid) -> Result<Self, Error> {
-        Ok(Identity { pid, start_time: procfs::stat(pid)?.start_time, boot_id: procfs::boot_id() })
+    pub fn of(pid: Pid) -> Result<Self, ProcessError> {
+        Ok(ProcessIdentity { pid, start_time: procfs::stat(pid)?.start_time, boot_id: procfs::boot_id() })
     }
 
     /// Identity of the calling process.
-    pub fn ours() -> Result<Self, Error> {
-        Identity::of(sys::own_pid())
+    pub fn ours() -> Result<Self, ProcessError> {
+        ProcessIdentity::of(sys::own_pid())
     }
 
     /// Whether the process that this identity was made of still runs.
@@ -97,7 +97,7 @@ impl ExitStatus {
 /// A process that the engine may read and change. No thread of it is held between two calls.
 #[derive(Debug)]
 pub struct Target {
-    identity: Identity,
+    identity: ProcessIdentity,
     pidfd: OwnedFd,
     mem: File,
     /// The auxiliary vector, bound to the same address space as `mem`.
@@ -105,11 +105,11 @@ pub struct Target {
     /// Rights with which the engine accesses the process.
     pub(crate) acting: Mutex<Rights>,
     pub(crate) gadgets: Mutex<Option<Arc<Gadgets>>>,
-    pub(crate) holds: Mutex<Holds>,
+    pub(crate) holds: Mutex<HoldRecord>,
     /// Pages of which the process is known to have private copies.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
     /// Findings in the code of files.
-    pub(crate) signs: Mutex<HashMap<FileKey, Signs>>,
+    pub(crate) signs: Mutex<HashMap<FileKey, StackSwitchSigns>>,
     /// Address at which the last examination of the mappings found memory.
     mapped: AtomicU64,
     /// Number of checks of whether the process still runs its program.
@@ -122,13 +122,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Target {
     /// Opens a process, without an effect on it.
-    pub fn open(pid: Pid) -> Result<Self, Error> {
+    pub fn open(pid: Pid) -> Result<Self, ProcessError> {
         Self::open_for(pid, Rights::All)
     }
 
     /// Opens a process that these rights include. The open files are bound to the program that the process runs now. Later operations do
     /// not check these rights, see [`Target::act_for`].
-    pub fn open_for(pid: Pid, rights: Rights) -> Result<Self, Error> {
+    pub fn open_for(pid: Pid, rights: Rights) -> Result<Self, ProcessError> {
         access::attachable(pid)?;
         let target = Self::open_unchecked(pid)?;
         // This finds an exec that happened while the files were being opened, because the check compares them with files that it opens now.
@@ -137,19 +137,19 @@ impl Target {
     }
 
     /// Opens a process that the engine traces.
-    pub(crate) fn open_unchecked(pid: Pid) -> Result<Self, Error> {
-        let identity = Identity::of(pid)?;
+    pub(crate) fn open_unchecked(pid: Pid) -> Result<Self, ProcessError> {
+        let identity = ProcessIdentity::of(pid)?;
         let own = |e: rustix::io::Errno| match e {
-            rustix::io::Errno::SRCH => Error::Gone(pid),
-            e => Error::Own { what: "pidfd_open", source: e.into() },
+            rustix::io::Errno::SRCH => ProcessError::Gone(pid),
+            e => ProcessError::Own { what: "pidfd_open", source: e.into() },
         };
         let raw = rustix::process::Pid::from_raw(pid.0).ok_or(Denial::NoSuchProcess(pid))?;
         let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(own)?;
         let auxv = rights::open_image(pid)?;
         let mem = open_mem(pid)?;
         // The kernel may have given the id to another process since the identity was read.
-        if Identity::of(pid)? != identity {
-            return Err(Error::Gone(pid));
+        if ProcessIdentity::of(pid)? != identity {
+            return Err(ProcessError::Gone(pid));
         }
         Ok(Target {
             identity,
@@ -167,7 +167,7 @@ impl Target {
     }
 
     /// Identity of the process.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> ProcessIdentity {
         self.identity
     }
 
@@ -241,7 +241,7 @@ impl Target {
     }
 
     /// The mappings of the process, in order of their addresses.
-    pub fn maps(&self) -> Result<Vec<Mapping>, Error> {
+    pub fn maps(&self) -> Result<Vec<Mapping>, ProcessError> {
         let maps = procfs::maps(self.pid())?;
         if !maps.is_empty() {
             return Ok(maps);
@@ -253,21 +253,21 @@ impl Target {
                 return Ok(maps);
             }
         }
-        Err(Error::Gone(self.pid()))
+        Err(ProcessError::Gone(self.pid()))
     }
 
     /// The threads of the process.
-    pub fn threads(&self) -> Result<Vec<Tid>, Error> {
+    pub fn threads(&self) -> Result<Vec<Tid>, ProcessError> {
         procfs::threads(self.pid())
     }
 
     /// Status of the process, as /proc gives it.
-    pub fn status(&self) -> Result<Status, Error> {
+    pub fn status(&self) -> Result<ProcStatus, ProcessError> {
         procfs::status(self.pid())
     }
 
     /// Processor time of all threads of the process, ended ones included, with a resolution of a hundredth of a second.
-    pub fn cpu_time(&self) -> Result<Duration, Error> {
+    pub fn cpu_time(&self) -> Result<Duration, ProcessError> {
         let ticks = procfs::stat(self.pid())?.cpu_ticks;
         Ok(procfs::TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)))
     }
@@ -279,7 +279,7 @@ impl Target {
     }
 
     /// Status of a thread, as /proc gives it.
-    pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
+    pub fn thread_status(&self, tid: Tid) -> Result<ProcStatus, ProcessError> {
         procfs::thread_status(self.pid(), tid)
     }
 
@@ -322,7 +322,7 @@ impl Target {
     }
 
     /// The auxiliary vector, which the kernel gave the program at its start, as (type, value) pairs.
-    pub fn auxv(&self) -> Result<Vec<(u64, u64)>, Error> {
+    pub fn auxv(&self) -> Result<Vec<(u64, u64)>, ProcessError> {
         Ok(procfs::parse_auxv(&procfs::read(self.pid(), "auxv")?))
     }
 
@@ -340,7 +340,7 @@ impl Target {
     }
 
     /// Reads memory of the process, whether it runs or not. Fails if any byte of the range cannot be read.
-    pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), ProcessError> {
         let n = self.read_some(at, buffer).map_err(|source| self.memory_error("read", at, buffer.len(), source))?;
         if n == buffer.len() {
             return Ok(());
@@ -376,30 +376,30 @@ impl Target {
     }
 
     /// Reads a u64.
-    pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
+    pub fn read_u64(&self, at: Avma) -> Result<u64, ProcessError> {
         let mut bytes = [0; 8];
         self.read(at, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
     /// Writes memory of the process, even if its pages are write-protected.
-    pub(crate) fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), ProcessError> {
         sys::step();
         self.mem.write_all_at(bytes, at.0).map_err(|source| self.memory_error("write", at, bytes.len(), source))
     }
 
-    fn memory_error(&self, what: &'static str, at: Avma, len: usize, source: io::Error) -> Error {
+    fn memory_error(&self, what: &'static str, at: Avma, len: usize, source: io::Error) -> ProcessError {
         if !self.is_alive() {
-            return Error::Gone(self.pid());
+            return ProcessError::Gone(self.pid());
         }
         if !self.is_same_program() {
-            return Error::Replaced(self.pid());
+            return ProcessError::Replaced(self.pid());
         }
-        Error::Memory { what, at, len, source }
+        ProcessError::Memory { what, at, len, source }
     }
 }
 
-fn open_mem(pid: Pid) -> Result<File, Error> {
+fn open_mem(pid: Pid) -> Result<File, ProcessError> {
     let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
     let path = PathBuf::from(format!("/proc/{pid}/mem"));
     let error = match open(&path) {

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use ingraft_model::HoldTime;
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::target::{Target, lock};
 use crate::tracer::{Tracer, with_tracer};
 
 /// A bound of holds in force, see [`Target::bound_holds`]. When it is dropped, the former one is in force again.
 #[derive(Debug)]
-pub struct Bounded<'a> {
+pub struct HoldBound<'a> {
     target: &'a Target,
     before: Option<Duration>,
 }
 
-impl Drop for Bounded<'_> {
+impl Drop for HoldBound<'_> {
     fn drop(&mut self) {
         lock(&self.target.holds).bound = self.before;
     }
@@ -23,7 +23,7 @@ impl Drop for Bounded<'_> {
 
 impl Target {
     /// Runs `work` with a tracer of this process, and records how long threads were held.
-    pub(crate) fn trace<R: Send>(&self, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, Error> {
+    pub(crate) fn trace<R: Send>(&self, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, ProcessError> {
         let bound = lock(&self.holds).bound;
         let (result, holds) = with_tracer(self.pid(), bound, work)?;
         let mut known = lock(&self.holds);
@@ -45,12 +45,12 @@ impl Target {
     ///
     /// Each stop has the bound for itself: one that borrows a thread, one that looks at all threads, one that writes the text. A stop is
     /// given up while it waits for threads, and at the latest before it changes anything: the first byte of text, program counter, or
-    /// register of a borrowed thread. It is tried again for 15 s; then the operation fails with [`Error::HoldTooLong`]. Two times are not
+    /// register of a borrowed thread. It is tried again for 15 s; then the operation fails with [`ProcessError::HoldTooLong`]. Two times are not
     /// foreseen: system calls that a borrowed thread makes, and the work of a visitor. Threads of a program that is being started are
     /// held without a bound, because nothing runs there.
     #[must_use = "the bound is in force as long as this lives"]
-    pub fn bound_holds(&self, bound: Option<Duration>) -> Bounded<'_> {
-        Bounded { target: self, before: std::mem::replace(&mut lock(&self.holds).bound, bound) }
+    pub fn bound_holds(&self, bound: Option<Duration>) -> HoldBound<'_> {
+        HoldBound { target: self, before: std::mem::replace(&mut lock(&self.holds).bound, bound) }
     }
 
     /// Total time for which threads were held.

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Pid, Tid};
 
-use crate::bound::{Figures, Waits, rest};
-use crate::error::{Denial, Error};
+use crate::bound::{HoldFigures, ProcessorWaits, rest};
+use crate::error::{Denial, ProcessError};
 use crate::holds::Hold;
-use crate::procfs::{self, InKernel};
+use crate::procfs::{self, KernelSleep};
 use crate::sharers::Sharers;
-use crate::sys::{self, Regs, Status};
-use crate::wards::{self, Wards};
+use crate::sys::{self, Regs, WaitStatus};
+use crate::traced_threads::{self, TracedThreads};
 
 /// Time that a stop waits without any thread stopping before it gives up. Later attempts wait longer, because on a loaded machine a thread
 /// that is ready to run may get no processor in time.
@@ -40,7 +40,7 @@ const OPTIONS: usize = sys::TRACE_SYS_GOOD | sys::TRACE_EXEC;
 
 /// State of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum TraceeState {
     /// The thread runs, or is about to stop.
     Running,
     /// The thread is held. The value is the signal of a group-stop, or SIGTRAP.
@@ -55,7 +55,7 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Tracee {
     pub(crate) tid: Tid,
-    pub(crate) state: State,
+    pub(crate) state: TraceeState,
     /// Registers of the thread, if they were read in this stop.
     pub(crate) regs: Option<Regs>,
     /// Whether the engine has asked the thread to stop.
@@ -69,7 +69,7 @@ pub(crate) struct Tracer {
     pub(crate) threads: Vec<Tracee>,
     /// Indices of the threads in `threads`.
     places: HashMap<Tid, usize>,
-    wards: Arc<Wards>,
+    wards: Arc<TracedThreads>,
     sharers: Sharers,
     patience: Duration,
     /// Time at which the first held thread was interrupted. If only one thread was interrupted, the last time at which that thread still
@@ -79,7 +79,7 @@ pub(crate) struct Tracer {
     alone: bool,
     holds: Vec<Hold>,
     /// Waits for a processor since `began`.
-    waits: Option<Waits>,
+    waits: Option<ProcessorWaits>,
     /// Longest time for which one hold may last; `None` if there is no bound.
     bound: Option<Duration>,
 }
@@ -100,7 +100,7 @@ pub(crate) fn with_tracer<R: Send>(
     pid: Pid,
     bound: Option<Duration>,
     work: impl FnOnce(&mut Tracer) -> R + Send,
-) -> Result<(R, Vec<Hold>), Error> {
+) -> Result<(R, Vec<Hold>), ProcessError> {
     let held = HELD.with_borrow_mut(|h| h.take_if(|t| t.pid == pid));
     if let Some(mut tracer) = held {
         let result = work(&mut tracer);
@@ -112,7 +112,7 @@ pub(crate) fn with_tracer<R: Send>(
         let has_priority = sys::raise_priority();
         let mut tracer = Tracer { bound, ..Tracer::new(pid) };
         let result = work(&mut tracer);
-        tracer.settle();
+        tracer.repair_before_end();
         if has_priority {
             tracer.release_all();
         }
@@ -133,11 +133,11 @@ pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R 
 }
 
 /// Runs `work` on a new thread. Returns when that thread has left the kernel, so that all threads that it traced are released.
-pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
-    let own = |source| Error::Own { what: "start a thread", source };
+pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, ProcessError> {
+    let own = |source| ProcessError::Own { what: "start a thread", source };
     thread::scope(|scope| {
         let builder = thread::Builder::new().name(THREAD_NAME.into());
-        let wards = Arc::new(Wards::default());
+        let wards = Arc::new(TracedThreads::default());
         let (its_wards, (end, ended)) = (Arc::clone(&wards), sync_channel::<()>(0));
         let run = move || {
             its_wards.adopt();
@@ -147,8 +147,8 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
         };
         let handle = builder.spawn_scoped(scope, run).map_err(own)?;
         let mut last = 0;
-        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(wards::TICK) {
-            wards.look(&mut last);
+        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(traced_threads::TICK) {
+            wards.reap_if_blocked(&mut last);
         }
         match handle.join() {
             Ok((tid, result)) => {
@@ -189,7 +189,7 @@ impl Tracer {
             pid,
             threads: Vec::new(),
             places: HashMap::new(),
-            wards: Wards::own(),
+            wards: TracedThreads::own(),
             sharers: Sharers::default(),
             patience: STOP_WAIT,
             began: None,
@@ -204,29 +204,29 @@ impl Tracer {
         self.places.get(&tid).copied()
     }
 
-    fn error(&self, request: &'static str, tid: Tid, source: io::Error) -> Error {
+    fn error(&self, request: &'static str, tid: Tid, source: io::Error) -> ProcessError {
         let ended = matches!(source.raw_os_error(), Some(libc::ESRCH | libc::ECHILD));
         if ended && procfs::stat(self.pid).map_or(true, |s| s.is_dead()) {
-            return Error::Gone(self.pid);
+            return ProcessError::Gone(self.pid);
         }
-        Error::Ptrace { request, tid, source }
+        ProcessError::Ptrace { request, tid, source }
     }
 
     /// Adds the request and the thread to the error of a request on a held thread.
-    pub(crate) fn check<T>(&self, request: &'static str, tid: Tid, result: io::Result<T>) -> Result<T, Error> {
+    pub(crate) fn check<T>(&self, request: &'static str, tid: Tid, result: io::Result<T>) -> Result<T, ProcessError> {
         result.map_err(|source| self.error(request, tid, source))
     }
 
     /// Starts to trace a thread, which continues to run. `None` if it has ended. With `unfiltered`, its system call filter is suspended.
-    pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
+    pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, ProcessError> {
         if let Some(place) = self.index_of(tid) {
             return Ok(Some(place));
         }
         let options = OPTIONS | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
         let begin = Instant::now();
         loop {
-            match self.wards.during(|| sys::seize(tid, options)) {
-                Ok(()) => return Ok(Some(self.add(tid, State::Running))),
+            match self.wards.around_seize(|| sys::seize(tid, options)) {
+                Ok(()) => return Ok(Some(self.add(tid, TraceeState::Running))),
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
                 Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
                 Err(source) => return Err(self.error("SEIZE", tid, source)),
@@ -236,14 +236,14 @@ impl Tracer {
                 return Ok(None);
             }
             let tracer = procfs::thread_status(self.pid, tid).map_or(0, |s| s.tracer);
-            if tracer == 0 && unfiltered && self.wards.during(|| sys::seize(tid, OPTIONS)).is_ok() {
-                self.add(tid, State::Running);
-                return Err(Error::Seccomp);
+            if tracer == 0 && unfiltered && self.wards.around_seize(|| sys::seize(tid, OPTIONS)).is_ok() {
+                self.add(tid, TraceeState::Running);
+                return Err(ProcessError::Seccomp);
             }
             if tracer == sys::own_tid().0 {
                 // This tracer traces it already, under another id: the thread has executed another program, which gave it the main thread's
                 // id.
-                return Err(Error::Replaced(self.pid));
+                return Err(ProcessError::Replaced(self.pid));
             }
             // The tracer is another operation of this engine, or of another engine that examines this target. It ends soon.
             let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
@@ -256,7 +256,7 @@ impl Tracer {
     }
 
     /// Adds a traced thread, and returns its index in `threads`.
-    pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
+    pub(crate) fn add(&mut self, tid: Tid, state: TraceeState) -> usize {
         self.places.insert(tid, self.threads.len());
         self.wards.add(self.pid, tid);
         self.threads.push(Tracee { tid, state, regs: None, interrupted: false });
@@ -266,7 +266,7 @@ impl Tracer {
     /// Starts to trace all threads, without a stop. Once the first thread was asked to stop, it also traces the processes that share their
     /// memory. It does so no earlier, because a vfork child should not execute its program while it is traced: the kernel may then deny
     /// that program its privileges. Returns the number of newly traced threads.
-    pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
+    pub(crate) fn seize_all(&mut self) -> Result<usize, ProcessError> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
             if !self.places.contains_key(&tid) && self.seize(tid, false)?.is_some() {
@@ -283,7 +283,7 @@ impl Tracer {
 
     /// Starts to trace a thread of a process that shares the target's memory. Returns `false` if it no longer shares it: it may by now run
     /// a program that the engine may not trace.
-    fn seize_sharer(&mut self, tid: Tid) -> Result<bool, Error> {
+    fn seize_sharer(&mut self, tid: Tid) -> Result<bool, ProcessError> {
         match self.seize(tid, false) {
             Ok(place) => Ok(place.is_some()),
             Err(_) if !self.sharers.has(tid) => Ok(false),
@@ -298,7 +298,7 @@ impl Tracer {
 
     /// Stops the processes that share the target's memory, and returns the indices of their threads. A vfork child for which a thread waits
     /// is left out: it runs in place of that thread, which does not run.
-    pub(crate) fn stop_sharers(&mut self) -> Result<Vec<usize>, Error> {
+    pub(crate) fn stop_sharers(&mut self) -> Result<Vec<usize>, ProcessError> {
         let mut tasks = self.sharers.look(self.pid);
         if tasks.is_empty() {
             return Ok(Vec::new());
@@ -316,11 +316,11 @@ impl Tracer {
     }
 
     /// Releases held processes that have memory of their own by now.
-    fn release_strangers(&mut self) -> Result<(), Error> {
+    fn release_strangers(&mut self) -> Result<(), ProcessError> {
         let mut i = 0;
         while i < self.threads.len() {
             let thread = &self.threads[i];
-            let held = matches!(thread.state, State::Stopped(_));
+            let held = matches!(thread.state, TraceeState::Stopped(_));
             if held && !procfs::is_thread_of(self.pid, thread.tid) && !self.sharers.has(thread.tid) {
                 self.release(i)?;
             } else {
@@ -336,9 +336,9 @@ impl Tracer {
     }
 
     /// Stops the threads that are already traced.
-    pub(crate) fn stop_traced(&mut self) -> Result<(), Error> {
+    pub(crate) fn stop_traced(&mut self) -> Result<(), ProcessError> {
         for i in 0..self.threads.len() {
-            if self.threads[i].state == State::Running {
+            if self.threads[i].state == TraceeState::Running {
                 self.interrupt(i)?;
             }
         }
@@ -346,25 +346,25 @@ impl Tracer {
     }
 
     /// Stops every thread, including new ones, until no new thread appears.
-    pub(crate) fn stop_all(&mut self) -> Result<(), Error> {
+    pub(crate) fn stop_all(&mut self) -> Result<(), ProcessError> {
         for _ in 0..ROUNDS {
             self.stop_traced()?;
             if self.seize_all()? == 0 {
                 if self.sharers.any() {
                     self.release_strangers()?;
                 }
-                return if self.threads.iter().all(|t| t.state == State::Gone) {
-                    Err(Error::Gone(self.pid))
+                return if self.threads.iter().all(|t| t.state == TraceeState::Gone) {
+                    Err(ProcessError::Gone(self.pid))
                 } else {
                     Ok(())
                 };
             }
         }
-        Err(Error::Unstoppable { tid: Tid(self.pid.0), pc: None, waited: self.patience })
+        Err(ProcessError::Unstoppable { tid: Tid(self.pid.0), pc: None, waited: self.patience })
     }
 
     /// Stops one traced thread that sleeps, if a processor is free for it.
-    pub(crate) fn stop_soon(&mut self, i: usize) -> Result<bool, Error> {
+    pub(crate) fn stop_soon(&mut self, i: usize) -> Result<bool, ProcessError> {
         let patience = std::mem::replace(&mut self.patience, SLEEPER_WAIT);
         let stopped = self.stop(i);
         self.patience = patience;
@@ -372,18 +372,18 @@ impl Tracer {
     }
 
     /// Stops one traced thread. Returns `false` if it has ended.
-    pub(crate) fn stop(&mut self, i: usize) -> Result<bool, Error> {
-        if self.threads[i].state == State::Running {
+    pub(crate) fn stop(&mut self, i: usize) -> Result<bool, ProcessError> {
+        if self.threads[i].state == TraceeState::Running {
             self.interrupt(i)?;
             self.wait_all()?;
         }
-        Ok(matches!(self.threads[i].state, State::Stopped(_)))
+        Ok(matches!(self.threads[i].state, TraceeState::Stopped(_)))
     }
 
-    fn interrupt(&mut self, i: usize) -> Result<(), Error> {
+    fn interrupt(&mut self, i: usize) -> Result<(), ProcessError> {
         self.alone = self.began.is_none();
         if self.alone {
-            self.waits = Some(Waits::begin());
+            self.waits = Some(ProcessorWaits::begin());
         }
         self.began.get_or_insert_with(Instant::now);
         self.threads[i].interrupted = true;
@@ -391,7 +391,7 @@ impl Tracer {
         match sys::interrupt(tid) {
             Ok(()) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
-                self.threads[i].state = State::Gone;
+                self.threads[i].state = TraceeState::Gone;
                 Ok(())
             }
             Err(source) => Err(self.error("INTERRUPT", tid, source)),
@@ -399,7 +399,7 @@ impl Tracer {
     }
 
     /// Handles the next ptrace stop of a thread, if there is one. Returns `true` if the thread is held or has ended.
-    fn poll(&mut self, i: usize) -> Result<bool, Error> {
+    fn poll(&mut self, i: usize) -> Result<bool, ProcessError> {
         let tid = self.threads[i].tid;
         let before = self.alone.then(Instant::now);
         match sys::try_wait(tid) {
@@ -412,25 +412,25 @@ impl Tracer {
                 }
                 Ok(false)
             }
-            Ok(Some(Status::EventStop(sig))) => {
-                self.threads[i].state = State::Stopped(sig);
+            Ok(Some(WaitStatus::EventStop(sig))) => {
+                self.threads[i].state = TraceeState::Stopped(sig);
                 Ok(true)
             }
-            Ok(Some(Status::Signal(sig))) => {
+            Ok(Some(WaitStatus::Signal(sig))) => {
                 // Deliver the signal now, so that it is not lost when the engine dies. The thread stops again before the first instruction
                 // of its handler.
                 self.interrupt(i)?;
                 self.resume(i, sig)?;
                 Ok(false)
             }
-            Ok(Some(Status::Event(_))) => self.executed_another(i).map(|()| true),
-            Ok(Some(Status::Syscall)) => {
+            Ok(Some(WaitStatus::Event(_))) => self.executed_another(i).map(|()| true),
+            Ok(Some(WaitStatus::Syscall)) => {
                 self.interrupt(i)?;
                 self.resume(i, 0)?;
                 Ok(false)
             }
             Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
-                self.threads[i].state = State::Gone;
+                self.threads[i].state = TraceeState::Gone;
                 Ok(true)
             }
             Err(source) => Err(self.error("wait", tid, source)),
@@ -438,7 +438,7 @@ impl Tracer {
     }
 
     /// Releases a thread that has executed another program. Fails if it belonged to the process.
-    fn executed_another(&mut self, i: usize) -> Result<(), Error> {
+    fn executed_another(&mut self, i: usize) -> Result<(), ProcessError> {
         let tid = self.threads[i].tid;
         let own = tid.0 == self.pid.0 || procfs::is_thread_of(self.pid, tid);
         let replaced = self.leave_to_exec(i);
@@ -448,28 +448,29 @@ impl Tracer {
 
     /// Releases a thread that has executed another program, which the engine may not access. The thread continues there. The other threads
     /// ended with the old program.
-    pub(crate) fn leave_to_exec(&mut self, i: usize) -> Error {
+    pub(crate) fn leave_to_exec(&mut self, i: usize) -> ProcessError {
         let thread = &mut self.threads[i];
-        thread.state = State::Gone;
+        thread.state = TraceeState::Gone;
         thread.regs = None;
         let _ = sys::detach(thread.tid, 0); // This fails if the thread has been killed since.
-        Error::Replaced(self.pid)
+        ProcessError::Replaced(self.pid)
     }
 
     /// Repairs system calls before the end of an operation, also of a failed one: no system call of a thread may end early because the
     /// engine asked the thread to stop. A thread that waits for a processor stops late; the other threads are released before that.
-    fn settle(&mut self) {
+    fn repair_before_end(&mut self) {
         for i in 0..self.threads.len() {
             let _ = self.repair(i); // A thread that is gone needs no repair.
         }
-        let is_late = |t: &Tracee| t.interrupted && matches!(t.state, State::Running | State::Asleep { .. });
+        let is_late =
+            |t: &Tracee| t.interrupted && matches!(t.state, TraceeState::Running | TraceeState::Asleep { .. });
         if !self.threads.iter().any(is_late) {
             return;
         }
         let mut i = 0;
         while i < self.threads.len() {
             // A thread that cannot be released now is released when this tracer ends.
-            if !matches!(self.threads[i].state, State::Stopped(_)) || self.release(i).is_err() {
+            if !matches!(self.threads[i].state, TraceeState::Stopped(_)) || self.release(i).is_err() {
                 i += 1;
             }
         }
@@ -488,7 +489,7 @@ impl Tracer {
         }
     }
 
-    fn resume(&mut self, i: usize, signal: i32) -> Result<(), Error> {
+    fn resume(&mut self, i: usize, signal: i32) -> Result<(), ProcessError> {
         let tid = self.threads[i].tid;
         match sys::cont(tid, signal as usize) {
             Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("CONT", tid, e)),
@@ -496,7 +497,7 @@ impl Tracer {
         }
     }
 
-    fn resume_to_syscall(&self, i: usize, signal: i32) -> Result<(), Error> {
+    fn resume_to_syscall(&self, i: usize, signal: i32) -> Result<(), ProcessError> {
         let tid = self.threads[i].tid;
         match sys::cont_to_syscall(tid, signal as usize) {
             Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("SYSCALL", tid, e)),
@@ -506,12 +507,12 @@ impl Tracer {
 
     /// Waits for every thread that was asked to stop. Gives up after some time, and some polls, in which no thread has stopped. The time
     /// alone would not do: a busy or suspended machine may keep processors from the engine and the thread at once.
-    fn wait_all(&mut self) -> Result<(), Error> {
+    fn wait_all(&mut self) -> Result<(), ProcessError> {
         let mut progress = Instant::now();
         let mut tries = 0u32;
         let mut i = 0;
         while i < self.threads.len() {
-            let is_settled = self.threads[i].state != State::Running;
+            let is_settled = self.threads[i].state != TraceeState::Running;
             let idle = if is_settled { Duration::ZERO } else { progress.elapsed() }; // Measure before the poll, which may come much later.
             if is_settled || self.poll(i)? {
                 self.note_stop();
@@ -557,10 +558,10 @@ impl Tracer {
 
     /// Polls the threads after the `i`-th. Returns `true` if one of them has stopped or ended: the processors are busy with stops, so the
     /// wait starts anew.
-    fn others_came(&mut self, i: usize) -> Result<bool, Error> {
+    fn others_came(&mut self, i: usize) -> Result<bool, ProcessError> {
         let mut came = false;
         for other in i + 1..self.threads.len() {
-            came |= self.threads[other].state == State::Running && self.poll(other)?;
+            came |= self.threads[other].state == TraceeState::Running && self.poll(other)?;
         }
         Ok(came)
     }
@@ -571,31 +572,31 @@ impl Tracer {
     }
 
     /// State of a thread that did not stop, with its position in user space. `None` if it has stopped by now.
-    fn where_asleep(&self, i: usize) -> Result<Option<State>, Error> {
+    fn where_asleep(&self, i: usize) -> Result<Option<TraceeState>, ProcessError> {
         let tid = self.threads[i].tid;
         let place = procfs::in_kernel(tid);
         // Read the state after the position: a thread that is held by now also has a position in the kernel.
         match procfs::thread_stat(tid) {
-            None => return Ok(Some(State::Gone)),
-            Some(s) if s.is_dead() => return Ok(Some(State::Gone)),
+            None => return Ok(Some(TraceeState::Gone)),
+            Some(s) if s.is_dead() => return Ok(Some(TraceeState::Gone)),
             Some(s) if s.state == b't' => return Ok(None),
             Some(_) => {}
         }
         match place {
             // This thread may execute another program and then run under the id and with the privileges of the main thread. So it does not
             // count as held.
-            Some(InKernel::Asleep { nr, .. }) if procfs::may_exec(nr) => {
-                Err(Error::Unstoppable { tid, pc: None, waited: self.patience })
+            Some(KernelSleep::Asleep { nr, .. }) if procfs::may_exec(nr) => {
+                Err(ProcessError::Unstoppable { tid, pc: None, waited: self.patience })
             }
-            Some(InKernel::Asleep { sp, pc, .. }) => Ok(Some(State::Asleep { pc: Avma(pc), sp: Avma(sp) })),
-            _ => Err(Error::Unstoppable { tid, pc: None, waited: self.patience }),
+            Some(KernelSleep::Asleep { sp, pc, .. }) => Ok(Some(TraceeState::Asleep { pc: Avma(pc), sp: Avma(sp) })),
+            _ => Err(ProcessError::Unstoppable { tid, pc: None, waited: self.patience }),
         }
     }
 
     /// The registers of a held thread. `None` if it has been killed since.
-    pub(crate) fn regs(&mut self, i: usize) -> Result<Option<Regs>, Error> {
+    pub(crate) fn regs(&mut self, i: usize) -> Result<Option<Regs>, ProcessError> {
         let thread = &self.threads[i];
-        if thread.regs.is_some() || !matches!(thread.state, State::Stopped(_)) {
+        if thread.regs.is_some() || !matches!(thread.state, TraceeState::Stopped(_)) {
             return Ok(thread.regs);
         }
         match sys::get_regs(thread.tid) {
@@ -604,7 +605,7 @@ impl Tracer {
                 Ok(Some(regs))
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
-                self.threads[i].state = State::Gone;
+                self.threads[i].state = TraceeState::Gone;
                 Ok(None)
             }
             Err(source) => Err(self.error("GETREGS", self.threads[i].tid, source)),
@@ -613,11 +614,11 @@ impl Tracer {
 
     /// Whether a traced thread is not held. Such a thread may execute another program and then have the main thread's id.
     pub(crate) fn has_loose_threads(&self) -> bool {
-        self.threads.iter().any(|t| t.state == State::Running)
+        self.threads.iter().any(|t| t.state == TraceeState::Running)
     }
 
     /// Sets the registers of a held thread. A thread that has been killed since needs none.
-    pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), Error> {
+    pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), ProcessError> {
         let tid = self.threads[i].tid;
         if tid.0 == self.pid.0 && self.has_loose_threads() {
             // A thread that has executed another program has the main thread's id. That requires the end of the held main thread, and takes
@@ -625,8 +626,8 @@ impl Tracer {
             let known = self.threads[i].regs.map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             let now = sys::get_regs(tid).ok().map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             if known.is_some() && known != now {
-                self.threads[i].state = State::Gone;
-                return Err(Error::Replaced(self.pid));
+                self.threads[i].state = TraceeState::Gone;
+                return Err(ProcessError::Replaced(self.pid));
             }
         }
         match sys::set_regs(tid, regs) {
@@ -635,7 +636,7 @@ impl Tracer {
                 Ok(())
             }
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
-                self.threads[i].state = State::Gone;
+                self.threads[i].state = TraceeState::Gone;
                 Ok(())
             }
             Err(source) => Err(self.error("SETREGS", tid, source)),
@@ -643,9 +644,9 @@ impl Tracer {
     }
 
     /// Lets one held thread run for a moment, and holds it again, so that it leaves instructions in which no thread may be.
-    pub(crate) fn nudge(&mut self, i: usize) -> Result<bool, Error> {
+    pub(crate) fn nudge(&mut self, i: usize) -> Result<bool, ProcessError> {
         self.resume(i, 0)?;
-        self.threads[i].state = State::Running;
+        self.threads[i].state = TraceeState::Running;
         self.threads[i].regs = None;
         thread::sleep(Duration::from_micros(5));
         self.stop(i)
@@ -653,10 +654,10 @@ impl Tracer {
 
     /// Lets one held thread run until it returns from a signal handler, at most until the deadline, and holds it again before its next
     /// instruction. Meanwhile its system calls and signals take place as ever. A handler that leaves by a jump runs until the deadline.
-    pub(crate) fn finish_handler(&mut self, i: usize, deadline: Instant) -> Result<(), Error> {
+    pub(crate) fn finish_handler(&mut self, i: usize, deadline: Instant) -> Result<(), ProcessError> {
         self.repair(i)?; // The stop may have ended a system call of the handler.
         let tid = self.threads[i].tid;
-        self.threads[i].state = State::Running;
+        self.threads[i].state = TraceeState::Running;
         self.threads[i].regs = None;
         let (mut signal, mut tries) = (0, 0);
         self.resume_to_syscall(i, signal)?;
@@ -667,21 +668,21 @@ impl Tracer {
                     tries += 1;
                     continue;
                 }
-                Ok(Some(Status::Signal(signal))) => signal,
-                Ok(Some(Status::Syscall)) if returns_from_handler(tid) => {
+                Ok(Some(WaitStatus::Signal(signal))) => signal,
+                Ok(Some(WaitStatus::Syscall)) if returns_from_handler(tid) => {
                     // A thread that is asked before it continues stops right after the call.
                     self.interrupt(i)?;
                     self.resume(i, 0)?;
                     return self.wait_all();
                 }
-                Ok(Some(Status::Syscall)) => 0,
-                Ok(Some(Status::EventStop(signal))) => {
-                    self.threads[i].state = State::Stopped(signal);
+                Ok(Some(WaitStatus::Syscall)) => 0,
+                Ok(Some(WaitStatus::EventStop(signal))) => {
+                    self.threads[i].state = TraceeState::Stopped(signal);
                     return Ok(());
                 }
-                Ok(Some(Status::Event(_))) => return self.executed_another(i),
+                Ok(Some(WaitStatus::Event(_))) => return self.executed_another(i),
                 Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
-                    self.threads[i].state = State::Gone;
+                    self.threads[i].state = TraceeState::Gone;
                     return Ok(());
                 }
                 Err(source) => return Err(self.error("wait", tid, source)),
@@ -693,8 +694,8 @@ impl Tracer {
     }
 
     /// Repairs a held thread's system call and releases the thread. A thread that did not stop stays traced until the tracer ends.
-    pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
-        if matches!(self.threads[i].state, State::Asleep { .. } | State::Running) {
+    pub(crate) fn release(&mut self, i: usize) -> Result<(), ProcessError> {
+        if matches!(self.threads[i].state, TraceeState::Asleep { .. } | TraceeState::Running) {
             return Ok(());
         }
         self.repair(i)?;
@@ -703,13 +704,13 @@ impl Tracer {
         if let Some(moved) = self.threads.get(i) {
             self.places.insert(moved.tid, i);
         }
-        if matches!(thread.state, State::Stopped(_))
+        if matches!(thread.state, TraceeState::Stopped(_))
             && let Err(e) = sys::detach(thread.tid, 0)
             && e.raw_os_error() != Some(libc::ESRCH)
         {
             return Err(self.error("DETACH", thread.tid, e));
         }
-        if !self.threads.iter().any(|t| matches!(t.state, State::Stopped(_))) {
+        if !self.threads.iter().any(|t| matches!(t.state, TraceeState::Stopped(_))) {
             self.end_of_hold();
         }
         Ok(())
@@ -720,8 +721,8 @@ impl Tracer {
     fn release_all(&mut self) {
         for thread in &mut self.threads {
             // A thread that cannot be released now is released when this tracer ends.
-            if matches!(thread.state, State::Stopped(_)) && sys::detach(thread.tid, 0).is_ok() {
-                thread.state = State::Gone;
+            if matches!(thread.state, TraceeState::Stopped(_)) && sys::detach(thread.tid, 0).is_ok() {
+                thread.state = TraceeState::Gone;
             }
         }
     }
@@ -736,17 +737,17 @@ impl Tracer {
 
     /// Fails if the present hold would be longer than the bound. The work that is still to be done takes `rest`, besides the release of all
     /// threads. Called before the target is changed.
-    pub(crate) fn check_bound(&self, moves: usize, writes: usize) -> Result<(), Error> {
+    pub(crate) fn check_bound(&self, moves: usize, writes: usize) -> Result<(), ProcessError> {
         let (Some(bound), Some(began)) = (self.bound, self.began) else { return Ok(()) };
         let rest = rest(self.threads.len(), moves, writes);
-        let without_waits = Figures { held: began.elapsed(), waited: Duration::ZERO, rest };
+        let without_waits = HoldFigures { held: began.elapsed(), waited: Duration::ZERO, rest };
         if !without_waits.exceed(bound) {
             return Ok(()); // The kernel need not be asked for the waits.
         }
         let waited = self.waits.as_ref().map_or(Duration::ZERO, |waits| waits.total(self.pid));
-        let figures = Figures { waited, ..without_waits };
+        let figures = HoldFigures { waited, ..without_waits };
         if figures.exceed(bound) {
-            return Err(Error::HoldTooLong { length: figures.length(), waited, bound });
+            return Err(ProcessError::HoldTooLong { length: figures.length(), waited, bound });
         }
         Ok(())
     }
@@ -757,8 +758,8 @@ impl Tracer {
     }
 
     /// Makes the kernel repeat a held thread's system call if the engine's stop ended it.
-    pub(crate) fn repair(&mut self, i: usize) -> Result<(), Error> {
-        if self.threads[i].state == State::Stopped(libc::SIGTRAP)
+    pub(crate) fn repair(&mut self, i: usize) -> Result<(), ProcessError> {
+        if self.threads[i].state == TraceeState::Stopped(libc::SIGTRAP)
             && let Some(mut regs) = self.regs(i)?
             && crate::frame::repair_interrupted(&mut regs)
         {
@@ -768,7 +769,7 @@ impl Tracer {
     }
 
     /// Calls [`Tracer::repair`] for every held thread, right before the release.
-    pub(crate) fn repair_all(&mut self) -> Result<(), Error> {
+    pub(crate) fn repair_all(&mut self) -> Result<(), ProcessError> {
         (0..self.threads.len()).try_for_each(|i| self.repair(i))
     }
 }

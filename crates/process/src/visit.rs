@@ -2,12 +2,12 @@
 
 use ingraft_model::{Avma, Tid};
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs::is_thread_of;
-use crate::stack::{SavedPc, Stacks};
+use crate::stack::{LiveStacks, SavedPc};
 use crate::sys::Regs;
 use crate::target::Target;
-use crate::tracer::{State, Tracee, Tracer};
+use crate::tracer::{Tracee, TraceeState, Tracer};
 
 /// Work on the held threads in the stop in which a plan is applied.
 pub trait Visitor: Send {
@@ -16,7 +16,7 @@ pub trait Visitor: Send {
     fn knows(&self, pc: Avma) -> bool;
 
     /// Called once, after the plan was applied and while all threads are still held.
-    fn visit(&mut self, held: &mut Held<'_>);
+    fn visit(&mut self, held: &mut HeldThreads<'_>);
 }
 
 /// A thread, with its position before the plan moved any program counter.
@@ -48,15 +48,15 @@ pub struct HeldRegisters {
 
 /// All threads of a target while they are held.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct HeldThreads<'a> {
     pub(crate) target: &'a Target,
     pub(crate) tracer: &'a mut Tracer,
-    pub(crate) stacks: &'a Stacks,
+    pub(crate) stacks: &'a LiveStacks,
     pub(crate) saved: &'a [SavedPc],
     pub(crate) threads: &'a [HeldThread],
 }
 
-impl Held<'_> {
+impl HeldThreads<'_> {
     /// The threads that have not ended.
     pub fn threads(&self) -> &[HeldThread] {
         self.threads
@@ -66,8 +66,8 @@ impl Held<'_> {
     /// in the kernel and did not stop, and those that signal frames on their stacks save.
     pub fn program_counters(&self) -> impl Iterator<Item = (Tid, Avma)> {
         let asleep = |thread: &HeldThread| match self.tracer.threads.get(thread.index)?.state {
-            State::Asleep { pc, .. } => Some(pc),
-            State::Stopped(_) | State::Running | State::Gone => None,
+            TraceeState::Asleep { pc, .. } => Some(pc),
+            TraceeState::Stopped(_) | TraceeState::Running | TraceeState::Gone => None,
         };
         let at =
             move |thread: &HeldThread| Some((thread.tid, thread.registers.map(|r| r.pc).or_else(|| asleep(thread))?));
@@ -75,23 +75,23 @@ impl Held<'_> {
         self.threads.iter().filter_map(at).chain(saved)
     }
 
-    /// Reads eight bytes of memory for a thread, given by its index in [`Held::threads`]. Its stack has been read already.
+    /// Reads eight bytes of memory for a thread, given by its index in [`HeldThreads::threads`]. Its stack has been read already.
     pub fn word(&self, thread: usize, at: u64) -> Option<u64> {
         let stack = self.threads.get(thread).and_then(|t| self.stacks.word(t.index, at));
         stack.or_else(|| self.target.read_u64(Avma(at)).ok())
     }
 
     /// Reads memory of the target.
-    pub fn read(&self, at: Avma, bytes: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&self, at: Avma, bytes: &mut [u8]) -> Result<(), ProcessError> {
         self.target.read(at, bytes)
     }
 
     /// Sets the gs base of a stopped thread. Returns `false` if the thread did not stop or has been killed since.
-    pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, Error> {
+    pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, ProcessError> {
         let Some(i) = self.threads.get(thread).map(|t| t.index) else { return Ok(false) };
         let Some(regs) = self.tracer.regs(i)? else { return Ok(false) };
         self.tracer.set_regs(i, &Regs { gs_base, ..regs })?;
-        Ok(matches!(self.tracer.threads[i].state, State::Stopped(_)))
+        Ok(matches!(self.tracer.threads[i].state, TraceeState::Stopped(_)))
     }
 }
 
@@ -113,8 +113,8 @@ impl HeldRegisters {
 /// The threads with their present positions.
 pub(crate) fn held_threads(tracer: &Tracer, known: &dyn Fn(usize, Avma) -> bool) -> Vec<HeldThread> {
     let alone = !tracer.has_sharers();
-    let own = |t: &Tracee| matches!(t.state, State::Stopped(_)) && (alone || is_thread_of(tracer.pid, t.tid));
-    let alive = tracer.threads.iter().enumerate().filter(|(_, t)| t.state != State::Gone);
+    let own = |t: &Tracee| matches!(t.state, TraceeState::Stopped(_)) && (alone || is_thread_of(tracer.pid, t.tid));
+    let alive = tracer.threads.iter().enumerate().filter(|(_, t)| t.state != TraceeState::Gone);
     alive
         .map(|(i, t)| {
             let registers = t.regs.filter(|_| own(t)).map(|r| HeldRegisters::of(&r));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::within;
 use ingraft_model::layout::{EVENT_PAGES, event, header};
 use ingraft_model::{Pid, Tid};
-use ingraft_process::{CountedEvents, DataAreaRequest, Event, EventReading, Target};
+use ingraft_process::{CountedEvents, DataAreaRequest, EventReading, PerfEvent, Target};
 
 /// A running `events.c`, which causes known numbers of events on command and prints its own getrusage(2).
 struct Program {
@@ -75,7 +75,7 @@ impl Drop for Program {
 }
 
 fn begin(target: &Target, event: &str) -> CountedEvents {
-    CountedEvents::begin(target, &Event::parse(event).expect("an event"), None).expect("software events")
+    CountedEvents::begin(target, &PerfEvent::parse(event).expect("an event"), None).expect("software events")
 }
 
 fn row(reading: &EventReading, tid: Option<Tid>) -> u64 {
@@ -165,7 +165,7 @@ fn one_thread_alone() {
         let (mut program, target) = Program::start(2);
         let (before, _) = program.ask("say");
         let (tid, then) = before.iter().next().expect("a thread");
-        let event = Event::parse("page-faults:u").expect("an event");
+        let event = PerfEvent::parse("page-faults:u").expect("an event");
         let mut faults = CountedEvents::begin(&target, &event, Some(*tid)).expect("software events");
         let (after, _) = program.ask("act 200 0");
         let reading = faults.read();

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use common::{Mutatee, hand_patch, hand_patch_of, until, within};
 use ingraft_model::{Avma, PatchPlan, TextWrite, ThreadIdentity};
-use ingraft_process::{ApplyError, DataAreaRequest, Denial, Error, FaultFrames, Mapping, Options, Target, attachable};
+use ingraft_process::{
+    ApplyError, ApplyOptions, DataAreaRequest, Denial, FaultFrames, Mapping, ProcessError, Target, attachable,
+};
 
 fn ours(m: &Mapping) -> bool {
     m.path.to_string_lossy().contains("ingraft") || (m.exec && m.path.as_os_str().is_empty())
@@ -26,9 +28,9 @@ fn whole_line(mutatee: &Mutatee) -> u32 {
     let area = target.create_area(&DataAreaRequest::default()).expect("area");
     let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
     let patch = hand_patch(counted, arena.start, area.layout().counter(0));
-    target.apply(&patch.insert, &Options::default()).expect("insert");
+    target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
     until("calls are counted", || area.counter(0, 0).expect("counter") > 3);
-    target.apply(&patch.remove, &Options::default()).expect("remove");
+    target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
     until("quiet", || target.quiet(&patch.remove.retired).expect("quiet"));
     target.unmap(&[arena, area.layout().range()]).expect("unmap");
     nothing_left(&target);
@@ -70,7 +72,7 @@ fn limited_address_space() {
         mutatee.finish();
         let mutatee = Mutatee::start("proc_hostile", &["tight"]);
         let error = mutatee.target().create_area(&DataAreaRequest::default()).expect_err("made");
-        assert!(matches!(&error, Error::Shortage(_)), "{error}");
+        assert!(matches!(&error, ProcessError::Shortage(_)), "{error}");
         nothing_left(&mutatee.target());
         mutatee.finish();
     });
@@ -106,7 +108,7 @@ fn own_use_of_gs() {
         let survey = mutatee.target().survey(None).expect("survey");
         assert_eq!(survey.identity, ThreadIdentity::Locked);
         assert!(survey.why_locked.is_some());
-        let options = Options::default();
+        let options = ApplyOptions::default();
         let applied = mutatee.target().apply(&PatchPlan::default(), &options).expect("look");
         assert_eq!(applied.bases[0].gs_base, 0x1234000);
         mutatee.finish();
@@ -123,7 +125,7 @@ fn shared_and_foreign_text() {
             text: vec![TextWrite { at, len: 1, old: [0xf3, 0, 0, 0, 0, 0, 0, 0], new: [0xcc, 0, 0, 0, 0, 0, 0, 0] }],
             ..PatchPlan::default()
         };
-        let refused = |plan: &PatchPlan| target.apply(plan, &Options::default()).expect_err("applied");
+        let refused = |plan: &PatchPlan| target.apply(plan, &ApplyOptions::default()).expect_err("applied");
         assert!(matches!(refused(&write(shared)), ApplyError::SharedText { .. }));
         assert!(matches!(refused(&write(Avma(0x10))), ApplyError::NotMapped { .. }));
         let counted = mutatee.address("counted");
@@ -150,7 +152,7 @@ fn saved_program_counters_move() {
         let mut patch = hand_patch_of(spinning, displaced, arena.start, area.layout().counter(0));
         // Without the moves, the plan is refused.
         let moves = std::mem::take(&mut patch.insert.moves);
-        let options = Options { patience: Duration::from_millis(50), ..Options::default() };
+        let options = ApplyOptions { patience: Duration::from_millis(50), ..ApplyOptions::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");
         assert!(matches!(error, ApplyError::Busy { at, .. } if at == spinning.offset(8)), "{error}");
         patch.insert.moves = moves;
@@ -180,10 +182,10 @@ fn handlers_of_faults_return_first() {
         let arena = target.map_arena(&(faulting..faulting.offset(4096)), 4096).expect("arena");
         let displaced = [0x48, 0x8d, 0x47, 0x11, 0x0f, 0x0b, 0x66, 0x90];
         let patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
-        let options = Options { patience: Duration::from_millis(50), ..Options::default() };
+        let options = ApplyOptions { patience: Duration::from_millis(50), ..ApplyOptions::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");
         assert!(matches!(error, ApplyError::Faulted { at, .. } if at == faulting.offset(8)), "{error}");
-        let leave = Options { faults: FaultFrames::Leave, ..options.clone() };
+        let leave = ApplyOptions { faults: FaultFrames::Leave, ..options.clone() };
         let removal = PatchPlan { text: Vec::new(), ..patch.insert.clone() };
         assert_eq!(target.apply(&removal, &leave).expect("apply").moved, 0, "the program counter stays");
         common::poke(target.pid(), mutatee.address("go"), 1);

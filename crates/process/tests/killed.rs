@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{COUNTED_BYTES, Mutatee, hand_patch, until, within};
 use ingraft_model::{Avma, AvmaRange, PatchPlan, Pid};
-use ingraft_process::{DataAreaRequest, Error, Options, Target};
+use ingraft_process::{ApplyOptions, DataAreaRequest, ProcessError, Target};
 
 /// All operations of a measurement, in a process that kills itself at a given step.
 #[test]
@@ -23,8 +23,9 @@ fn engine() {
     let layout = area.layout();
     let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
     let patch = hand_patch(counted, arena.start, layout.counter(0));
-    target.apply(&patch.insert, &Options::default()).expect("insert");
-    let options = Options { check_quiet: patch.remove.retired.clone(), reset_gs: Some(layout), ..Options::default() };
+    target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
+    let options =
+        ApplyOptions { check_quiet: patch.remove.retired.clone(), reset_gs: Some(layout), ..ApplyOptions::default() };
     let mut quiet = target.apply(&patch.remove, &options).expect("remove").quiet;
     while !quiet {
         quiet = target.quiet(&patch.remove.retired).expect("quiet");
@@ -61,7 +62,7 @@ fn clean(target: &Target, counted: Avma) {
     if bytes != COUNTED_BYTES {
         let counter = areas[0].start.0 as u32;
         let patch = hand_patch(counted, arenas[0].start, counter);
-        target.apply(&patch.remove, &Options::default()).expect("restore");
+        target.apply(&patch.remove, &ApplyOptions::default()).expect("restore");
         target.read(counted, &mut bytes).expect("read");
         assert_eq!(bytes, COUNTED_BYTES);
     }
@@ -118,7 +119,7 @@ fn an_end_in_between_is_told() {
         mutatee.child.wait().expect("wait");
         assert!(!target.is_alive());
         assert!(target.survey(None).is_err_and(|e| e.is_gone()));
-        assert!(target.create_area(&DataAreaRequest::default()).is_err_and(|e: Error| e.is_gone()));
-        assert!(target.apply(&PatchPlan::default(), &Options::default()).is_err());
+        assert!(target.create_area(&DataAreaRequest::default()).is_err_and(|e: ProcessError| e.is_gone()));
+        assert!(target.apply(&PatchPlan::default(), &ApplyOptions::default()).is_err());
     });
 }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use common::{hand_patch, within};
 use ingraft_model::{Avma, Pid};
-use ingraft_process::{DataAreaRequest, Denial, Error, Options, Rights, Target, before_steps, permitted, steps};
+use ingraft_process::{
+    ApplyOptions, DataAreaRequest, Denial, ProcessError, Rights, Target, before_steps, permitted, steps,
+};
 
 /// Id of an ordinary user.
 const USER: u32 = 65534;
@@ -140,15 +142,16 @@ impl Drop for Mutatee {
 fn measure(pid: Pid, counted: Avma, rights: Rights) -> Result<(), String> {
     let target = Target::open_for(pid, rights).map_err(|e| e.to_string())?;
     let _acting = target.act_for(rights);
-    let say = |e: Error| e.to_string();
+    let say = |e: ProcessError| e.to_string();
     let survey = target.survey(None).map_err(say)?;
     let request = DataAreaRequest { identity: survey.identity, shards: 64, ..DataAreaRequest::default() };
     let area = target.create_area(&request).map_err(say)?;
     let layout = area.layout();
     let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).map_err(say)?;
     let patch = hand_patch(counted, arena.start, layout.counter(0));
-    target.apply(&patch.insert, &Options::default()).map_err(|e| e.to_string())?;
-    let options = Options { check_quiet: patch.remove.retired.clone(), reset_gs: Some(layout), ..Options::default() };
+    target.apply(&patch.insert, &ApplyOptions::default()).map_err(|e| e.to_string())?;
+    let options =
+        ApplyOptions { check_quiet: patch.remove.retired.clone(), reset_gs: Some(layout), ..ApplyOptions::default() };
     let mut quiet = target.apply(&patch.remove, &options).map_err(|e| e.to_string())?.quiet;
     while !quiet {
         quiet = target.quiet(&patch.remove.retired).map_err(|e| e.to_string())?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Mutatee, hand_patch, until, within};
 use ingraft_model::{Avma, Pid};
-use ingraft_process::{DataAreaRequest, Options, Target};
+use ingraft_process::{ApplyOptions, DataAreaRequest, Target};
 
 /// Calls sigqueue(3). Returns false if the queue is full.
 fn queue(pid: i32, value: usize) -> bool {
@@ -50,8 +50,8 @@ fn queued_signals_arrive_exactly_once() {
             target.survey(None).expect("survey");
             let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
             let patch = hand_patch(counted, arena.start, area.layout().counter(0));
-            target.apply(&patch.insert, &Options::default()).expect("insert");
-            target.apply(&patch.remove, &Options::default()).expect("remove");
+            target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
+            target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
             until("quiet", || target.quiet(&patch.remove.retired).expect("quiet"));
             target.unmap(&[arena]).expect("unmap");
         }
@@ -106,17 +106,17 @@ fn a_stopped_target_stays_stopped() {
             let patch = hand_patch(counted, arena.start, area.layout().counter(0));
             for _ in 0..100 {
                 target.survey(None).expect("survey");
-                target.apply(&patch.insert, &Options::default()).expect("insert");
-                target.apply(&patch.remove, &Options::default()).expect("remove");
+                target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
+                target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
             }
-            target.apply(&patch.insert, &Options::default()).expect("insert");
+            target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
             until("it is stopped", || all(&target, 'T'));
             assert_eq!(area.counter(0, 0).expect("counter"), 0);
             assert_eq!(parent_sees(target.pid().0), None, "the parent saw something");
             mutatee.signal(libc::SIGCONT);
             until("calls are counted", || area.counter(0, 0).expect("counter") > 0);
             assert_eq!(parent_sees(target.pid().0), Some(0xffff));
-            target.apply(&patch.remove, &Options::default()).expect("remove");
+            target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
             mutatee.finish();
         }
     });
@@ -177,8 +177,8 @@ fn stops_and_continues_in_between_are_obeyed() {
             let patch = hand_patch(counted, arena.start, 0x1000);
             let mut plan = patch.insert.clone();
             plan.code[0].bytes[..9].copy_from_slice(&[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0]); // This code counts nothing.
-            target.apply(&plan, &Options::default()).expect("insert");
-            target.apply(&patch.remove, &Options::default()).expect("remove");
+            target.apply(&plan, &ApplyOptions::default()).expect("insert");
+            target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
             // A thread that was stopped in the arena leaves it when the target continues.
             while !target.quiet(&patch.remove.retired).expect("quiet") {}
             target.unmap(&[arena]).expect("unmap");

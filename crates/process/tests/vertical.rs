@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{COUNTED_BYTES, Mutatee, hand_patch, until, within};
 use ingraft_model::{Avma, ThreadIdentity, layout};
-use ingraft_process::{DataAreaRequest, Options};
+use ingraft_process::{ApplyOptions, DataAreaRequest};
 
 fn maps_of(target: &ingraft_process::Target) -> Vec<String> {
     let maps = target.maps().expect("maps");
@@ -31,7 +31,7 @@ fn insert_count_remove() {
         let layout = area.layout();
         assert!(layout.base.0 + 2 * layout.stride < 1 << 31);
         assert_eq!(area.identity().unwrap(), survey.identity);
-        assert_eq!(area.holder().unwrap(), ingraft_process::Identity::ours().unwrap());
+        assert_eq!(area.holder().unwrap(), ingraft_process::ProcessIdentity::ours().unwrap());
         assert_eq!(area.try_lock(), Some(true));
         let mut alive = [0; 4];
         target.read(Avma(layout.alive().into()), &mut alive).unwrap();
@@ -43,11 +43,11 @@ fn insert_count_remove() {
         let arena = target.map_arena(&(file.base..end), 4096).unwrap();
         let patch = hand_patch(counted, arena.start, layout.counter(0));
         for round in 0..50 {
-            let applied = target.apply(&patch.insert, &Options::default()).unwrap();
+            let applied = target.apply(&patch.insert, &ApplyOptions::default()).unwrap();
             assert_eq!(applied.threads, 5);
             let value = area.counter(0, 0).unwrap();
             until("calls are counted", || area.counter(0, 0).unwrap() > value + 1000);
-            let removed = target.apply(&patch.remove, &Options::default()).unwrap();
+            let removed = target.apply(&patch.remove, &ApplyOptions::default()).unwrap();
             let mut bytes = [0; 13];
             target.read(counted, &mut bytes).unwrap();
             assert_eq!(bytes, COUNTED_BYTES);

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Mutatee, hand_patch, until, within};
-use ingraft_process::{Error, Options, Target};
+use ingraft_process::{ApplyOptions, ProcessError, Target};
 
 const FOR_EVER: [&str; 17] = [
     "read",
@@ -38,13 +38,13 @@ fn all_asleep(target: &Target, threads: usize) -> bool {
 }
 
 /// Makes one stop of every kind.
-fn stop_of_each_kind(target: &Target, mutatee: &Mutatee) -> Result<(), Error> {
+fn stop_of_each_kind(target: &Target, mutatee: &Mutatee) -> Result<(), ProcessError> {
     let counted = mutatee.address("counted");
     target.survey(None)?;
     let arena = target.map_arena(&(counted..counted.offset(4096)), 4096)?;
     let patch = hand_patch(counted, arena.start, 0x1000);
-    target.apply(&patch.insert, &Options::default()).expect("insert");
-    target.apply(&patch.remove, &Options::default()).expect("remove");
+    target.apply(&patch.insert, &ApplyOptions::default()).expect("insert");
+    target.apply(&patch.remove, &ApplyOptions::default()).expect("remove");
     assert!(target.quiet(&patch.remove.retired).expect("quiet"));
     target.unmap(&[arena])
 }

@@ -4,7 +4,7 @@
 
 use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
 use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite, Tid};
-use ingraft_process::{Held, Visitor};
+use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::plan::Woven;
@@ -307,7 +307,7 @@ impl Visitor for Observer<'_> {
         self.is_known(pc) && self.other.as_deref().is_none_or(|other| other.knows(pc))
     }
 
-    fn visit(&mut self, held: &mut Held<'_>) {
+    fn visit(&mut self, held: &mut HeldThreads<'_>) {
         if let Some(read) = &mut self.read {
             read();
         }

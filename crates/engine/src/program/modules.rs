@@ -13,7 +13,7 @@ use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
     Svma, SvmaRange, ThreadIdentity,
 };
-use ingraft_process::{AT_BASE, AT_ENTRY, Error as ProcessError, MappedFile, Mapping, Target};
+use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, ProcessError, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
@@ -417,10 +417,10 @@ impl Modules {
     }
 
     /// The places in memory by which goroutines are found that a signal has suspended.
-    pub fn goroutine_places(&self) -> Option<ingraft_process::Goroutines> {
+    pub fn goroutine_places(&self) -> Option<ingraft_process::GoroutinePlaces> {
         let (bias, found) = self.goroutines()?;
         let suspended = found.suspended.start.to_avma(bias)..found.suspended.end.to_avma(bias);
-        Some(ingraft_process::Goroutines { all: found.all.to_avma(bias), suspended })
+        Some(ingraft_process::GoroutinePlaces { all: found.all.to_avma(bias), suspended })
     }
 
     /// Address of the first byte that differs from the file, in the pages of the target's text around these places. Breakpoints of other

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
-use ingraft_process::{SharedArea, Touched};
+use ingraft_process::{PopulatedPages, SharedArea};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The shards of a data area.
@@ -18,7 +18,7 @@ pub trait Shards {
     fn cpu_last(&self, shard: u32) -> u64;
     /// The pages of the first `counters` of a shard that have memory. Counters on other pages are 0, and reading one would allocate the
     /// page.
-    fn touched(&self, shard: u32, counters: u32) -> Touched;
+    fn touched(&self, shard: u32, counters: u32) -> PopulatedPages;
     /// Frees the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order.
     fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)>;
     /// Sets counters to 0 in every shard. No code may count into them any more.
@@ -43,7 +43,7 @@ impl Shards for SharedArea {
         SharedArea::cpu_last(self, shard).unwrap_or(0)
     }
 
-    fn touched(&self, shard: u32, counters: u32) -> Touched {
+    fn touched(&self, shard: u32, counters: u32) -> PopulatedPages {
         SharedArea::touched(self, shard, counters)
     }
 
@@ -377,7 +377,7 @@ pub struct Columns<'a, S = SharedArea> {
 struct Held {
     shard: u32,
     tid: Option<Tid>,
-    touched: Touched,
+    touched: PopulatedPages,
 }
 
 /// Values of counters that are not 0, each with its index in the list of counters.
@@ -562,8 +562,8 @@ mod tests {
         fn cpu_last(&self, shard: u32) -> u64 {
             if shard == 3 { 950 } else { 0 }
         }
-        fn touched(&self, _: u32, _: u32) -> Touched {
-            Touched::ALL
+        fn touched(&self, _: u32, _: u32) -> PopulatedPages {
+            PopulatedPages::ALL
         }
         fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)> {
             self.claims.borrow_mut().retain(|c| c.0 != shard);

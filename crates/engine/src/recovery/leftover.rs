@@ -43,7 +43,7 @@ pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> R
 pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Removed, Error> {
     let found = match target.adopt_area(range) {
         // The engine died before it wrote the header, so nothing leads into the area.
-        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => {
+        Err(ingraft_process::ProcessError::NoArea { .. }) if is_unmade(target, range) => {
             target.unmap(std::slice::from_ref(range)).map_err(|e| Error::process(target.pid(), e))?;
             return Ok(untouched(target.pid()));
         }
@@ -304,8 +304,8 @@ fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, b
     let area = match target.adopt_area(range) {
         Ok(area) => area,
         // The engine died before it wrote the header, so nothing leads into the area.
-        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => return Ok(None),
-        Err(ingraft_process::Error::NoArea { .. }) => return Err(other_version(target.pid())),
+        Err(ingraft_process::ProcessError::NoArea { .. }) if is_unmade(target, range) => return Ok(None),
+        Err(ingraft_process::ProcessError::NoArea { .. }) => return Err(other_version(target.pid())),
         Err(e) => return Err(failed(e)),
     };
     let holder = area.holder().map_err(failed)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid};
-use ingraft_process::{Applied, ApplyError, FaultFrames, Options as ApplyOptions, Target, ThreadBase, contains};
+use ingraft_process::{Applied, ApplyError, ApplyOptions, FaultFrames, Target, ThreadBase, contains};
 
 use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};

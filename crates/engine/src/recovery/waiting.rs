@@ -2,7 +2,7 @@
 //! continue within a write, and code stays as long as one may continue there.
 
 use ingraft_model::{Avma, AvmaRange, DataArea, TextWrite};
-use ingraft_process::{Preemption, Target, Words};
+use ingraft_process::{CodePointers, Preemption, Target};
 
 use crate::background::in_background;
 
@@ -45,7 +45,7 @@ pub fn near(
     text: &[TextWrite],
     code: &[AvmaRange],
     area: Option<DataArea>,
-) -> Option<Words> {
+) -> Option<CodePointers> {
     const PAGE: u64 = 4096;
     if text.is_empty() && code.is_empty() {
         return None;
@@ -57,14 +57,14 @@ pub fn near(
     let mut into: Vec<AvmaRange> = pages.chain(code.iter().cloned()).collect();
     into.sort_by_key(|range| range.start);
     Some(in_background(|| match purpose {
-        Purpose::Insertion if !text.is_empty() => Words::search_strictly(target, into, except(area)),
-        Purpose::Insertion | Purpose::Removal => Words::search(target, into, except(area)),
+        Purpose::Insertion if !text.is_empty() => CodePointers::search_strictly(target, into, except(area)),
+        Purpose::Insertion | Purpose::Removal => CodePointers::search(target, into, except(area)),
     }))
 }
 
 /// Words that may lead into generated code, in which no thread is and to which no text leads any more.
-pub fn in_settled(target: &Target, code: &[AvmaRange], area: Option<DataArea>) -> Words {
-    in_background(|| Words::search_settled(target, code.to_vec(), except(area)))
+pub fn in_settled(target: &Target, code: &[AvmaRange], area: Option<DataArea>) -> CodePointers {
+    in_background(|| CodePointers::search_settled(target, code.to_vec(), except(area)))
 }
 
 /// The engine's data are not searched.

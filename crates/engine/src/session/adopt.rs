@@ -11,9 +11,7 @@ use ingraft_model::{
     Aggregate, AvmaRange, Focus, FunctionRef as MdlFunction, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma,
     TextWrite, UnitsType, ValueUnit, WallClock,
 };
-use ingraft_process::{
-    Identity, Options as ApplyOptions, Rights, SharedArea, Target, TickClock, contains, vector_state,
-};
+use ingraft_process::{ApplyOptions, ProcessIdentity, Rights, SharedArea, Target, TickClock, contains, vector_state};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{EnableRequest, FunctionRef, Kind, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
@@ -212,7 +210,7 @@ impl Session {
         let text = journal::encode(&contents);
         let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;
         area.write_journal(&text).map_err(failed)?;
-        area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
+        area.set_holder(&ProcessIdentity::ours().map_err(failed)?).map_err(failed)?;
         // The engine that listened is dead, and its code at the loader's hook does not inform this engine.
         area.stop_listening().map_err(failed)?;
         area.end_waits().map_err(failed)?;

@@ -104,7 +104,7 @@ impl Session {
         };
         for t in &survey.threads {
             let key = match identity {
-                ThreadIdentity::FsBase if survey.is_fresh => area.layout().lent().0,
+                ThreadIdentity::FsBase if survey.is_fresh => area.layout().bootstrap_pointer().0,
                 ThreadIdentity::FsBase => t.fs_base,
                 ThreadIdentity::FsOffset(_) | ThreadIdentity::Locked => t.own_id as u64,
             };
@@ -140,7 +140,7 @@ impl Session {
 
     /// Gives the program a thread pointer if its libc has not set one, because generated code reads memory through it.
     fn bootstrap_thread_pointer(&self, area: DataArea, identity: ThreadIdentity) -> Result<(), Error> {
-        if self.target.lend_thread_pointer(&area, identity).map_err(|e| self.failed(e))? {
+        if self.target.set_bootstrap_pointer(&area, identity).map_err(|e| self.failed(e))? {
             return Ok(());
         }
         let what = "a thread has no thread pointer yet while others run already";

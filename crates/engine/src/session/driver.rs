@@ -154,7 +154,7 @@ impl Session {
         self.shared.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn failed(&self, e: ingraft_process::Error) -> Error {
+    pub(super) fn failed(&self, e: ingraft_process::ProcessError) -> Error {
         Error::process(self.pid(), e)
     }
 

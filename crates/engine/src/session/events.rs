@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ingraft_mdl::{Evaluator, Library};
 use ingraft_model::{Flavor, MetricInfo, Tid};
-use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal, Target};
+use ingraft_process::{CountedEvents, EventError, EventReading, KernelRefusal, PerfEvent, Target};
 
 use crate::api::{Counted, MetricFocus};
 use crate::error::{Error, Reason};
@@ -18,7 +18,7 @@ use super::driver::Session;
 pub(super) struct Wish {
     /// The metric of the pair.
     pub metric: Arc<MetricInfo>,
-    event: Event,
+    event: PerfEvent,
     /// The only thread whose events count; `None` for all threads.
     thread: Option<Tid>,
 }
@@ -39,7 +39,7 @@ pub(super) fn of_pair(
     let evaluated =
         Evaluator::new(library, modules, flavors).evaluate(&pair.metric, &pair.focus).map_err(Error::mdl)?;
     let instrumentation = evaluated.instrumentation;
-    let event = Event::parse(name).map_err(|e| refused(e.into()))?;
+    let event = PerfEvent::parse(name).map_err(|e| refused(e.into()))?;
     Ok(Some(Wish { metric: instrumentation.metric, event, thread: instrumentation.thread }))
 }
 

@@ -9,7 +9,7 @@ use ingraft_model::{
     AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts,
     PointKind, Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
 };
-use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
+use ingraft_process::{ApplyOptions, EventError, MemoryNeed, PerfEvent, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::{Error, Reason};
@@ -252,7 +252,7 @@ impl Session {
     /// The number of the processor event that code reads.
     fn event_number(&self, control: &mut Control, instrumentation: &Instrumentation) -> Result<u32, Error> {
         let Some(name) = &instrumentation.event else { return Ok(0) };
-        let attributes = || Event::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
+        let attributes = || PerfEvent::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
         let number = control.events.take(name, attributes).map_err(|e| events::refused(e).about(self.pid()))?;
         number.ok_or_else(|| {
             let what = format!("threads read {EVENTS_MAX} events of the processor themselves already");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_mdl::Library;
-use ingraft_process::{Rights, Start, Streams, Target, spawn};
+use ingraft_process::{Rights, StandardStreams, StartStage, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, Reason};
@@ -37,7 +37,7 @@ pub fn start(
         waiting: Vec::new(),
     };
     progress("starting the program");
-    let streams = if request.inherit_streams { Streams::Inherited } else { Streams::Null };
+    let streams = if request.inherit_streams { StandardStreams::Inherited } else { StandardStreams::Null };
     let current = undertaking::current();
     let spawned = spawn(&request.command, streams, |target, why| {
         if launch.answer.is_ok()
@@ -83,7 +83,7 @@ struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    fn step(&mut self, target: &Arc<Target>, why: Start) -> Result<(), Error> {
+    fn step(&mut self, target: &Arc<Target>, why: StartStage) -> Result<(), Error> {
         let session = match self.session.take() {
             Some(session) => session,
             None => Session::open(self.context.clone(), Arc::clone(target))?,
@@ -119,11 +119,11 @@ impl Launch<'_> {
             match session.enable(&new) {
                 Ok(enabled) => self.answer = Ok(Some(enabled)),
                 // The code that carries system calls may come with the C library; until then only the loader runs.
-                Err(e) if e.reason == Reason::NoCarrier && why != Start::Loaded => {}
+                Err(e) if e.reason == Reason::NoCarrier && why != StartStage::Loaded => {}
                 Err(e) => return Err(e),
             }
         }
-        if why == Start::Loaded {
+        if why == StartStage::Loaded {
             // All modules that the program names are mapped now, so a name that is missing stays missing.
             let enable = &self.request.enable;
             session.check_names(|modules| {

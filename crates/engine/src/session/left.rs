@@ -4,7 +4,7 @@
 //! the call has returned, and counts the call as left. So the numbers of left calls are read in the stop of the removal.
 
 use ingraft_model::{Avma, Tid};
-use ingraft_process::{Held, Visitor};
+use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::FxHashMap;
 
 use crate::readings::values::{Columns, RECORDS_ONLY, Rows, Shards};
@@ -45,7 +45,7 @@ impl Visitor for LeftCalls<'_> {
         true
     }
 
-    fn visit(&mut self, _held: &mut Held<'_>) {
+    fn visit(&mut self, _held: &mut HeldThreads<'_>) {
         // Pairs that only count have no such counters, and the stop need not last longer for them.
         if !self.counters.is_empty() {
             self.in_stop = self.session.shared().columns().map(|columns| columns.rows(&self.counters));

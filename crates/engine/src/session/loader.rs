@@ -225,7 +225,7 @@ impl Session {
 
     /// Sets or clears the flag by which threads wait for the engine, unless all code is being removed or left behind. Returns whether this
     /// call has set the flag.
-    fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::Error> {
+    fn listen(&self, area: &SharedArea, wanted: bool) -> Result<bool, ingraft_process::ProcessError> {
         // The removal of the code clears the flag. Another thread may hold the lock for long, and a thread may wait for
         // the engine meanwhile.
         if wanted && area.is_listening() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{Avma, FunctionRef as MdlFunction, ModuleRef, PatchPlan, Svma, Tid};
-use ingraft_process::Options as ApplyOptions;
+use ingraft_process::ApplyOptions;
 use ingraft_profile::{Inside, Partial, Position};
 use ingraft_report::{ModuleInfo, ProfileKind, Refused, SavedProfile};
 use rustc_hash::{FxHashMap, FxHashSet};

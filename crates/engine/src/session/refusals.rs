@@ -98,7 +98,7 @@ impl Session {
         }
         let ((function, pair), refusal) = most_frequent(reasons)?;
         if !self.target.is_alive() {
-            return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
+            return Some(self.failed(ingraft_process::ProcessError::Gone(self.pid())));
         }
         let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
         let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));

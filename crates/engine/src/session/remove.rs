@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
-use ingraft_process::{FaultFrames, Identity, Options as ApplyOptions, Visitor};
+use ingraft_process::{ApplyOptions, FaultFrames, ProcessIdentity, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
@@ -311,7 +311,7 @@ impl Session {
             self.leave_memory(control, records, arenas, restored.asleep.clone())?;
         } else {
             // The next engine, which may be this one, finds the journal and finishes the removal. From here on no engine holds the target.
-            let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
+            let nobody = ProcessIdentity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
             if let Err(error) = attached.area.set_holder(&nobody) {
                 tracing::warn!(%error, "the target stays marked as held");
             }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ingraft_model::Pid;
-use ingraft_process::{Error as ProcessError, Identity, Target};
+use ingraft_process::{ProcessError, ProcessIdentity, Target};
 
 use crate::api::Caller;
 use crate::error::{Error, ErrorClass, Reason};
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(crate) struct Before {
     pid: Pid,
     caller: Caller,
-    identity: Option<Identity>,
+    identity: Option<ProcessIdentity>,
     /// The program that the process ran; `None` if the process could not be opened.
     program: Option<Target>,
     since: Instant,
@@ -29,7 +29,7 @@ impl Before {
         Before {
             pid,
             caller,
-            identity: Identity::of(pid).ok().filter(Identity::is_alive),
+            identity: ProcessIdentity::of(pid).ok().filter(ProcessIdentity::is_alive),
             program: Target::open_for(pid, caller.rights()).ok(),
             since: Instant::now(),
         }

@@ -34,7 +34,7 @@ impl Session {
         let live = control.measurements.values().filter(|m| !m.revoked);
         let rights: BTreeSet<Rights> = live.map(|m| m.rights).filter(|rights| *rights != Rights::All).collect();
         let denied = |rights: &Rights| {
-            matches!(self.target.check(*rights), Err(ingraft_process::Error::Denied(Denial::NotYours { .. })))
+            matches!(self.target.check(*rights), Err(ingraft_process::ProcessError::Denied(Denial::NotYours { .. })))
         };
         let lost: BTreeSet<Rights> = rights.into_iter().filter(denied).collect();
         if lost.is_empty() {

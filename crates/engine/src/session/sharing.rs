@@ -395,7 +395,7 @@ impl Group {
 }
 
 /// Sets a word of shard 0.
-fn write_word(area: &SharedArea, counter: u32, word: u64) -> Result<(), ingraft_process::Error> {
+fn write_word(area: &SharedArea, counter: u32, word: u64) -> Result<(), ingraft_process::ProcessError> {
     area.write_u64(u64::from(COUNTERS) + 8 * u64::from(counter), word)
 }
 
@@ -405,7 +405,7 @@ pub(super) fn write_keys(
     first: u32,
     keys: &ListedKeys,
     listed: bool,
-) -> Result<(), ingraft_process::Error> {
+) -> Result<(), ingraft_process::ProcessError> {
     let words = (first..).zip(keys.words()).filter(|(_, word)| **word != FREE);
     words.into_iter().try_for_each(|(counter, word)| write_word(area, counter, if listed { *word } else { 0 }))
 }

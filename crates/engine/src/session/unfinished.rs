@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_codegen::counters_in_reach;
 use ingraft_model::{Avma, AvmaRange, Pid, ThreadIdentity, Tid};
-use ingraft_process::{Identity, Target};
+use ingraft_process::{ProcessIdentity, Target};
 
 use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
@@ -143,7 +143,7 @@ impl Session {
             return;
         }
         if let Some(attached) = control.attached.take() {
-            let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
+            let nobody = ProcessIdentity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
             if let Err(error) = attached.area.set_holder(&nobody) {
                 tracing::warn!(%error, "the target stays marked as held");
             }

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_model::Tid;
 
-use super::name::Event;
-use super::open::{Count, Counter, EventError, Scope};
+use super::name::PerfEvent;
+use super::open::{CounterScope, EventError, PerfCounter, PerfReading};
 use crate::target::Target;
 
 /// Number of attempts to open all counters while no thread is created.
@@ -32,27 +32,27 @@ pub struct EventReading {
 
 /// A thread that existed at the beginning.
 #[derive(Debug)]
-struct Root {
+struct RootThread {
     tid: Tid,
     /// Counter of the thread and of the threads that it creates; `None` if only the thread itself is measured.
-    with_threads: Option<Source>,
-    own: Source,
+    with_threads: Option<CounterWithReading>,
+    own: CounterWithReading,
     /// Largest part of `with_threads` so far that certainly belongs to other threads.
     others: u64,
 }
 
 /// A counter and its last reading, which remains when the counter is closed.
 #[derive(Debug)]
-struct Source {
-    counter: Option<Counter>,
-    last: Count,
+struct CounterWithReading {
+    counter: Option<PerfCounter>,
+    last: PerfReading,
     /// Reading of the counter when counting began.
-    before: Count,
+    before: PerfReading,
 }
 
-impl Source {
-    fn new(counter: Counter) -> Self {
-        Source { counter: Some(counter), last: Count::default(), before: Count::default() }
+impl CounterWithReading {
+    fn new(counter: PerfCounter) -> Self {
+        CounterWithReading { counter: Some(counter), last: PerfReading::default(), before: PerfReading::default() }
     }
 
     fn begin(&mut self) {
@@ -62,14 +62,14 @@ impl Source {
 
     /// Returns the number of events since the beginning.
     fn read(&mut self) -> u64 {
-        if let Some(now) = self.counter.as_ref().and_then(Counter::read) {
+        if let Some(now) = self.counter.as_ref().and_then(PerfCounter::read) {
             self.last = now;
         }
         self.last.events.saturating_sub(self.before.events)
     }
 
     fn times(&self) -> (u64, u64) {
-        let since = |f: fn(&Count) -> u64| f(&self.last).saturating_sub(f(&self.before));
+        let since = |f: fn(&PerfReading) -> u64| f(&self.last).saturating_sub(f(&self.before));
         (since(|c| c.enabled_ns), since(|c| c.running_ns))
     }
 
@@ -82,10 +82,10 @@ impl Source {
 /// An event that is counted in a process or in one of its threads.
 #[derive(Debug)]
 pub struct CountedEvents {
-    event: Event,
-    roots: Vec<Root>,
+    event: PerfEvent,
+    roots: Vec<RootThread>,
     /// Threads that were found after the beginning.
-    later: Vec<(Tid, Source)>,
+    later: Vec<(Tid, CounterWithReading)>,
     /// Threads of the last listing.
     known: BTreeSet<Tid>,
     /// Whether threads were created while the counters were opened, so that some may be missing.
@@ -96,7 +96,7 @@ pub struct CountedEvents {
 
 impl CountedEvents {
     /// Starts to count an event, in all threads or in one.
-    pub fn begin(target: &Target, event: &Event, only: Option<Tid>) -> Result<Self, EventError> {
+    pub fn begin(target: &Target, event: &PerfEvent, only: Option<Tid>) -> Result<Self, EventError> {
         let mut counted = CountedEvents {
             event: event.clone(),
             roots: Vec::new(),
@@ -109,8 +109,13 @@ impl CountedEvents {
             Some(tid) => {
                 let missing = || EventError::NoThread(tid);
                 target.threads()?.contains(&tid).then_some(()).ok_or_else(missing)?;
-                let own = Counter::open(event, tid, Scope::Alone)?.ok_or_else(missing)?;
-                counted.roots.push(Root { tid, with_threads: None, own: Source::new(own), others: 0 });
+                let own = PerfCounter::open(event, tid, CounterScope::Alone)?.ok_or_else(missing)?;
+                counted.roots.push(RootThread {
+                    tid,
+                    with_threads: None,
+                    own: CounterWithReading::new(own),
+                    others: 0,
+                });
                 counted.known.insert(tid);
             }
             None => counted.open_all(target)?,
@@ -132,9 +137,14 @@ impl CountedEvents {
             let before: BTreeSet<Tid> = target.threads()?.into_iter().collect();
             let mut roots = Vec::with_capacity(before.len());
             for &tid in &before {
-                let Some(both) = Counter::open(&self.event, tid, Scope::WithThreads)? else { continue };
-                let Some(own) = Counter::open(&self.event, tid, Scope::Alone)? else { continue };
-                roots.push(Root { tid, with_threads: Some(Source::new(both)), own: Source::new(own), others: 0 });
+                let Some(both) = PerfCounter::open(&self.event, tid, CounterScope::WithThreads)? else { continue };
+                let Some(own) = PerfCounter::open(&self.event, tid, CounterScope::Alone)? else { continue };
+                roots.push(RootThread {
+                    tid,
+                    with_threads: Some(CounterWithReading::new(both)),
+                    own: CounterWithReading::new(own),
+                    others: 0,
+                });
             }
             let steady = target.threads()?.iter().all(|tid| before.contains(tid));
             if steady || round == ROUNDS {
@@ -148,7 +158,7 @@ impl CountedEvents {
     }
 
     /// The event.
-    pub fn event(&self) -> &Event {
+    pub fn event(&self) -> &PerfEvent {
         &self.event
     }
 
@@ -167,12 +177,14 @@ impl CountedEvents {
         for tid in self.known.difference(&now) {
             // The inherited counter stays open, because other threads use it.
             let roots = self.roots.iter_mut().filter(|r| r.tid == *tid).map(|r| &mut r.own);
-            roots.chain(self.later.iter_mut().filter(|(t, _)| t == tid).map(|(_, s)| s)).for_each(Source::close);
+            roots
+                .chain(self.later.iter_mut().filter(|(t, _)| t == tid).map(|(_, s)| s))
+                .for_each(CounterWithReading::close);
         }
         for &tid in now.difference(&self.known) {
             // If no counter can be opened for this thread, its events count for the process alone, as before it was found.
-            if let Ok(Some(counter)) = Counter::open(&self.event, tid, Scope::Alone) {
-                self.later.push((tid, Source::new(counter)));
+            if let Ok(Some(counter)) = PerfCounter::open(&self.event, tid, CounterScope::Alone) {
+                self.later.push((tid, CounterWithReading::new(counter)));
             }
         }
         self.known = now;
@@ -242,7 +254,7 @@ mod tests {
     #[test]
     fn the_own_events_of_a_thread_are_counted() {
         let target = Target::open_unchecked(sys::own_pid()).expect("this process");
-        let event = Event::parse("task-clock").expect("an event");
+        let event = PerfEvent::parse("task-clock").expect("an event");
         let mut counted = CountedEvents::begin(&target, &event, Some(sys::own_tid())).expect("software events");
         let begun = std::time::Instant::now();
         while begun.elapsed() < std::time::Duration::from_millis(2) {}

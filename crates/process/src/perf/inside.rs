@@ -5,7 +5,7 @@ use std::path::Path;
 
 use memmap2::MmapOptions;
 
-use super::name::{Event, SOFTWARE};
+use super::name::{PerfEvent, SOFTWARE};
 use super::open::{EventError, KernelRefusal};
 use super::pmu::DEVICES;
 use crate::sys;
@@ -27,7 +27,7 @@ pub type EventAttributes = [u64; 9];
 pub(crate) const DUMMY: EventAttributes =
     [SOFTWARE as u64 | SIZE << 32, 9, 0, 0, 0, EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR, 0, 0, 0];
 
-impl Event {
+impl PerfEvent {
     /// Attributes with which a thread opens its own counter of the event. The function first reads a counter of this process, to prove that
     /// the machine permits it.
     pub fn for_threads(&self) -> Result<EventAttributes, EventError> {
@@ -69,8 +69,8 @@ impl Event {
 mod tests {
     use super::*;
 
-    fn event(name: &str) -> Event {
-        Event::parse(name).expect("an event")
+    fn event(name: &str) -> PerfEvent {
+        PerfEvent::parse(name).expect("an event")
     }
 
     #[test]

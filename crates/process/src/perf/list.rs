@@ -1,7 +1,7 @@
 //! The events of this machine, as `perf list` lists them.
 
-use super::name::{Event, HARDWARE_EVENTS, SOFTWARE_EVENTS, caches};
-use super::open::{Counter, EventError, Scope};
+use super::name::{HARDWARE_EVENTS, PerfEvent, SOFTWARE_EVENTS, caches};
+use super::open::{CounterScope, EventError, PerfCounter};
 use super::pmu::DEVICES;
 use crate::sys;
 
@@ -35,8 +35,8 @@ pub fn event_list() -> Vec<ListedEvent> {
 }
 
 fn listed(name: String, aliases: Vec<String>, group: &str) -> ListedEvent {
-    let tried = Event::parse(&name).map_err(EventError::from);
-    let problem = tried.and_then(|event| Counter::open(&event, sys::own_tid(), Scope::Alone)).err();
+    let tried = PerfEvent::parse(&name).map_err(EventError::from);
+    let problem = tried.and_then(|event| PerfCounter::open(&event, sys::own_tid(), CounterScope::Alone)).err();
     ListedEvent { name, aliases, group: group.to_owned(), problem }
 }
 
@@ -65,7 +65,7 @@ mod tests {
     fn every_listed_name_is_an_event() {
         for event in event_list() {
             for name in std::iter::once(&event.name).chain(&event.aliases) {
-                Event::parse(name).expect("an event");
+                PerfEvent::parse(name).expect("an event");
             }
         }
     }

@@ -12,5 +12,5 @@ pub use counting::{CountedEvents, EventReading};
 pub(crate) use inside::DUMMY;
 pub use inside::EventAttributes;
 pub use list::{ListedEvent, event_list};
-pub use name::{Event, EventProblem};
+pub use name::{EventProblem, PerfEvent};
 pub use open::{EventError, KernelRefusal, paranoid};

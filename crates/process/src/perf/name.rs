@@ -54,7 +54,7 @@ const OPERATIONS: [(&str, &str); 3] = [("loads", "load"), ("stores", "store"), (
 
 /// An event that can be counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Event {
+pub struct PerfEvent {
     name: String,
     /// Type and the three words of configuration of struct perf_event_attr.
     pub(super) kind: u32,
@@ -98,20 +98,20 @@ pub enum EventProblem {
     },
 }
 
-impl Event {
+impl PerfEvent {
     /// Parses a name as `perf list` shows it: `page-faults`, `cycles:u`, `LLC-load-misses`, `r1a8`, `cpu/event=0x3c,umask=1/`. Looks units
     /// of the machine up in /sys.
-    pub fn parse(name: &str) -> Result<Event, EventProblem> {
-        Event::parse_with(name, &pmu::Machine)
+    pub fn parse(name: &str) -> Result<PerfEvent, EventProblem> {
+        PerfEvent::parse_with(name, &pmu::MachineSysfs)
     }
 
-    pub(super) fn parse_with(name: &str, sysfs: &dyn Sysfs) -> Result<Event, EventProblem> {
+    pub(super) fn parse_with(name: &str, sysfs: &dyn Sysfs) -> Result<PerfEvent, EventProblem> {
         let unknown = || EventProblem::Unknown(name.to_owned());
         if let Some((unit, rest)) = name.split_once('/') {
             let (terms, modifiers) = rest.rsplit_once('/').ok_or_else(unknown)?;
             let (kind, config) = pmu::resolve(unit, terms, sysfs)?;
             // After a unit's terms, perf accepts modifiers with and without a colon.
-            return Event { name: name.to_owned(), kind, config, user: true, kernel: true }
+            return PerfEvent { name: name.to_owned(), kind, config, user: true, kernel: true }
                 .restricted(modifiers.strip_prefix(':').unwrap_or(modifiers));
         }
         let (plain, modifiers) = name.split_once(':').map_or((name, None), |(plain, m)| (plain, Some(m)));
@@ -121,7 +121,7 @@ impl Event {
                 None => unknown(),
             });
         };
-        let event = Event { name: name.to_owned(), kind, config: [config, 0, 0], user: true, kernel: true };
+        let event = PerfEvent { name: name.to_owned(), kind, config: [config, 0, 0], user: true, kernel: true };
         match modifiers {
             Some("") => Err(EventProblem::Modifier { event: plain.to_owned(), modifier: String::new() }),
             Some(modifiers) => event.restricted(modifiers),
@@ -129,7 +129,7 @@ impl Event {
         }
     }
 
-    fn restricted(mut self, modifiers: &str) -> Result<Event, EventProblem> {
+    fn restricted(mut self, modifiers: &str) -> Result<PerfEvent, EventProblem> {
         if modifiers.is_empty() {
             return Ok(self);
         }
@@ -153,7 +153,7 @@ impl Event {
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for PerfEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn of(name: &str) -> Result<(u32, u64, bool, bool), EventProblem> {
-        Event::parse_with(name, &Nothing).map(|e| (e.kind, e.config[0], e.user, e.kernel))
+        PerfEvent::parse_with(name, &Nothing).map(|e| (e.kind, e.config[0], e.user, e.kernel))
     }
 
     #[test]

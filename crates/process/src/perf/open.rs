@@ -6,8 +6,8 @@ use std::io::{self, Read};
 use ingraft_model::Tid;
 use perf_event::Builder;
 
-use super::name::{CACHE, Event, EventProblem, HARDWARE, RAW};
-use crate::error::Error;
+use super::name::{CACHE, EventProblem, HARDWARE, PerfEvent, RAW};
+use crate::error::ProcessError;
 use crate::sys;
 
 /// Reason why an event is not counted.
@@ -37,7 +37,7 @@ pub enum EventError {
     NoThread(Tid),
     /// The target cannot be examined.
     #[error(transparent)]
-    Process(#[from] Error),
+    Process(#[from] ProcessError),
 }
 
 /// Answer of perf_event_open(2) that refuses an event.
@@ -113,7 +113,7 @@ impl EventError {
 }
 
 impl KernelRefusal {
-    pub(super) fn of(event: &Event, e: &io::Error) -> KernelRefusal {
+    pub(super) fn of(event: &PerfEvent, e: &io::Error) -> KernelRefusal {
         match e.raw_os_error().unwrap_or_default() {
             libc::ENOENT if [HARDWARE, CACHE, RAW].contains(&event.kind) => KernelRefusal::NoHardware,
             libc::ENOENT | libc::ENODEV => KernelRefusal::Unknown,
@@ -134,7 +134,7 @@ pub fn paranoid() -> Option<i32> {
 
 /// Threads whose events a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(super) enum CounterScope {
     /// One thread.
     Alone,
     /// One thread, the threads that it creates from now on, and the threads that those create; no other processes.
@@ -143,11 +143,11 @@ pub(super) enum Scope {
 
 /// A counter of one thread's events. It counts from its creation until the thread ends or executes another program.
 #[derive(Debug)]
-pub(super) struct Counter(File);
+pub(super) struct PerfCounter(File);
 
 /// Reading of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Count {
+pub(super) struct PerfReading {
     /// Number of events.
     pub(super) events: u64,
     /// Nanoseconds in which the events should have been counted (`enabled_ns`), and in which they were counted (`running_ns`).
@@ -155,23 +155,23 @@ pub(super) struct Count {
     pub(super) running_ns: u64,
 }
 
-impl Counter {
+impl PerfCounter {
     /// Opens a counter of an event for a thread; `None` if there is no such thread.
-    pub(super) fn open(event: &Event, tid: Tid, scope: Scope) -> Result<Option<Counter>, EventError> {
+    pub(super) fn open(event: &PerfEvent, tid: Tid, scope: CounterScope) -> Result<Option<PerfCounter>, EventError> {
         let mut builder = Builder::new();
         builder
             .enabled(true)
             .exclude_user(!event.user)
             .exclude_kernel(!event.kernel)
             .exclude_hv(!event.kernel)
-            .inherit(scope == Scope::WithThreads)
-            .inherit_thread(scope == Scope::WithThreads)
+            .inherit(scope == CounterScope::WithThreads)
+            .inherit_thread(scope == CounterScope::WithThreads)
             .remove_on_exec(true);
         let attributes = builder.attrs_mut();
         attributes.type_ = event.kind;
         [attributes.config, attributes.__bindgen_anon_3.config1, attributes.__bindgen_anon_4.config2] = event.config;
         match sys::perf_event_open(&builder, tid) {
-            Ok(file) => Ok(Some(Counter(file))),
+            Ok(file) => Ok(Some(PerfCounter(file))),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
             Err(e) => {
                 Err(EventError::Refused { event: event.name().to_owned(), refusal: KernelRefusal::of(event, &e) })
@@ -180,10 +180,10 @@ impl Counter {
     }
 
     /// Reads the counter; `None` if the kernel could not keep the counter on the hardware.
-    pub(super) fn read(&self) -> Option<Count> {
+    pub(super) fn read(&self) -> Option<PerfReading> {
         let mut words = [0u8; 24];
         (&self.0).read_exact(&mut words).ok()?;
         let word = |n: usize| u64::from_ne_bytes(std::array::from_fn(|i| words[8 * n + i]));
-        Some(Count { events: word(0), enabled_ns: word(1), running_ns: word(2) })
+        Some(PerfReading { events: word(0), enabled_ns: word(1), running_ns: word(2) })
     }
 }

@@ -15,9 +15,9 @@ pub(super) trait Sysfs {
 }
 
 /// The description of this machine's units.
-pub(super) struct Machine;
+pub(super) struct MachineSysfs;
 
-impl Sysfs for Machine {
+impl Sysfs for MachineSysfs {
     fn read(&self, unit: &str, file: &str) -> Option<String> {
         std::fs::read_to_string(Path::new(DEVICES).join(unit).join(file)).ok()
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, ThreadIdentity, Tid, Variable};
-use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
+use ingraft_process::{HeldRegisters, HeldThreads, SharedArea, Target, Visitor};
 use rustc_hash::FxHashMap;
 
 pub use self::outcome::CaughtUp;
@@ -169,7 +169,14 @@ impl<'a> CatchUp<'a> {
         (found, elsewhere)
     }
 
-    fn thread(&self, held: &mut Held<'_>, i: usize, tid: Tid, registers: &HeldRegisters, walk: &Walk) -> CaughtUp {
+    fn thread(
+        &self,
+        held: &mut HeldThreads<'_>,
+        i: usize,
+        tid: Tid,
+        registers: &HeldRegisters,
+        walk: &Walk,
+    ) -> CaughtUp {
         let mut done = CaughtUp::default();
         let (calls, elsewhere) = self.calls(walk);
         done.missed(Uncaught::OtherStack, elsewhere);
@@ -224,7 +231,7 @@ impl<'a> CatchUp<'a> {
     }
 
     /// A thread's shard, and whether it was claimed just now, so that the thread's gs base must be set.
-    fn shard(&self, held: &Held<'_>, registers: &HeldRegisters) -> Option<(u32, bool)> {
+    fn shard(&self, held: &HeldThreads<'_>, registers: &HeldRegisters) -> Option<(u32, bool)> {
         let layout = self.counters.area.layout();
         let identity = match self.counters.identity {
             ThreadIdentity::Locked => return None,
@@ -259,7 +266,7 @@ impl Visitor for CatchUp<'_> {
         self.places.of(pc).is_some()
     }
 
-    fn visit(&mut self, held: &mut Held<'_>) {
+    fn visit(&mut self, held: &mut HeldThreads<'_>) {
         let (mut done, begin) = (CaughtUp::default(), Instant::now());
         for (i, thread) in held.threads().to_vec().iter().enumerate() {
             let Some(registers) = thread.registers.filter(|_| thread.known) else {

@@ -8,11 +8,11 @@ use std::os::unix::fs::FileExt;
 
 use ingraft_model::Tid;
 
-use crate::error::Error;
+use crate::error::ProcessError;
 use crate::procfs;
 use crate::rights::{Rights, first_auxv, read_auxv};
 use crate::target::{Target, lock};
-use crate::tracer::{State, Tracer};
+use crate::tracer::{TraceeState, Tracer};
 
 /// Type, in the auxiliary vector, of the address of 16 random bytes that the kernel writes at exec.
 const AT_RANDOM: u64 = 25;
@@ -21,12 +21,12 @@ const TRIES: u32 = 3;
 
 /// Rights that are in force until this value is dropped.
 #[derive(Debug)]
-pub struct Acting<'a> {
+pub struct RightsInForce<'a> {
     target: &'a Target,
     before: Rights,
 }
 
-impl Drop for Acting<'_> {
+impl Drop for RightsInForce<'_> {
     fn drop(&mut self) {
         *lock(&self.target.acting) = self.before;
     }
@@ -36,8 +36,8 @@ impl Target {
     /// Restricts the rights until the returned value is dropped. Until then, an operation that changes the process fails unless these
     /// rights include all threads of the process. Only one caller at a time may change a target.
     #[must_use = "the rights are in force as long as this lives"]
-    pub fn act_for(&self, rights: Rights) -> Acting<'_> {
-        Acting { target: self, before: std::mem::replace(&mut *lock(&self.acting), rights) }
+    pub fn act_for(&self, rights: Rights) -> RightsInForce<'_> {
+        RightsInForce { target: self, before: std::mem::replace(&mut *lock(&self.acting), rights) }
     }
 
     /// The rights in force.
@@ -47,9 +47,9 @@ impl Target {
 
     /// Checks that these rights include the process and that it still runs the program that was opened. The check does not affect the
     /// process. If it succeeds, data that was read from the process or its files since [`Target::open`] belongs to that program.
-    pub fn check(&self, rights: Rights) -> Result<(), Error> {
+    pub fn check(&self, rights: Rights) -> Result<(), ProcessError> {
         if !self.is_alive() {
-            return Err(Error::Gone(self.pid()));
+            return Err(ProcessError::Gone(self.pid()));
         }
         let (tid, _, _) = first_auxv(self.pid(), rights)?;
         self.verify_thread(tid, rights)
@@ -57,11 +57,11 @@ impl Target {
 
     /// Checks that the rights in force include every held thread, and that the threads run in the address space that was opened. For
     /// stopped threads, the answer holds until they continue.
-    pub(crate) fn verify(&self, tracer: &Tracer) -> Result<(), Error> {
+    pub(crate) fn verify(&self, tracer: &Tracer) -> Result<(), ProcessError> {
         let rights = self.acting();
         let mut first = true;
         for thread in &tracer.threads {
-            let is_there = matches!(thread.state, State::Stopped(_) | State::Asleep { .. });
+            let is_there = matches!(thread.state, TraceeState::Stopped(_) | TraceeState::Asleep { .. });
             // All threads of a process share one address space. For processes that share it by vfork, the kernel has compared the address
             // spaces.
             if is_there && (first || rights != Rights::All) {
@@ -74,8 +74,9 @@ impl Target {
 
     /// Checks that the rights include this thread, and that it runs in the address space that was opened. A thread that has ended passes,
     /// because it does nothing any more.
-    pub(crate) fn verify_thread(&self, tid: Tid, rights: Rights) -> Result<(), Error> {
-        let replaced = || if self.is_alive() { Error::Replaced(self.pid()) } else { Error::Gone(self.pid()) };
+    pub(crate) fn verify_thread(&self, tid: Tid, rights: Rights) -> Result<(), ProcessError> {
+        let replaced =
+            || if self.is_alive() { ProcessError::Replaced(self.pid()) } else { ProcessError::Gone(self.pid()) };
         let mut tries = 0;
         loop {
             tries += 1;

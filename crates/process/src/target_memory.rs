@@ -10,15 +10,15 @@ use ingraft_model::layout;
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
+use crate::address_search;
 use crate::area::{SharedArea, lock_file, parse_header, reopen};
-use crate::error::Error;
-use crate::gap;
+use crate::error::ProcessError;
 use crate::limits::MemoryNeed;
 use crate::procfs::Mapping;
 use crate::remote::Remote;
 use crate::seal;
 use crate::survey::ATTEMPTS;
-use crate::target::{Identity, Target};
+use crate::target::{ProcessIdentity, Target};
 
 /// Name of the data area's file, as /proc/PID/maps shows it.
 const NAME: &str = "ingraft";
@@ -100,18 +100,18 @@ impl DataAreaRequest {
 
 impl Target {
     /// Creates the data area in the target and maps it into this process. If it fails, nothing remains in the target.
-    pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
+    pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, ProcessError> {
         let mut attempt = 1;
         loop {
             match self.create_area_once(request) {
-                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // A thread got no processor.
+                Err(ProcessError::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // A thread got no processor.
                 other => return other,
             }
         }
     }
 
-    fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
-        let holder = Identity::ours()?;
+    fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, ProcessError> {
+        let holder = ProcessIdentity::ours()?;
         let fewest = fewest_shards(self.threads()?.len());
         let request = &self.fit_area(request, SHARDS_MIN)?;
         let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
@@ -141,13 +141,13 @@ impl Target {
                     }
                 });
                 match made {
-                    Err(Error::Call { source, .. })
+                    Err(ProcessError::Call { source, .. })
                         if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN))
                             && shards > SHARDS_MIN =>
                     {
                         shards = (shards / 2).max(SHARDS_MIN);
                     }
-                    Err(Error::NoRoom { .. }) if shards > fewest => shards = (shards / 2).max(fewest),
+                    Err(ProcessError::NoRoom { .. }) if shards > fewest => shards = (shards / 2).max(fewest),
                     other => return other,
                 }
             }
@@ -160,7 +160,7 @@ impl Target {
         request: &DataAreaRequest,
         shards: u32,
         locked: bool,
-    ) -> Result<SharedArea, Error> {
+    ) -> Result<SharedArea, ProcessError> {
         let stride = request.stride;
         let journal_bytes = request.journal_bytes.next_multiple_of(PAGE);
         let len = stride * u64::from(shards) + journal_bytes;
@@ -168,9 +168,9 @@ impl Target {
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
         let maps = self.maps()?;
         self.refuse_with_many_mappings(&maps)?;
-        let used = gap::used_ranges(&maps, 0);
-        let base = gap::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
-            .ok_or(Error::NoRoom { len, place: "that begins below 2 GiB" })?;
+        let used = address_search::used_ranges(&maps, 0);
+        let base = address_search::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
+            .ok_or(ProcessError::NoRoom { len, place: "that begins below 2 GiB" })?;
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
 
         let name = remote.scratch_name()?;
@@ -180,7 +180,9 @@ impl Target {
             remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, flags, 0, 0, 0, 0])
         };
         let fd = match create(remote, plain | u64::from(libc::MFD_NOEXEC_SEAL)) {
-            Err(Error::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => create(remote, plain)?,
+            Err(ProcessError::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                create(remote, plain)?
+            }
             other => other?,
         };
         let mapped = self.map_area(remote, &layout, fd, (locked, request.family));
@@ -201,8 +203,8 @@ impl Target {
         layout: &DataArea,
         fd: u64,
         (locked, family): (bool, bool),
-    ) -> Result<SharedArea, Error> {
-        let own = |what| move |e: rustix::io::Errno| Error::Own { what, source: e.into() };
+    ) -> Result<SharedArea, ProcessError> {
+        let own = |what| move |e: rustix::io::Errno| ProcessError::Own { what, source: e.into() };
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
             pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
@@ -221,7 +223,7 @@ impl Target {
         let at = remote.syscall("mmap of the data area", libc::SYS_mmap, [base, len, first, MAP_AREA, fd, 0])?;
         let rest = |remote: &mut Remote<'_>| {
             if at != base {
-                return Err(Error::NoRoom { len, place: "that begins below 2 GiB" }); // a kernel without NOREPLACE
+                return Err(ProcessError::NoRoom { len, place: "that begins below 2 GiB" }); // a kernel without NOREPLACE
             }
             let own_shard = base + stride * u64::from(layout::CHILD_SHARD);
             let args = [own_shard, stride, first, MAP_OWN_SHARD, NO_FILE, 0];
@@ -244,14 +246,14 @@ impl Target {
     }
 
     /// Returns the ranges of the data areas in the target, of any engine. A range reaches from the first to the last mapping of its area.
-    pub fn find_areas(&self) -> Result<Vec<AvmaRange>, Error> {
+    pub fn find_areas(&self) -> Result<Vec<AvmaRange>, ProcessError> {
         Ok(areas_in(&self.maps()?))
     }
 
     /// Opens a data area that an earlier engine created. It is mapped into this process if that is permitted, and otherwise accessed
     /// through the target's memory.
-    pub fn adopt_area(self: &Arc<Self>, range: &AvmaRange) -> Result<SharedArea, Error> {
-        let no_area = |why| Error::NoArea { range: range.clone(), why };
+    pub fn adopt_area(self: &Arc<Self>, range: &AvmaRange) -> Result<SharedArea, ProcessError> {
+        let no_area = |why| ProcessError::NoArea { range: range.clone(), why };
         let mut head = vec![0; layout::header::CHILDREN as usize];
         self.read(range.start, &mut head)?;
         let layout = parse_header(range, &head).map_err(no_area)?;
@@ -270,26 +272,26 @@ impl Target {
     }
 
     /// Finds free pages for an arena of code such that a 32-bit displacement leads from each of its bytes to all of `near`, and back.
-    pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
+    pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, ProcessError> {
         let len = bytes.next_multiple_of(PAGE);
         self.refuse_without_room(MemoryNeed { charged: 0, address_space: len })?;
         let text = near.start.0..near.end.0;
         let maps = self.maps()?;
         self.refuse_with_many_mappings(&maps)?;
-        let bases = gap::bases_near(&text, len);
+        let bases = address_search::bases_near(&text, len);
         let low = (*bases.start()).max(lowest_address());
         let find = |heap_room| {
-            let used = gap::used_ranges(&maps, heap_room);
-            gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+            let used = address_search::used_ranges(&maps, heap_room);
+            address_search::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
         };
-        let base = find(gap::HEAP_ROOM)
+        let base = find(address_search::HEAP_ROOM)
             .or_else(|| find(0))
-            .ok_or(Error::NoRoom { len, place: "within 2 GiB of the module" })?;
+            .ok_or(ProcessError::NoRoom { len, place: "within 2 GiB of the module" })?;
         Ok(Avma(base)..Avma(base + len))
     }
 
     /// Finds free pages for an arena and maps the arena there.
-    pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
+    pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, ProcessError> {
         loop {
             let arena = self.find_arena(near, bytes)?;
             if self.map_arena_at(&arena)? {
@@ -300,21 +302,21 @@ impl Target {
 
     /// Maps an arena for code, readable and executable, at an address that [`Target::find_arena`] found. If the caller records the address
     /// in the journal, it does so before this call. Returns `false` if the target has since mapped something else there.
-    pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, Error> {
+    pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, ProcessError> {
         let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
             let args = [base, len, PROT_RX, MAP_ARENA, NO_FILE, 0];
             match remote.syscall("mmap of an arena", libc::SYS_mmap, args) {
                 Ok(at) if at == base => Ok(true),
                 Ok(at) => remote.munmap(&(Avma(at)..Avma(at + len))).map(|()| false), // a kernel without NOREPLACE
-                Err(Error::Call { source, .. }) if source.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+                Err(ProcessError::Call { source, .. }) if source.raw_os_error() == Some(libc::EEXIST) => Ok(false),
                 Err(e) => Err(e),
             }
         })
     }
 
     /// Unmaps memory of the engine. The caller must know that no thread uses it any more.
-    pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), Error> {
+    pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), ProcessError> {
         if ranges.is_empty() {
             return Ok(());
         }
@@ -324,7 +326,7 @@ impl Target {
 
     /// Closes the counters of a processor event in all threads, by mapping an empty page over each counter's page. The caller must know
     /// that no thread is in code that reads them.
-    pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), Error> {
+    pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), ProcessError> {
         let layout = area.layout();
         let first = u64::from(layout::EVENT_PAGES + layout::event::PAGE * number);
         let is_page = |m: &Mapping| {
@@ -348,7 +350,7 @@ impl Target {
     }
 
     /// Returns the descriptors of data areas that a killed engine left open in the target.
-    fn stray_files(&self) -> Result<Vec<u64>, Error> {
+    fn stray_files(&self) -> Result<Vec<u64>, ProcessError> {
         let path = PathBuf::from(format!("/proc/{}/fd", self.pid()));
         let entries = fs::read_dir(&path).map_err(|e| crate::procfs::file_error(self.pid(), path, e))?;
         let ours = |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|l| l.as_os_str() == MAPS_NAME);
@@ -357,16 +359,16 @@ impl Target {
 }
 
 impl Remote<'_> {
-    fn close(&mut self, fd: u64) -> Result<(), Error> {
+    fn close(&mut self, fd: u64) -> Result<(), ProcessError> {
         self.syscall("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
     }
 
-    fn munmap(&mut self, range: &Range<Avma>) -> Result<(), Error> {
+    fn munmap(&mut self, range: &Range<Avma>) -> Result<(), ProcessError> {
         let len = range.end.0.saturating_sub(range.start.0);
         self.syscall("munmap", libc::SYS_munmap, [range.start.0, len, 0, 0, 0, 0]).map(drop)
     }
 
-    fn scratch_name(&mut self) -> Result<Avma, Error> {
+    fn scratch_name(&mut self) -> Result<Avma, ProcessError> {
         let mut name = NAME.as_bytes().to_vec();
         name.push(0);
         self.scratch(&name)

@@ -19,7 +19,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(20);
 
 /// The threads that one tracer traces.
 #[derive(Debug, Default)]
-pub(crate) struct Wards {
+pub(crate) struct TracedThreads {
     /// The threads, each with the process that the tracer works on.
     all: Mutex<Vec<(Pid, Tid)>>,
     /// Number of times that PTRACE_SEIZE has begun or ended. It is odd while the tracer is inside of PTRACE_SEIZE.
@@ -28,12 +28,12 @@ pub(crate) struct Wards {
 
 thread_local! {
     /// The threads that the calling thread traces, if it is a tracer.
-    static OWN: RefCell<Arc<Wards>> = RefCell::default();
+    static OWN: RefCell<Arc<TracedThreads>> = RefCell::default();
 }
 
-impl Wards {
+impl TracedThreads {
     /// The threads that the calling thread traces.
-    pub(crate) fn own() -> Arc<Wards> {
+    pub(crate) fn own() -> Arc<TracedThreads> {
         OWN.with_borrow(Arc::clone)
     }
 
@@ -48,7 +48,7 @@ impl Wards {
     }
 
     /// Runs a request that may wait until a program's execve is complete.
-    pub(crate) fn during<R>(&self, request: impl FnOnce() -> R) -> R {
+    pub(crate) fn around_seize<R>(&self, request: impl FnOnce() -> R) -> R {
         self.seizes.fetch_add(1, Ordering::SeqCst);
         let result = request();
         self.seizes.fetch_add(1, Ordering::SeqCst);
@@ -56,7 +56,7 @@ impl Wards {
     }
 
     /// Reaps threads that have ended, if the tracer is inside of the same request as at the last check.
-    pub(crate) fn look(&self, last: &mut u64) {
+    pub(crate) fn reap_if_blocked(&self, last: &mut u64) {
         let now = self.seizes.load(Ordering::SeqCst);
         let waits = now % 2 == 1 && now == *last;
         *last = now;

@@ -15,7 +15,7 @@ const V8: &[u8] = b"\0_ZN2v8";
 /// Code of C libraries that loads the stack pointer and switches no stacks, with the offset of the load. In static programs it is in the
 /// program's own file.
 const NO_SWITCHES: [(&[u8], usize); 4] = [
-    // glibc, behind the call of a function that an auditor watches: call r11; mov rsp, [rbx+…]
+    // glibc, after the call of a function that an auditor watches: call r11; mov rsp, [rbx+…]
     (&[0x41, 0xff, 0xd3, 0x48, 0x8b, 0x63], 3),
     // longjmp of musl: mov rsp, [rdi+0x30]; jmp [rdi+0x38]
     (&[0x48, 0x8b, 0x67, 0x30, 0xff, 0x67, 0x38], 0),
@@ -32,7 +32,7 @@ pub(crate) type FileKey = ((u32, u32), u64);
 
 /// Findings in the bytes of one file.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Signs {
+pub(crate) struct StackSwitchSigns {
     names: bool,
     /// Whether code loads the stack pointer as no compiler does.
     pub(crate) loads: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Signs {
     pub(crate) go: bool,
 }
 
-impl Signs {
+impl StackSwitchSigns {
     /// Whether the file has code that switches stacks.
     pub(crate) fn switches(self) -> bool {
         self.names && !self.jobs || self.loads && !self.v8
@@ -174,14 +174,14 @@ mod tests {
     #[test]
     fn what_explains_a_sign_is_heard() {
         let of = |data: &[u8]| {
-            let mut signs = Signs::default();
+            let mut signs = StackSwitchSigns::default();
             signs.see_names(data);
             signs
         };
         assert!(of(b"\0setcontext\0").switches());
         assert!(!of(b"\0SSL_setcontext\0").switches());
         assert!(!of(b"\0setcontext\0ASYNC_start_job\0").switches() && of(b"\0ASYNC_start_job\0").jobs);
-        assert!(Signs { loads: true, ..Signs::default() }.switches());
-        assert!(!Signs { loads: true, v8: true, ..Signs::default() }.switches());
+        assert!(StackSwitchSigns { loads: true, ..StackSwitchSigns::default() }.switches());
+        assert!(!StackSwitchSigns { loads: true, v8: true, ..StackSwitchSigns::default() }.switches());
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ingraft_model::Avma;
 
-use crate::error::Error;
-use crate::gadgets::{Gadgets, LONGEST_BYTES, Search};
+use crate::error::ProcessError;
+use crate::gadgets::{GadgetSearch, Gadgets, LONGEST_BYTES};
 use crate::module;
 use crate::procfs::Mapping;
 use crate::target::{Target, lock};
@@ -13,7 +13,7 @@ use crate::target::{Target, lock};
 impl Target {
     /// The code by which a borrowed thread makes system calls and returns to where it was. The search is repeated only if the code is no
     /// longer there.
-    pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, Error> {
+    pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, ProcessError> {
         let mut known = lock(&self.gadgets);
         if let Some(gadgets) = known.as_ref().filter(|g| still_there(g, self)) {
             return Ok(Arc::clone(gadgets));
@@ -25,8 +25,8 @@ impl Target {
 }
 
 /// Searches the vDSO and all code that comes from files, also where the program has moved it.
-fn find(target: &Target) -> Result<Gadgets, Error> {
-    let mut search = Search::default();
+fn find(target: &Target) -> Result<Gadgets, ProcessError> {
+    let mut search = GadgetSearch::default();
     for_all_code(target, &mut |start, code| search.look_for_calls(start, code))?;
     if search.lacks_number() {
         for_all_code(target, &mut |start, code| search.look_for_number(start, code))?;
@@ -53,7 +53,7 @@ fn may_change(m: &Mapping) -> bool {
 }
 
 /// Passes the readable part of all code to `look`, one mapping at a time, except code that the program may write.
-fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
+fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), ProcessError> {
     let mut bytes = Vec::new();
     let maps = target.maps()?;
     let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
