@@ -17,6 +17,7 @@ use ingraft_process::SharedArea;
 use crate::error::Error;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::weaving::exits::Exits;
+use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
@@ -135,7 +136,7 @@ impl Session {
                 wanted.push(WantedPoints { function, spot, minis: vec![mini(snippet)] });
             }
         }
-        match self.change(control, &wanted, &|_| &[]) {
+        match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {
             Ok((refused, _)) => match refused.values().next() {
                 Some(reason) => Births::Unknown(format!("its fork cannot be woven ({reason})")),
                 None => area.follow_births().map_or_else(|e| Births::Unknown(e.to_string()), |()| Births::Followed),

@@ -13,7 +13,6 @@ use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
 use crate::measure::event_places::EventPlaces;
-use crate::profile::places::Watch;
 use crate::program::modules::Modules;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::Journal;
@@ -62,8 +61,6 @@ pub(super) struct Control {
     pub(super) profiles: BTreeMap<MeasurementId, Profile>,
     /// The measurements that are traces.
     pub(super) traces: BTreeMap<MeasurementId, Trace>,
-    /// Functions that are about to be profiled; threads inside of them are noted in the stop of their insertion.
-    pub(super) watch: Option<Watch>,
     pub(super) next_mini: u64,
     pub(super) lock: Option<File>,
     /// Whether a loaded module could not be measured yet, so that the engine tries again.

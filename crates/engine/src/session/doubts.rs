@@ -9,8 +9,8 @@ use rustc_hash::FxHashSet;
 use crate::api::{MeasurementId, MetricFocus};
 use crate::measure::request::Wanted;
 use crate::profile::leaps;
-use crate::profile::places::Seen;
 use crate::program::modules::{ModuleFile, Modules};
+use crate::weaving::positions::Seen;
 
 use super::control::Control;
 use super::driver::Session;

@@ -81,7 +81,6 @@ impl Session {
             measurements: BTreeMap::new(),
             profiles: BTreeMap::new(),
             traces: BTreeMap::new(),
-            watch: None,
             next_mini: 1,
             lock: Some(lock),
             has_unmeasured: false,

@@ -16,6 +16,7 @@ use crate::measure::resolution::Coarsening;
 use crate::measure::{request, resolution};
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::cost::{Metered, Meters};
+use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
@@ -86,7 +87,7 @@ impl Session {
         }
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
-        let plans = self.begin_profile(control, id, &mut wanted)?;
+        let (plans, mut observer) = self.begin_profile(control, id, &mut wanted)?;
         wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
         let trace = self.begin_trace(control, id, &mut wanted)?;
         let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
@@ -94,7 +95,10 @@ impl Session {
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
             true => self.insert_staged(control, wanted, own.is_empty(), limit),
-            false => self.insert_wanted(control, wanted, own.is_empty(), coming).map(Inserted::from),
+            false => {
+                let inserted = self.insert_wanted(control, wanted, own.is_empty(), coming, &mut observer);
+                inserted.map(Inserted::from)
+            }
         };
         drop((bounded, bodies));
         let Inserted { mut keys, caught_up, dear } = inserted.inspect_err(|_| Session::forget_profile(control, id))?;
@@ -103,7 +107,7 @@ impl Session {
         }
         // Of a program that the engine starts, only the loader has run.
         let begun = (missing != Missing::MayCome || self.is_of_loader(control, &plans)).then_some(&caught_up);
-        let noted = || self.note_profile(control, (id, &request.kind), (plans, begun), &mut keys);
+        let noted = || self.note_profile(control, (id, &request.kind), (plans, observer, begun), &mut keys);
         let hidden = request.kind.is_profile().then(noted).unwrap_or_default();
         let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
@@ -199,11 +203,12 @@ impl Session {
         wanted: Vec<Wanted>,
         whole: bool,
         coming: u64,
+        observer: &mut Observer,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let mut wanted = wanted;
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_histograms(control, &mut wanted, &keys, coming);
-        self.insert_fitted(control, wanted, whole)
+        self.insert_fitted(control, wanted, whole, observer)
     }
 
     /// Weaves the wanted pairs, whose histograms have their resolution already; see [`Session::insert_wanted`].
@@ -213,6 +218,7 @@ impl Session {
         control: &mut Control,
         wanted: Vec<Wanted>,
         whole: bool,
+        observer: &mut Observer,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut unmet = Vec::new();
@@ -271,8 +277,8 @@ impl Session {
                 meters.push((fresh.key.clone(), known));
             }
         }
-        let inserted = self.insert(control, fresh, whole);
-        let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more)?)));
+        let inserted = self.insert(control, fresh, whole, observer);
+        let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more, observer)?)));
         let (mut caught_up, extended) = inserted.inspect_err(|_| control.part(&joined))?;
         for (key, meters) in meters {
             if let Some(pair) = control.pairs.get_mut(&key) {

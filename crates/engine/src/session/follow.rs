@@ -245,16 +245,17 @@ impl Session {
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         self.look_for_fork_again(control);
-        let plans = self.begin_profile(control, id, &mut wanted)?;
+        let (plans, mut observer) = self.begin_profile(control, id, &mut wanted)?;
         control.unrun = exact();
         wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
-        let inserted = self.insert_wanted(control, wanted, false, 0);
+        let inserted = self.insert_wanted(control, wanted, false, 0, &mut observer);
         control.unrun = false;
         let (mut found, caught_up) = inserted?;
         let exact = exact();
         if request.kind.is_profile() {
             let is_late = !plans.is_empty() && !exact;
-            let hidden = self.note_profile(control, (id, &request.kind), (plans, Some(&caught_up)), &mut found);
+            let inserted = (plans, observer, Some(&caught_up));
+            let hidden = self.note_profile(control, (id, &request.kind), inserted, &mut found);
             Session::note_hidden(control, id, hidden);
             if let Some(profile) = control.profiles.get_mut(&id).filter(|_| is_late) {
                 profile.clock.note_late_library();

@@ -9,11 +9,11 @@ use crate::api::{InclusiveTotal, MeasurementId, MetricFocus};
 use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::profile::inclusive::{self, Counters, IN_PROGRESS};
-use crate::profile::places::Seen;
 use crate::profile::plan::Plan;
 use crate::readings::values::{Row, Rows};
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::cost::Meters;
+use crate::weaving::positions::Seen;
 
 use super::control::Control;
 use super::doubts::Leaps;

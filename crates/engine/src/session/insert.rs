@@ -14,7 +14,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::error::{Error, Reason};
 use crate::measure::{calls, resolution};
-use crate::profile::places::{CodeMap, Observer};
 use crate::program::modules::Modules;
 use crate::program::symbols::Symbols;
 use crate::program::variables::data_of;
@@ -27,6 +26,7 @@ use crate::weaving::catch_up::{CatchUp, CaughtUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
+use crate::weaving::positions::{CodeMap, Observer, PositionVisitor};
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::{Attached, Control};
@@ -132,7 +132,13 @@ pub(super) type Bound = (PairKey, Instrumentation, Vec<u32>);
 impl Session {
     /// Weaves the code of new pairs, and attaches to the target if nothing was woven there yet. On an error the target and the session are
     /// as before. `whole` means that the request asks for nothing else, so that it fails if no pair can be woven.
-    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<Fresh>, whole: bool) -> Result<CaughtUp, Error> {
+    pub(super) fn insert(
+        &self,
+        control: &mut Control,
+        fresh: Vec<Fresh>,
+        whole: bool,
+        observer: &mut Observer,
+    ) -> Result<CaughtUp, Error> {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
         }
@@ -141,7 +147,7 @@ impl Session {
         let tables = || bound.iter().zip(&forming).filter_map(|((.., c), f)| Some((*c.first()?, &f.as_ref()?.keys)));
         let pieces = bound.iter().any(|(_, i, _)| i.apart).then(|| apart(&bound));
         let pieces = pieces.as_deref().unwrap_or(&bound);
-        let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole);
+        let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole, observer);
         let (refused, minis, caught_up) = match result {
             Ok(done) => done,
             Err(e) => {
@@ -261,11 +267,16 @@ impl Session {
     }
 
     /// Weaves more points for existing pairs.
-    pub(super) fn extend(&self, control: &mut Control, more: Vec<Bound>) -> Result<CaughtUp, Error> {
+    pub(super) fn extend(
+        &self,
+        control: &mut Control,
+        more: Vec<Bound>,
+        observer: &mut Observer,
+    ) -> Result<CaughtUp, Error> {
         if more.is_empty() {
             return Ok(CaughtUp::default());
         }
-        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false)?;
+        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false, observer)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
@@ -286,6 +297,7 @@ impl Session {
         bound: &[Bound],
         tables: &[(u32, &ListedKeys)],
         whole: bool,
+        observer: &mut Observer,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
         let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
         let mut refused = Refused::default();
@@ -314,13 +326,10 @@ impl Session {
             let mut events = control.events.attributes();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
-        // Of the stops of an insertion, a profile needs the one in which its counters come.
-        let watch = control.watch.take();
         let ready = self.make_ready(control, bound);
         let ready = ready.and_then(|()| self.list_keys(control, tables));
-        control.watch = watch;
-        let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
-        let watch = control.watch.take();
+        let variables = |pair: usize| &*bound[pair].1.variables;
+        let outcome = ready.and_then(|()| self.change(control, &wanted, &variables, observer));
         let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
             reasons.map_or(Ok((woven, caught_up)), Err)
@@ -348,7 +357,6 @@ impl Session {
         if first {
             self.hook_loader(control);
         }
-        control.watch = watch;
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
@@ -518,12 +526,13 @@ impl Session {
         }
     }
 
-    /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair.
+    /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair. `observer` sees the stop.
     pub(super) fn change<'v>(
         &self,
         control: &mut Control,
         wanted: &[WantedPoints<'_>],
         variables: &dyn Fn(usize) -> &'v [Variable],
+        observer: &mut Observer,
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
@@ -576,13 +585,12 @@ impl Session {
             let options =
                 ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
-            let watch = control.watch.as_mut().filter(|watch| watch.concerns(wanted));
-            let applied = match watch {
-                None => self.target.apply_and_visit(&change.plan, &options, visitor),
-                Some(watch) => {
-                    let mut observer = Observer::of_insertion(CodeMap::new(&attached.woven), visitor);
-                    let applied = self.target.apply_and_visit(&change.plan, &options, Some(&mut observer));
-                    watch.seen = Some(observer.seen());
+            let applied = match observer.concerns(wanted) {
+                false => self.target.apply_and_visit(&change.plan, &options, visitor),
+                true => {
+                    let mut both = PositionVisitor::of_insertion(CodeMap::new(&attached.woven), visitor);
+                    let applied = self.target.apply_and_visit(&change.plan, &options, Some(&mut both));
+                    observer.seen = Some(both.seen());
                     applied
                 }
             };

@@ -10,6 +10,7 @@ use ingraft_model::{Parts, PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
 use crate::weaving::exits::Exits;
+use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
@@ -87,7 +88,7 @@ impl Session {
             in_place: false,
         };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
-        match self.change(control, &wanted, &|_| &[]) {
+        match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {
             Ok((refused, _)) => {
                 if refused.is_empty() {
                     let hook = match counters.first() {

@@ -13,13 +13,13 @@ use crate::api::{Kind, MeasurementId, ProfileReading, ProfiledFunction, RefusedF
 use crate::background::each;
 use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
-use crate::profile::places::{CodeMap, Observer, Place, Seen, Spot, Watch};
 use crate::profile::plan::{Method, Plan};
 use crate::profile::result::{self, Counted};
 use crate::program::modules::Modules;
 use crate::readings::values::{Columns, Rows, Shards};
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::plan::Woven;
+use crate::weaving::positions::{CodeMap, Observer, Place, PositionVisitor, Seen, Spot};
 
 use super::clocks::now_ns;
 use super::control::Control;
@@ -97,14 +97,14 @@ pub(super) struct Late {
 pub(super) type Plans = Vec<(PairKey, Arc<Plan>)>;
 
 impl Session {
-    /// Makes the pairs of a profile its own, because profiles that began at different times have different corrections. Has the positions of
-    /// threads noted in the stop of the insertion.
+    /// Makes the pairs of a profile its own, because profiles that began at different times have different corrections. Returns the new
+    /// functions, and an observer that notes where threads are when they are inserted.
     pub(super) fn begin_profile(
         &self,
         control: &mut Control,
         id: MeasurementId,
         wanted: &mut Vec<Wanted>,
-    ) -> Result<Plans, Error> {
+    ) -> Result<(Plans, Observer), Error> {
         let mut plans = Plans::new();
         for w in wanted.iter_mut() {
             let Some(plan) = &w.plan else { continue };
@@ -114,10 +114,9 @@ impl Session {
                 plans.push((key, Arc::clone(plan)));
             }
         }
-        let functions: FxHashSet<_> = plans.iter().map(|(_, plan)| plan.function).collect();
-        control.watch = (!functions.is_empty()).then(|| Watch { functions, seen: None });
+        let functions = plans.iter().map(|(_, plan)| plan.function).collect();
         self.begin_inclusive(control, id, wanted)?;
-        Ok(plans)
+        Ok((plans, Observer { functions, seen: None }))
     }
 
     /// Whether some of these functions are in the loader.
@@ -132,12 +131,12 @@ impl Session {
         &self,
         control: &mut Control,
         (id, kind): (MeasurementId, &Kind),
-        (plans, caught_up): (Plans, Option<&CaughtUp>),
+        (plans, observer, caught_up): (Plans, Observer, Option<&CaughtUp>),
         inserted: &mut Vec<(PairKey, Option<MdlFunction>)>,
     ) -> Hidden {
         let inclusive = self.split_inclusive(control, id, inserted);
         let hidden = Hidden { leaps: self.split_leaps(control, inserted), inclusive };
-        let seen = control.watch.take().and_then(|watch| watch.seen).unwrap_or_default();
+        let seen = observer.seen.unwrap_or_default();
         let profile = control.profiles.entry(id).or_default();
         profile.rounds = matches!(kind, Kind::Coverage(_)).then(|| profile.rounds.unwrap_or_default());
         let Some(attached) = &control.attached else { return hidden };
@@ -272,10 +271,10 @@ impl Session {
         let alive = || !self.end.is_known() && self.target.is_alive();
         if let Some(attached) = control.attached.as_ref().filter(|_| alive()) {
             for round in 1..=TRIES {
-                let mut observer = Observer::of_query(CodeMap::new(&attached.woven), &mut read);
+                let mut visitor = PositionVisitor::of_query(CodeMap::new(&attached.woven), &mut read);
                 let options = ApplyOptions { readings: Some(attached.env.data), ..ApplyOptions::default() };
-                let applied = self.target.apply_and_visit(&PatchPlan::default(), &options, Some(&mut observer));
-                let seen = observer.seen();
+                let applied = self.target.apply_and_visit(&PatchPlan::default(), &options, Some(&mut visitor));
+                let seen = visitor.seen();
                 match applied {
                     Ok(_) if seen.unknown.is_empty() || round == TRIES => {
                         return Ok((seen, self.target.take_longest_hold().held, 0));

@@ -12,6 +12,7 @@ use crate::api::TakenOut;
 use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::weaving::catch_up::CaughtUp;
+use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
@@ -64,7 +65,7 @@ impl Session {
         if too_dear(&known, limit).len() == costly.len() {
             self.refuse_costly(control, &costly, limit)?;
         }
-        let (counted, mut caught_up) = self.insert_fitted(control, counting, whole)?;
+        let (counted, mut caught_up) = self.insert_fitted(control, counting, whole, &mut Observer::default())?;
         let rates = self.rates_of_calls(control, &counted);
         let predicted = self.predicted(control, &costly, &rates);
         let dear = too_dear(&predicted, limit);
@@ -79,7 +80,7 @@ impl Session {
                 TakenOut { hits_per_s, cost_ns_per_s, limit_ns_per_s, ..TakenOut::free(now_ns()) },
             ));
         }
-        match self.insert_fitted(control, costly, whole) {
+        match self.insert_fitted(control, costly, whole, &mut Observer::default()) {
             Ok((_, more)) => caught_up.add(more),
             Err(error) => {
                 self.take_back(control, &counted);

@@ -6,9 +6,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::{MeasurementId, ThreadTotals, TotalsReading};
 use crate::background::each;
 use crate::error::Error;
-use crate::profile::places::Seen;
 use crate::profile::plan::{Numbers, Plan};
 use crate::readings::values::Rows;
+use crate::weaving::positions::Seen;
 
 use super::clocks::now_ns;
 use super::control::Control;

@@ -20,6 +20,7 @@ use crate::measure::request::Wanted;
 use crate::profile::trace::{Buffer, TracePlan, buffered, mark};
 use crate::program::modules::Modules;
 use crate::readings::values::Shards;
+use crate::weaving::positions::Observer;
 use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::clocks::now_ns;
@@ -145,7 +146,7 @@ impl Session {
         if insertions.is_empty() {
             return Ok(());
         }
-        self.extend(control, vec![(key, buffered(insertions, variables), counters)])?;
+        self.extend(control, vec![(key, buffered(insertions, variables), counters)], &mut Observer::default())?;
         if let Some(trace) = control.traces.get_mut(&id) {
             trace.marked = marked;
         }

@@ -12,6 +12,7 @@ pub(crate) mod original;
 pub(crate) mod outlook;
 pub(crate) mod parts;
 pub(crate) mod plan;
+pub(crate) mod positions;
 pub(crate) mod sites;
 pub(crate) mod trial;
 pub(crate) mod wanted;

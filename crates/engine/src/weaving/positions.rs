@@ -1,4 +1,4 @@
-//! Positions of threads in functions that are profiled, by their program counters.
+//! Positions of threads in functions whose blocks and edges are counted, by their program counters.
 //!
 //! A thread in the code of a point has or has not executed the increment there, so a position says which edges were counted.
 
@@ -253,16 +253,16 @@ pub struct Seen {
     pub threads: Vec<Tid>,
 }
 
-/// The functions that are about to be profiled, and the threads that were seen in the stop of the insertion.
+/// Notes where all threads are in the stop in which code comes into some of its functions. Without functions it notes nothing.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct Observer {
     /// The functions.
     pub functions: FxHashSet<FunctionRef>,
-    /// The threads; `None` before the insertion.
+    /// The threads; `None` before that stop.
     pub seen: Option<Seen>,
 }
 
-impl Watch {
+impl Observer {
     /// Whether a change weaves code into one of the functions.
     pub fn concerns(&self, wanted: &[Wanted<'_>]) -> bool {
         wanted.iter().any(|w| self.functions.contains(&w.function))
@@ -270,7 +270,7 @@ impl Watch {
 }
 
 /// Notes the positions of all threads in a stop.
-pub struct Observer<'o> {
+pub struct PositionVisitor<'o> {
     map: CodeMap<'o>,
     /// Whether counters are being added, so that positions in the code of points are not known.
     inserting: bool,
@@ -281,15 +281,15 @@ pub struct Observer<'o> {
     seen: Seen,
 }
 
-impl<'o> Observer<'o> {
-    /// An observer of an insertion, together with another visitor.
+impl<'o> PositionVisitor<'o> {
+    /// A visitor of an insertion, together with another visitor.
     pub fn of_insertion(map: CodeMap<'o>, other: Option<&'o mut dyn Visitor>) -> Self {
-        Observer { map, inserting: true, other, read: None, seen: Seen::default() }
+        PositionVisitor { map, inserting: true, other, read: None, seen: Seen::default() }
     }
 
-    /// An observer of a query, which calls `read` while all threads are held.
+    /// A visitor of a query, which calls `read` while all threads are held.
     pub fn of_query(map: CodeMap<'o>, read: &'o mut (dyn FnMut() + Send)) -> Self {
-        Observer { map, inserting: false, other: None, read: Some(read), seen: Seen::default() }
+        PositionVisitor { map, inserting: false, other: None, read: Some(read), seen: Seen::default() }
     }
 
     /// The threads that were seen.
@@ -302,7 +302,7 @@ impl<'o> Observer<'o> {
     }
 }
 
-impl Visitor for Observer<'_> {
+impl Visitor for PositionVisitor<'_> {
     fn knows(&self, pc: Avma) -> bool {
         self.is_known(pc) && self.other.as_deref().is_none_or(|other| other.knows(pc))
     }
