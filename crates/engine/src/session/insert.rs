@@ -29,6 +29,7 @@ use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
 use crate::weaving::positions::{CodeMap, Observer, PositionVisitor};
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
+use super::buffers::WITHOUT_WAITS;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
@@ -660,10 +661,9 @@ impl Session {
         let is_filtered = will_filter || self.filters_system_calls(area)?;
         if is_filtered && wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.waits_for_room())) {
             let what = format!(
-                "threads of this program cannot wait for room in a trace's buffer: {FILTERED}, and a wait needs one"
+                "threads of this program cannot wait for room in their buffers: {FILTERED}, and a wait needs one"
             );
-            let hint = "trace without `--lossless`; gaps are marked";
-            return Err(Error::new(Reason::Filtered, what, hint).about(self.pid()));
+            return Err(Error::new(Reason::Filtered, what, WITHOUT_WAITS).about(self.pid()));
         }
         if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_for_data())) {
             return Ok(readable);

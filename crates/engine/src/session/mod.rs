@@ -13,6 +13,7 @@ mod accounts;
 mod adopt;
 mod attach;
 mod births;
+mod buffers;
 mod cancellation;
 mod clocks;
 mod context;

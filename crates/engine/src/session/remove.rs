@@ -50,9 +50,9 @@ impl Session {
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
-        let (trace, waits_ended) = (self.end_trace(id), self.waits_ended(id));
         self.shared_mut().leaving = false;
         let removed = taken?;
+        let (trace, waits_ended) = self.end_trace(id).unzip();
         if keep
             && !last
             && let Some(attached) = control.attached.as_mut()
@@ -62,7 +62,6 @@ impl Session {
         control.measurements.remove(&id);
         control.profiles.remove(&id);
         control.traces.remove(&id);
-        self.shared_mut().traces.remove(&id);
         if !last {
             // the measurement's code may come from a dead engine
             (control.has_spare, control.spare_after) = (true, None);
@@ -74,7 +73,7 @@ impl Session {
         }
         let over = last && control.unfinished.is_none();
         let mut removed = removed;
-        removed.warnings.extend(waits_ended);
+        removed.warnings.extend(waits_ended.flatten());
         let profile = profile.unwrap_or_else(|e| {
             removed.warnings.push(format!("the last counts of the profile could not be read: {}", e.what));
             None
@@ -356,7 +355,7 @@ impl Session {
         control.measurements.clear();
         control.profiles.clear();
         control.traces.clear();
-        self.shared_mut().traces.clear();
+        self.shared_mut().buffers.clear();
         control.pairs.clear();
         control.groups.clear();
         control.retired.clear();

@@ -6,12 +6,11 @@ use ingraft_model::{Fold, ObjectState, Pid, Shape, ThreadIdentity, Tid};
 use ingraft_process::{SharedArea, ThreadBase};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::MeasurementId;
 use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 
 use super::accounts::{Ledger, Timers};
-use super::trace::Drain;
+use super::buffers::Buffers;
 use super::{cost, loader};
 
 /// State that readers of values use.
@@ -44,8 +43,8 @@ pub(super) struct Shared {
     pub(super) ledger: Ledger,
     /// Number of pairs by the clock of their timer.
     pub(super) timers: Timers,
-    /// Buffers of the measurements that are traces.
-    pub(super) traces: FxHashMap<MeasurementId, Drain>,
+    /// Buffers to which threads append.
+    pub(super) buffers: Buffers,
     /// Frozen values of pairs whose code was taken out, by the first counter.
     pub(super) frozen: FxHashMap<u32, cost::Frozen>,
 }

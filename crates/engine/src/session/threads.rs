@@ -135,7 +135,7 @@ impl Session {
                 };
                 let cpu = || tid.and_then(|tid| ended(tid).or_else(|| seen.get(&tid).copied())).unwrap_or(0);
                 let last = LastSeen { wall: now, cpu: area.cpu_last(shard).unwrap_or(0).max(cpu()) };
-                shared.end_streams(area, (shard, identity), self.clocks.wall().ok());
+                shared.buffers.end_streams(area, (shard, identity), &shared.tids, self.clocks.wall().ok());
                 shared.ended.bury(area, &shared.shapes, shard, tid, used, last);
             } else if shared.timers.cpu > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
                 running.extend(tid);

@@ -1,0 +1,366 @@
+//! Buffers to which each thread of a target appends bytes, and which the engine drains while the target runs.
+//!
+//! Code of a measurement appends whole records to the buffer in its thread's shard. If a buffer is full, appends are lost, and the engine
+//! notes a gap. Or a thread whose buffer is full waits until the engine has drained all buffers. The wait makes system calls, so it ends for
+//! good when a filter of system calls appears in the target.
+
+use std::any::TypeId;
+use std::time::{Duration, Instant};
+
+use ingraft_model::buffer::{LOST, Reader, Words as _};
+use ingraft_model::{Capacity, Tid};
+use ingraft_process::{SharedArea, TickClock};
+use rustc_hash::FxHashMap;
+
+use crate::api::MeasurementId;
+use crate::error::{Error, Reason};
+use crate::readings::values::Shards;
+use crate::weaving::wanted::Wanted as WantedPoints;
+
+use super::clocks::now_ns;
+use super::driver::Session;
+use super::renewal::FILTERS_MAX;
+use super::shared::Shared;
+
+/// Largest number of bytes that are kept of threads that have ended, until somebody drains the buffers. Of further threads, only a gap is
+/// told.
+const ENDED_MAX: usize = 64 << 20;
+
+/// Time between two checks for filters of system calls while threads may wait for room.
+const FILTERS_EVERY: Duration = Duration::from_millis(50);
+
+/// Records that code appends to buffers.
+pub(crate) trait Records: 'static {
+    /// Length of the complete records at the beginning of these bytes. What follows is the beginning of a record (`Ok`) or none (`Err`).
+    fn complete(bytes: &[u8]) -> Result<usize, usize>;
+}
+
+/// The buffers of a measurement when its code begins to append.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewBuffers {
+    /// First counter of the buffer in every shard.
+    pub first: u32,
+    /// Capacity of each thread's buffer.
+    pub capacity: Capacity,
+    /// Whether the bytes that are drained together have a time by the clock of timers.
+    pub times: bool,
+    /// Whether threads wait for room in their buffers.
+    pub waits: bool,
+}
+
+/// Records of one thread that were drained together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Drained {
+    /// Id of the thread.
+    pub tid: u32,
+    /// Number of the thread's stream; a later thread with the same id has another one.
+    pub stream: u32,
+    /// Number of these records among all of the stream.
+    pub sequence: u64,
+    /// Unix time in nanoseconds at which they were drained.
+    pub time_ns: u64,
+    /// The same time in ticks of the clock of timers, or 0.
+    pub ticks: u64,
+    /// The records.
+    pub bytes: Vec<u8>,
+    /// Whether records were lost after these.
+    pub gap: bool,
+}
+
+/// What is left in the buffers of a measurement whose code was taken out.
+#[derive(Debug)]
+pub(crate) struct LastRecords {
+    /// The last records.
+    pub drained: Vec<Drained>,
+    /// Number of appends by threads without a buffer of their own.
+    pub unbuffered: u64,
+    /// Whether the waits have ended before, because the program filters its system calls.
+    pub filtered: bool,
+}
+
+/// The buffers of all measurements that have some.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    drains: FxHashMap<MeasurementId, Drain>,
+}
+
+/// The buffers of a measurement.
+#[derive(Debug)]
+struct Drain {
+    new: NewBuffers,
+    /// Type of the records.
+    records: TypeId,
+    complete: fn(&[u8]) -> Result<usize, usize>,
+    /// Waits of threads for room; `None` if no thread may wait.
+    waits: Option<Waits>,
+    /// Whether the waits have ended because the program filters its system calls.
+    filtered: bool,
+    /// The stream of each shard that a thread holds.
+    streams: FxHashMap<u32, Stream>,
+    /// Number of the next stream.
+    next: u32,
+    /// Last records of threads that have ended.
+    ended: Vec<Drained>,
+}
+
+/// Waits of threads for room in their buffers.
+#[derive(Debug)]
+struct Waits {
+    /// Number of times that the engine has told threads that the buffers are empty.
+    drains: u32,
+    /// Time of the latest check for filters of system calls.
+    checked: Instant,
+}
+
+/// The records of one thread.
+#[derive(Debug)]
+struct Stream {
+    identity: u64,
+    number: u32,
+    sequence: u64,
+    reader: Reader,
+    /// Beginning of a record whose end was not written yet.
+    rest: Vec<u8>,
+}
+
+impl Session {
+    /// The records of this type that threads of a measurement have appended since the last call; `None` if it has no such buffers. Does not
+    /// stop the target.
+    pub(crate) fn drain<R: Records>(&self, id: MeasurementId) -> Option<Vec<Drained>> {
+        self.look_for_filters(id);
+        let mut shared = self.shared_mut();
+        let Shared { area, tids, buffers, .. } = &mut *shared;
+        let drain = buffers.drains.get_mut(&id).filter(|drain| drain.records == TypeId::of::<R>())?;
+        let mut drained = std::mem::take(&mut drain.ended);
+        let Some(area) = area else { return Some(drained) };
+        let now = drain.now(self.clocks.wall().ok());
+        for (shard, identity) in Shards::claims(&**area) {
+            drained.extend(drain.take(area, (shard, identity), tids, now));
+        }
+        if let Some(waits) = &mut drain.waits
+            && let Err(error) = area.drained(&mut waits.drains)
+        {
+            tracing::debug!(%error, "threads that wait for room are not told");
+        }
+        Some(drained)
+    }
+
+    /// Ends the buffers of a measurement whose code was taken out; `None` if it has none of this type.
+    pub(super) fn end_buffers<R: Records>(&self, id: MeasurementId) -> Option<LastRecords> {
+        let drained = self.drain::<R>(id)?;
+        let mut shared = self.shared_mut();
+        let drain = shared.buffers.drains.remove(&id)?;
+        let NewBuffers { first, capacity, .. } = drain.new;
+        // Threads without a shard of their own count here what they would have appended.
+        let unbuffered = shared.area.as_ref().and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
+        if let Some(area) = shared.area.as_ref().filter(|_| drain.waits.is_some()) {
+            end_waits(area);
+        }
+        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered })
+    }
+
+    /// Ends the waits of a measurement if a filter of system calls is active in a thread of the target: it may forbid the calls by which
+    /// threads wait.
+    fn look_for_filters(&self, id: MeasurementId) {
+        let is_due = |drain: &mut Drain| {
+            let waits = drain.waits.as_mut().filter(|waits| waits.checked.elapsed() >= FILTERS_EVERY);
+            waits.map(|waits| waits.checked = Instant::now()).is_some()
+        };
+        let due = self.shared_mut().buffers.drains.get_mut(&id).is_some_and(is_due);
+        if due && self.target.has_filter(FILTERS_MAX) {
+            self.end_waits();
+            if let Some(drain) = self.shared_mut().buffers.drains.get_mut(&id) {
+                drain.filtered = true;
+            }
+        }
+    }
+
+    /// Ends the waits of threads for room in their buffers for good.
+    pub(super) fn end_waits(&self) {
+        let mut shared = self.shared_mut();
+        let mut waits = false;
+        shared.buffers.drains.values_mut().for_each(|drain| waits |= drain.waits.take().is_some());
+        if let Some(area) = shared.area.as_ref().filter(|_| waits) {
+            end_waits(area);
+        }
+    }
+
+    /// Permits threads to wait for room before code is inserted in which they do. Fails if the engine cannot drain the buffers fast enough.
+    pub(super) fn permit_waits(&self, area: &SharedArea, wanted: &[WantedPoints<'_>]) -> Result<(), Error> {
+        if !wanted.iter().any(|w| w.minis.iter().any(|mini| mini.snippet.waits_for_room())) {
+            return Ok(());
+        }
+        if !area.is_mapped() {
+            let what = "threads cannot wait for room in their buffers: the engine cannot map the buffers";
+            return Err(Error::new(Reason::NoWaits, what, WITHOUT_WAITS).about(self.pid()));
+        }
+        area.begin_waits().map_err(|e| self.failed(e))
+    }
+}
+
+/// Hint for a request whose threads cannot wait for room.
+pub(super) const WITHOUT_WAITS: &str = "measure without `--lossless`; gaps are marked";
+
+fn end_waits(area: &SharedArea) {
+    if let Err(error) = area.end_waits() {
+        tracing::debug!(%error, "threads wait for room until their time is over");
+    }
+}
+
+impl Buffers {
+    /// Begins to drain the buffers of a measurement whose code was inserted.
+    pub(super) fn begin<R: Records>(&mut self, id: MeasurementId, new: NewBuffers) {
+        // `permit_waits` has told once.
+        let waits = new.waits.then(|| Waits { drains: 1, checked: Instant::now() });
+        let drain = Drain {
+            new,
+            records: TypeId::of::<R>(),
+            complete: R::complete,
+            waits,
+            filtered: false,
+            streams: FxHashMap::default(),
+            next: 0,
+            ended: Vec::new(),
+        };
+        self.drains.insert(id, drain);
+    }
+
+    /// Whether threads of a measurement wait for room in their buffers; of any one without an id.
+    pub(super) fn wait(&self, id: Option<MeasurementId>) -> bool {
+        self.drains.iter().any(|(of, drain)| drain.waits.is_some() && id.is_none_or(|id| id == *of))
+    }
+
+    /// Forgets all buffers.
+    pub(super) fn clear(&mut self) {
+        self.drains.clear();
+    }
+
+    /// Takes the last records of a thread that has ended, before its shard is freed.
+    pub(super) fn end_streams(
+        &mut self,
+        area: &SharedArea,
+        (shard, identity): (u32, u64),
+        tids: &FxHashMap<u64, Tid>,
+        clock: Option<&TickClock>,
+    ) {
+        for drain in self.drains.values_mut() {
+            let now = drain.now(clock);
+            let last = drain.take(area, (shard, identity), tids, now);
+            let held: usize = drain.ended.iter().map(|drained| drained.bytes.len()).sum();
+            // Nobody may come for the records.
+            drain.ended.extend(last.map(|last| last.bounded(ENDED_MAX.saturating_sub(held))));
+            drain.streams.remove(&shard);
+        }
+    }
+}
+
+impl Drain {
+    /// The present moment: ticks of the clock, or 0 without times, and Unix time. It is read before records are taken, so that it is later
+    /// than the times in the records before.
+    fn now(&self, clock: Option<&TickClock>) -> (u64, u64) {
+        clock.filter(|_| self.new.times).map_or_else(|| (0, now_ns()), TickClock::with_unix_time)
+    }
+
+    /// Takes the records of the thread that holds a shard.
+    fn take(
+        &mut self,
+        area: &SharedArea,
+        (shard, identity): (u32, u64),
+        tids: &FxHashMap<u64, Tid>,
+        (ticks, time_ns): (u64, u64),
+    ) -> Option<Drained> {
+        let NewBuffers { first, capacity, .. } = self.new;
+        let buffer = area.buffer(shard, first, capacity.slots())?;
+        let known = self.streams.get(&shard).is_some_and(|stream| stream.identity == identity);
+        if !known {
+            let (number, reader) = (self.next, Reader::new(capacity));
+            self.next += 1;
+            self.streams.insert(shard, Stream { identity, number, sequence: 0, reader, rest: Vec::new() });
+        }
+        let stream = self.streams.get_mut(&shard)?;
+        let taken = stream.reader.take(&buffer);
+        let (bytes, gap) = stream.complete((taken.bytes, taken.gap), self.complete);
+        if bytes.is_empty() && !gap {
+            return None;
+        }
+        let sequence = stream.sequence;
+        stream.sequence += 1;
+        let tid = tids.get(&identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
+        Some(Drained { tid, stream: stream.number, sequence, time_ns, ticks, bytes, gap })
+    }
+}
+
+impl Stream {
+    /// The complete records among the bytes that were left before and these, and whether records were lost after them. Keeps the rest.
+    fn complete(
+        &mut self,
+        (more, gap): (Vec<u8>, bool),
+        complete: fn(&[u8]) -> Result<usize, usize>,
+    ) -> (Vec<u8>, bool) {
+        let mut bytes = std::mem::take(&mut self.rest);
+        bytes.extend(more);
+        let (length, broken) = match complete(&bytes) {
+            Ok(length) => (length, false),
+            Err(length) => (length, true),
+        };
+        self.rest = bytes.split_off(length.min(bytes.len()));
+        if gap || broken {
+            // The rest is the work of the program, if there is any: every append is whole before a gap.
+            self.rest.clear();
+        }
+        (bytes, gap || broken)
+    }
+}
+
+impl Drained {
+    /// These records, or a gap in their place if they have more bytes.
+    fn bounded(self, most: usize) -> Self {
+        if self.bytes.len() <= most { self } else { Drained { bytes: Vec::new(), gap: true, ..self } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Records of two equal bytes.
+    fn pairs(bytes: &[u8]) -> Result<usize, usize> {
+        let whole = bytes.chunks_exact(2).take_while(|pair| pair[0] == pair[1]).count() * 2;
+        if bytes.len() - whole < 2 { Ok(whole) } else { Err(whole) }
+    }
+
+    fn stream() -> Stream {
+        let reader = Reader::new(Capacity::of_bytes(0).expect("a capacity"));
+        Stream { identity: 1, number: 0, sequence: 0, reader, rest: Vec::new() }
+    }
+
+    #[test]
+    fn the_beginning_of_a_record_waits_for_its_end() {
+        let mut stream = stream();
+        assert_eq!(stream.complete((vec![1, 1, 2], false), pairs), (vec![1, 1], false));
+        assert_eq!(stream.complete((Vec::new(), false), pairs), (Vec::new(), false));
+        assert_eq!(stream.complete((vec![2, 3], false), pairs), (vec![2, 2], false));
+        assert_eq!(stream.complete((vec![3], false), pairs), (vec![3, 3], false));
+    }
+
+    #[test]
+    fn the_rest_before_a_gap_is_dropped() {
+        let mut stream = stream();
+        assert_eq!(stream.complete((vec![1, 1, 2], true), pairs), (vec![1, 1], true));
+        assert_eq!(stream.complete((vec![5, 5], false), pairs), (vec![5, 5], false));
+    }
+
+    #[test]
+    fn bytes_that_are_no_record_are_a_gap() {
+        let mut stream = stream();
+        assert_eq!(stream.complete((vec![1, 1, 2, 3, 4, 4], false), pairs), (vec![1, 1], true));
+        assert_eq!(stream.complete((vec![6, 6], false), pairs), (vec![6, 6], false));
+    }
+
+    #[test]
+    fn records_beyond_the_bound_are_a_gap() {
+        let drained = Drained { stream: 3, bytes: vec![1; 8], ..Drained::default() };
+        assert_eq!(drained.clone().bounded(8), drained);
+        assert_eq!(drained.bounded(7), Drained { stream: 3, gap: true, ..Drained::default() });
+    }
+}
