@@ -7,6 +7,7 @@ mod edges;
 mod files;
 mod folders;
 mod gaps;
+mod kinds;
 mod licences;
 mod names;
 mod prose;

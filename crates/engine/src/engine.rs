@@ -16,7 +16,8 @@ use rustc_hash::FxHashMap;
 use crate::api::*;
 use crate::background::in_background;
 use crate::error::{Error, Reason};
-use crate::measure::condition;
+use crate::kinds;
+use crate::kinds::trace::condition;
 use crate::measure::internal::Internal;
 use crate::measure::lower;
 use crate::measure::request::{Missing, resolve_patterns};
@@ -94,7 +95,7 @@ impl Engine {
         let (library, _) = load_all(&sources);
         let Config { program, max_overhead, clock, .. } = config;
         let next_id = AtomicU64::new(state.first_id(crate::session::now_ns() / 1000));
-        let context = Context { state, images, program, max_overhead, clock };
+        let context = Context { state, images, program, max_overhead, clock, kind: kinds::new };
         Engine {
             inner: Arc::new(Inner {
                 context,
@@ -489,7 +490,7 @@ impl Engine {
             if is_over || !lives {
                 return false;
             }
-            session.retire_covered();
+            session.tick();
             session.give_up_rewritten();
             if round.is_multiple_of(COSTS_EVERY) {
                 session.hold_limits();
@@ -579,22 +580,22 @@ impl Engine {
 
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads of the target are held.
     pub fn profile(&self, id: MeasurementId, caller: Caller) -> Result<ProfileReading, Error> {
-        self.of_measurement(id, caller)?.profile(id)
+        kinds::read_profile(&*self.of_measurement(id, caller)?, id)
     }
 
     /// The program and the functions of a trace, for the beginning of its file.
     pub fn traced(&self, id: MeasurementId, caller: Caller) -> Result<(TracedProgram, TracedCode), Error> {
-        self.of_measurement(id, caller)?.traced(id)
+        kinds::traced(&*self.of_measurement(id, caller)?, id)
     }
 
     /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
     pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<Chunk>, Error> {
-        self.of_measurement(id, caller)?.take_trace(id)
+        kinds::trace::take(&*self.of_measurement(id, caller)?, id)
     }
 
     /// Event totals of each thread in a profile's functions, at one moment at which all threads of the target are held.
     pub fn event_totals(&self, id: MeasurementId, caller: Caller) -> Result<TotalsReading, Error> {
-        self.of_measurement(id, caller)?.event_totals(id)
+        kinds::read_totals(&*self.of_measurement(id, caller)?, id)
     }
 
     /// Calls a listener as soon as the target of a measurement has ended, if the listener still exists then.

@@ -216,8 +216,10 @@ pub fn lower(
         if let (Some(modules), Some(target)) = (&mut modules, target) {
             // loads the modules that the metric looks into; the errors are reported below, with their metric
             let places = (target, images, &*modules);
-            let _loaded =
-                request::evaluate(places, library, &asked(&name, &focus, &request.flavors), Missing::MayCome, &|_| ());
+            let asked = asked(&name, &focus, &request.flavors);
+            let _loaded = request::evaluate(places, (&asked, &[]), &|_| (), &mut || {
+                request::of_metrics(library, places.2, &asked, Missing::MayCome)
+            });
         }
         let program: &(dyn Program + Sync) = match &modules {
             Some(modules) => modules,

@@ -1,7 +1,6 @@
 //! Requests: from patterns, metrics and foci to code, and values that need no code. It uses `program` and `weaving`.
 
 pub(crate) mod calls;
-pub(crate) mod condition;
 pub(crate) mod event_places;
 pub(crate) mod foci;
 pub(crate) mod internal;

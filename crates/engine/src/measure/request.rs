@@ -2,33 +2,24 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_codegen::TextSpace;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
-use ingraft_model::{
-    Focus, FunctionBody, FunctionRef, Instrumentation, ModuleRef, PartName, Refusal, ResourcePath, Shape, Snippet, Tid,
-};
+use ingraft_model::{Focus, FunctionRef, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
-use crate::api::{CountsOptions, CoverageOptions, EnableRequest, Kind, MetricFocus, TraceOptions};
-use crate::background::{each, in_background};
+use crate::api::{EnableRequest, MeasurementId, MetricFocus};
+use crate::background::each;
 use crate::error::{Error, Reason};
 use crate::measure::calls;
-use crate::measure::condition;
 use crate::measure::foci;
 use crate::measure::source_lines;
 use crate::names::some_of;
-use crate::profile::plan::{self, COUNTS_METRIC, COVERAGE_METRIC, Plan};
-use crate::profile::trace::{self, TracePlan};
-use crate::program::callees::may_unwind;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
 use crate::program::pattern::{Pattern, SourceLine};
-use crate::weaving::trial::text_of;
 
 /// Number of modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -41,16 +32,35 @@ pub struct Wanted {
     pub function: Option<FunctionRef>,
     /// Code that must be woven for the pair.
     pub instrumentation: Instrumentation,
-    /// Plan of the function's profile; `None` if the pair belongs to no profile, or if the function is refused.
-    pub plan: Option<Arc<Plan>>,
-    /// The function as the plan has analysed it, so that the insertion does not analyse it again; `None` if it has not.
-    pub body: Option<Arc<FunctionBody>>,
-    /// Plans of the functions of a trace, in the order of their numbers; empty if the pair belongs to no trace.
-    pub traced: Arc<[TracePlan]>,
     /// Diagnostics that do not prevent the measurement.
     pub warnings: Vec<Diagnostic>,
     /// The definitions other than metrics with which the pair was evaluated, without the shipped ones ([`Library::helpers`]).
     pub helpers: Arc<str>,
+    /// The measurement that has the pair alone; `None` if all measurements with equal definitions share it.
+    pub owner: Option<Owner>,
+}
+
+/// The measurement to which a pair belongs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The measurement.
+    pub measurement: MeasurementId,
+    /// Whether the pair has no value for clients, so that the request is not about it.
+    pub hidden: bool,
+}
+
+impl Wanted {
+    /// A pair that belongs to one measurement, with code that is not of MDL.
+    pub fn owned(owner: Owner, pair: Arc<MetricFocus>, instrumentation: Instrumentation) -> Self {
+        Wanted {
+            pair,
+            function: None,
+            instrumentation,
+            warnings: Vec::new(),
+            helpers: Arc::default(),
+            owner: Some(owner),
+        }
+    }
 }
 
 /// Treatment of names that nothing in the target has.
@@ -198,36 +208,35 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     Error::new(Reason::NoSuchFunction, what, format!("{hint}{later}"))
 }
 
-/// Analyses the modules that a request is about, and evaluates the request. First it loads the modules that the foci name; if definitions
-/// look for functions elsewhere, it loads all modules. Also returns the errors of modules that could not be analysed.
+/// Analyses the modules that a request is about, and evaluates the request by `wanted`. First it loads the modules that the foci and `also`,
+/// further patterns, name; if definitions look for functions elsewhere, it loads all modules. Also returns the errors of modules that could
+/// not be analysed.
 pub fn evaluate(
     (target, store, modules): (&Target, &ImageStore, &Modules),
-    library: &Library,
-    request: &EnableRequest,
-    missing: Missing,
+    (request, also): (&EnableRequest, &[String]),
     progress: &dyn Fn(&str),
+    wanted: &mut dyn FnMut() -> Result<Vec<Wanted>, Error>,
 ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
     if request.beside_uprobes {
         modules.expect_uprobes();
     }
-    let mut errors = modules.load(target, store, &modules_of(request), progress);
+    let mut errors = modules.load(target, store, &modules_of(request, also), progress);
     modules.were_wanting();
-    let leaps = request.kind.is_profile() && modules.leaves_handlers(target);
-    let mut wanted = evaluate_request(library, modules, (request, leaps), missing);
+    let mut evaluated = wanted();
     if modules.were_wanting() {
         errors.extend(modules.load(target, store, &[], progress));
-        wanted = evaluate_request(library, modules, (request, leaps), missing);
+        evaluated = wanted();
     }
     let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
-    if wanted.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
+    if evaluated.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
         // keys may be addresses of the program's variables
         errors.extend(modules.load_files(target, store, &|file| file.is_program));
     }
-    let wanted = wanted.and_then(|mut wanted| {
+    let evaluated = evaluated.and_then(|mut wanted| {
         calls::place((target, store, modules), &mut wanted, request.allow_calls, progress)?;
         Ok(wanted)
     });
-    (errors, wanted)
+    (errors, evaluated)
 }
 
 /// A pair, and the function that it is about if a pattern named the function.
@@ -280,19 +289,13 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
     Ok(metrics.iter().flat_map(of_metric).collect())
 }
 
-/// Evaluates every pair of a request. Collects all errors of all pairs. `leaps` says whether threads may leave signal handlers for good.
-fn evaluate_request(
+/// Evaluates every pair of a request for metrics. Collects all errors of all pairs.
+pub fn of_metrics(
     library: &Library,
     modules: &Modules,
-    (request, leaps): (&EnableRequest, bool),
+    request: &EnableRequest,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
-    match &request.kind {
-        Kind::Metrics => {}
-        Kind::Counts(options) => return counted(modules, (request, leaps), missing, options),
-        Kind::Coverage(options) => return covered(modules, request, missing, *options),
-        Kind::Trace(options) => return traced((library, modules), request, missing, options),
-    }
     let helpers: Arc<str> = library.helpers().into();
     let chosen = chosen(modules, request, missing)?;
     let mut pairs = Vec::with_capacity(request.pairs.len());
@@ -319,9 +322,7 @@ fn evaluate_request(
             Ok(Evaluated { mut instrumentation, warnings }) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
                 let helpers = Arc::clone(&helpers);
-                let traced = Arc::default();
-                let (plan, body) = (None, None);
-                wanted.push(Wanted { pair, function, instrumentation, plan, body, traced, warnings, helpers });
+                wanted.push(Wanted { pair, function, instrumentation, warnings, helpers, owner: None });
             }
             // a library that is not loaded, or no longer loaded, may come
             Err(errors)
@@ -342,149 +343,8 @@ fn evaluate_request(
     Err(error)
 }
 
-/// The whole functions that a request for a profile or a trace names.
-fn whole_functions(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<FunctionRef>, Error> {
-    let is_part = |text: &&String| SourceLine::parse(text).is_some() || Pattern::split_parts(text).1.is_some();
-    if let Some(part) = request.functions.iter().find(is_part) {
-        let what = format!("`{part}` is a part of a function, and profiles and traces are of whole functions");
-        return Err(Error::new(Reason::PartInProfile, what, "name the function"));
-    }
-    let has_family = matches!(request.kind, Kind::Coverage(_));
-    if request.keep || request.family && !has_family {
-        let what = "a profile or trace ends with its command, and only a coverage has fork children";
-        return Err(Error::new(Reason::ProfileKept, what, "leave out --no-remove and --follow fork"));
-    }
-    let functions = resolve_patterns(modules, &request.functions, missing)?;
-    refuse_many(functions.len(), request)?;
-    Ok(functions)
-}
-
-/// The text of each function's module, with nothing woven into it.
-fn texts(modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<ModuleRef, TextSpace> {
-    let mut texts = FxHashMap::default();
-    for function in functions {
-        texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));
-    }
-    texts
-}
-
-/// The pair of a trace, with the code of all functions. A function that cannot be traced has code that is refused for the reason.
-fn traced(
-    (library, modules): (&Library, &Modules),
-    request: &EnableRequest,
-    missing: Missing,
-    options: &TraceOptions,
-) -> Result<Vec<Wanted>, Error> {
-    let functions = whole_functions(modules, request, missing)?;
-    if functions.is_empty() {
-        let what = "a trace is of functions that are loaded when it begins, and none of these is";
-        let hint = "trace the running program (-p) once it has loaded the library";
-        return Err(Error::new(Reason::NotLoadedYet, what, hint));
-    }
-    let when = options.when.as_ref();
-    let condition = when.map(|when| condition::evaluate(library, modules, request, when)).transpose()?;
-    let texts = texts(modules, &functions);
-    let plan = |function: &FunctionRef| {
-        let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
-        TracePlan::new((modules, text), *function)
-    };
-    let plans: Vec<_> = in_background(|| functions.par_iter().map(plan).collect());
-    let (mut traced, mut refused) = (Vec::new(), Vec::new());
-    for (function, plan) in functions.iter().zip(plans) {
-        match plan {
-            Ok(plan) => traced.push(plan),
-            Err(why) => refused.push((*function, why)),
-        }
-    }
-    let unwinds = may_unwind(modules, &functions);
-    let instrumentation =
-        trace::instrumentation(&traced, &refused, (options, condition), unwinds).ok_or_else(|| {
-            let what = format!("a trace of {} functions is not possible", functions.len());
-            Error::new(Reason::TooManyFunctions, what, "name fewer functions")
-        })?;
-    Ok(vec![Wanted {
-        pair: Arc::new(MetricFocus { metric: trace::METRIC.to_owned(), focus: Focus::default() }),
-        function: None,
-        instrumentation,
-        plan: None,
-        body: None,
-        traced: traced.into(),
-        warnings: Vec::new(),
-        helpers: Arc::default(),
-    }])
-}
-
-/// The functions of a profile of counts, each with its counters. A function that cannot be profiled has code that is refused for the reason.
-fn counted(
-    modules: &Modules,
-    (request, leaps): (&EnableRequest, bool),
-    missing: Missing,
-    options: &CountsOptions,
-) -> Result<Vec<Wanted>, Error> {
-    let functions = whole_functions(modules, request, missing)?;
-    refuse_large(modules, &functions, &request.functions.join(" "))?;
-    if let Some(earlier) = options.earlier.as_deref().filter(|_| missing == Missing::Fails)
-        && !functions.iter().any(|function| plan::earlier_counts(modules, *function, earlier).is_some())
-    {
-        let what = "the earlier profile has counts of none of these functions";
-        return Err(Error::new(Reason::NoEarlierCounts, what, EARLIER));
-    }
-    let texts = texts(modules, &functions);
-    let planned = |function: FunctionRef| {
-        let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
-        Plan::of_counts((modules, text), function, options, leaps).map(|(plan, body)| (plan, Some(body)))
-    };
-    Ok(profiled(modules, &functions, COUNTS_METRIC, planned))
-}
-
-/// The functions of a coverage, each with its probes. A function that cannot be profiled has code that is refused for the reason.
-fn covered(
-    modules: &Modules,
-    request: &EnableRequest,
-    missing: Missing,
-    options: CoverageOptions,
-) -> Result<Vec<Wanted>, Error> {
-    let functions = whole_functions(modules, request, missing)?;
-    let planned = |function| Plan::of_coverage(modules, function, options).map(|plan| (plan, None));
-    Ok(profiled(modules, &functions, COVERAGE_METRIC, planned))
-}
-
-/// The pairs of profiled functions by their plans, which are made in the background.
-fn profiled(
-    modules: &Modules,
-    functions: &[FunctionRef],
-    metric: &str,
-    planned: impl Fn(FunctionRef) -> Result<(Plan, Option<Arc<FunctionBody>>), Refusal> + Sync,
-) -> Vec<Wanted> {
-    let wanted = |function: &FunctionRef| {
-        let (module, name) = modules.focus_name(*function)?;
-        let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
-        let (plan, instrumentation, body) = match planned(*function) {
-            Ok((plan, body)) => {
-                let instrumentation = plan.instrumentation(None);
-                (Some(Arc::new(plan)), instrumentation, body)
-            }
-            Err(why) => (None, plan::refused(*function, metric, why), None),
-        };
-        Some(Wanted {
-            pair: Arc::new(MetricFocus { metric: metric.to_owned(), focus }),
-            function: Some(*function),
-            instrumentation,
-            plan,
-            body,
-            traced: Arc::default(),
-            warnings: Vec::new(),
-            helpers: Arc::default(),
-        })
-    };
-    in_background(|| functions.par_iter().filter_map(wanted).collect())
-}
-
-/// Hint at the use of earlier profiles.
-const EARLIER: &str = "use a profile of the same build of the program, or leave out --weights";
-
 /// Fails if a request has more pairs than are allowed.
-fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
+pub fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
     let Some(max) = request.max_pairs.filter(|max| pairs > *max) else { return Ok(()) };
     let what = format!("the request is for {pairs} metric-focus pairs, and {max} are allowed");
     let mut error = Error::new(Reason::TooManyPairs, what, "ask for fewer functions");
@@ -497,7 +357,7 @@ fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
 const CODE_MAX: u64 = 12 << 20;
 
 /// Fails if the code of functions is too large to count all of its blocks or edges at once.
-fn refuse_large(modules: &Modules, functions: &[FunctionRef], text: &str) -> Result<(), Error> {
+pub fn refuse_large(modules: &Modules, functions: &[FunctionRef], text: &str) -> Result<(), Error> {
     let size = |f: &FunctionRef| modules.resolve(*f).map_or(0, |(_, _, function)| function.size());
     let bytes = functions.iter().map(size).sum();
     too_large(functions.len(), bytes, text).map_or(Ok(()), Err)
@@ -597,14 +457,13 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
     Ok(())
 }
 
-/// The modules that the foci of a request can be about, as patterns over the modules to analyse. Empty for all modules.
-fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
+/// The modules that the foci of a request and these patterns can be about, as patterns over the modules to analyse. Empty for all modules.
+fn modules_of(request: &EnableRequest, also: &[String]) -> Vec<Pattern> {
     if request.functions.iter().any(|text| SourceLine::parse(text).is_some()) {
         // Any module may have code of the file.
         return Vec::new();
     }
-    let when = request.kind.trace().and_then(|trace| trace.when.as_ref()).map(|when| &when.function);
-    let mut out: Vec<Pattern> = request.functions.iter().chain(when).map(|f| Pattern::parse(f)).collect();
+    let mut out: Vec<Pattern> = request.functions.iter().chain(also).map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match Pattern::of_module(&pair.focus) {
             // consecutive foci are usually about the same module

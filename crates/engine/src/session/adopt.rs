@@ -26,7 +26,7 @@ use super::context::Context;
 use super::control::{Attached, Control};
 use super::driver::{Session, lock_target};
 use super::errors::journal_error;
-use super::measurement::{Hidden, Measurement};
+use super::measurement::Measurement;
 use super::pair::PairKey;
 use super::shared::Shared;
 use super::unfinished::Unfinished;
@@ -68,6 +68,8 @@ impl Session {
         {
             let mut control = session.control();
             control.measurements.extend(measurements);
+            let kind = |id: &MeasurementId| (*id, (session.context.kind)(&Kind::default()));
+            session.kinds().extend(control.measurements.keys().map(kind));
             control.has_spare = true;
             session.release_spare(&mut control);
         }
@@ -330,15 +332,14 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         family: false,
         max_pairs: None,
         await_modules: false,
-        kind: Kind::Metrics,
+        kind: Kind::default(),
     };
     // the engine does not know the code well enough to remove single pairs of it
     let limit = f64::INFINITY;
     Measurement {
         views: Arc::new(views.into()),
         pairs: Arc::new(infos),
-        hidden: Hidden::default(),
-        handled: false,
+        hidden: Vec::new(),
         grown: false,
         request,
         library: Arc::clone(library),

@@ -152,7 +152,8 @@ impl Session {
         let drain = shared.buffers.drains.remove(&id)?;
         let NewBuffers { first, capacity, .. } = drain.new;
         // Threads without a shard of their own count here what they would have appended.
-        let unbuffered = shared.area.as_ref().and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
+        let unbuffered =
+            shared.area.as_ref().and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
         if let Some(area) = shared.area.as_ref().filter(|_| drain.waits.is_some()) {
             end_waits(area);
         }

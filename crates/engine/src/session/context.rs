@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::api::ClockChoice;
+use crate::api::{ClockChoice, Kind};
 use crate::program::images::ImageStore;
 use crate::state_dir::StateDir;
+
+use super::kind::Running;
 
 /// A listener to the end of a target.
 pub type AtEnd = dyn Fn() + Send + Sync;
@@ -22,4 +24,6 @@ pub struct Context {
     pub max_overhead: f64,
     /// Clock of timers.
     pub clock: ClockChoice,
+    /// Makes a measurement of a kind that has not begun.
+    pub kind: fn(&Kind) -> Box<dyn Running>,
 }

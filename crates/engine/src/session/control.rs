@@ -22,10 +22,8 @@ use super::births;
 use super::handlers::Handlers;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
-use super::profile::Profile;
 use super::rewritten::Looks;
 use super::sharing::{Group, GroupId};
-use super::trace::Trace;
 use super::unfinished::Unfinished;
 
 /// Memory and records of a target in which something was woven.
@@ -57,10 +55,6 @@ pub(super) struct Control {
     /// Pairs whose code was taken out because it cost too much, while measurements still read their values.
     pub(super) retired: Vec<Pair>,
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
-    /// Profiled functions of the measurements that are profiles.
-    pub(super) profiles: BTreeMap<MeasurementId, Profile>,
-    /// The measurements that are traces.
-    pub(super) traces: BTreeMap<MeasurementId, Trace>,
     pub(super) next_mini: u64,
     pub(super) lock: Option<File>,
     /// Whether a loaded module could not be measured yet, so that the engine tries again.

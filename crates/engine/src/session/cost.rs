@@ -50,8 +50,8 @@ pub(super) struct Predicted {
 
 /// Whether code with these variables does more than count.
 pub(super) fn is_costly(variables: &[Variable]) -> bool {
-    let is_trace = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
-    !is_trace && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_)))
+    let has_buffer = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
+    !has_buffer && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_)))
 }
 
 impl Pair {
@@ -159,7 +159,7 @@ impl Session {
         let mut costs: FxHashMap<&PairKey, PairRate> = FxHashMap::default();
         let shared = self.shared();
         let rates = self.rates();
-        for view in measurement.views.iter().filter(|v| v.own.is_none()).chain(&measurement.hidden.inclusive) {
+        for view in measurement.views.iter().filter(|v| v.own.is_none()).chain(&measurement.hidden) {
             let pair = control.pairs.get(&view.key).filter(|p| p.is_costly() && p.is_seen_by(view));
             let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.ledger.get(*first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {
@@ -398,8 +398,7 @@ impl Attached {
 impl Control {
     /// The measurement that pays for a pair: of those that measure it, the one with the highest limit.
     fn payer(&self, key: &PairKey) -> Option<MeasurementId> {
-        let users =
-            self.measurements.iter().filter(|(_, m)| m.views.iter().chain(m.hidden.views()).any(|v| v.key == *key));
+        let users = self.measurements.iter().filter(|(_, m)| m.views.iter().chain(&m.hidden).any(|v| v.key == *key));
         users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)
     }
 }

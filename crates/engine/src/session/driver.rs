@@ -27,6 +27,7 @@ use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
 use super::handlers::Handlers;
+use super::kind::Kinds;
 use super::renewal::Renewal;
 use super::rewritten::Looks;
 use super::shared::Shared;
@@ -38,6 +39,8 @@ pub struct Session {
     pub(super) owner: u32,
     pub(super) clocks: Clocks,
     pub(super) control: Mutex<Control>,
+    /// The kinds of the measurements. Locked after `control`.
+    pub(super) kinds: Mutex<Kinds>,
     pub(super) shared: RwLock<Shared>,
     pub(super) end: End,
     /// Time until the next look for threads that have ended.
@@ -79,8 +82,6 @@ impl Session {
             next_group: 0,
             retired: Vec::new(),
             measurements: BTreeMap::new(),
-            profiles: BTreeMap::new(),
-            traces: BTreeMap::new(),
             next_mini: 1,
             lock: Some(lock),
             has_unmeasured: false,
@@ -102,6 +103,7 @@ impl Session {
             owner,
             clocks,
             control: Mutex::new(control),
+            kinds: Mutex::default(),
             shared: RwLock::default(),
             end: End::default(),
             look_pause: Mutex::default(),

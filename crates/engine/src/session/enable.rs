@@ -1,6 +1,5 @@
 //! Insertion of a measurement: from a request to woven pairs and the answer.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,7 +21,9 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
-use super::measurement::{Hidden, Measurement};
+use super::kind::{InsertedPairs, KindRequest, Occasion};
+use super::locked::Locked;
+use super::measurement::Measurement;
 use super::pair::{PairKey, Unloaded, pair_infos};
 use super::staged::Inserted;
 use super::{insert, internals, sharing, warnings};
@@ -68,7 +69,11 @@ impl Session {
         self.refuse_changed(control)?;
         let own = internals::of_request(library, request, &control.modules)?;
         let before = self.internal_views(&own)?;
-        let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
+        let mut kind = (self.context.kind)(&request.kind);
+        let rest = internals::without(request, &own);
+        let asked =
+            KindRequest { id, target: &self.target, modules: &control.modules, library, request: &rest, missing };
+        let (errors, wanted) = asked.evaluate(&mut *kind, &self.context.images, !own.is_empty(), progress);
         let mut wanted = wanted?;
         if missing == Missing::ModulesMayCome {
             request::refuse_absent(&control.modules, request)?;
@@ -87,28 +92,20 @@ impl Session {
         }
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
-        let (plans, mut observer) = self.begin_profile(control, id, &mut wanted)?;
-        wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
-        let trace = self.begin_trace(control, id, &mut wanted)?;
-        let bodies: Vec<_> = wanted.iter_mut().filter_map(|wanted| wanted.body.take()).collect();
-        let coming = if request.kind.is_profile() && !awaited.is_empty() { resolution::AWAITED } else { 0 };
+        let mut observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
+        let coming = if awaited.is_empty() { 0 } else { kind.reserved() };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
             true => self.insert_staged(control, wanted, own.is_empty(), limit),
-            false => {
-                let inserted = self.insert_wanted(control, wanted, own.is_empty(), coming, &mut observer);
-                inserted.map(Inserted::from)
-            }
+            false => self.insert_wanted(control, wanted, own.is_empty(), coming, &mut observer),
         };
-        drop((bounded, bodies));
-        let Inserted { mut keys, caught_up, dear } = inserted.inspect_err(|_| Session::forget_profile(control, id))?;
-        if let (Some(tracing), Some(trace)) = (request.kind.trace(), trace) {
-            self.note_trace(control, id, tracing, trace);
-        }
-        // Of a program that the engine starts, only the loader has run.
-        let begun = (missing != Missing::MayCome || self.is_of_loader(control, &plans)).then_some(&caught_up);
-        let noted = || self.note_profile(control, (id, &request.kind), (plans, observer, begun), &mut keys);
-        let hidden = request.kind.is_profile().then(noted).unwrap_or_default();
+        drop(bounded);
+        let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
+        let Inserted { mut keys, caught_up, dear } = inserted?;
+        let occasion = if missing == Missing::MayCome { Occasion::Start } else { Occasion::Running };
+        let seen = observer.seen.unwrap_or_default();
+        let begun = InsertedPairs { keys: &mut keys, caught_up: &caught_up, seen, occasion };
+        let hidden = self.begun(control, id, &mut *kind, begun);
         let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
@@ -117,8 +114,7 @@ impl Session {
         let measurement = Measurement {
             views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
-            handled: hidden.leaps.is_some() && self.handles_signals(),
-            hidden: Hidden::default(),
+            hidden: Vec::new(),
             grown: false,
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
@@ -132,6 +128,7 @@ impl Session {
         self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
+        self.kinds().insert(id, kind);
         Session::note_hidden(control, id, hidden);
         if request.keep {
             self.keep_locked(control, id, true)?;
@@ -194,9 +191,8 @@ impl Session {
         }
     }
 
-    /// Weaves the wanted pairs that are not woven yet. Returns the keys of all wanted pairs. With `whole`, fails if no pair can be woven.
+    /// Weaves the wanted pairs that are not woven yet. With `whole`, fails if no pair can be woven.
     /// `coming` is the number of counters to reserve for modules that are not loaded yet.
-    #[expect(clippy::type_complexity, reason = "a list and its stop")]
     pub(super) fn insert_wanted(
         &self,
         control: &mut Control,
@@ -204,7 +200,7 @@ impl Session {
         whole: bool,
         coming: u64,
         observer: &mut Observer,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
+    ) -> Result<Inserted, Error> {
         let mut wanted = wanted;
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_histograms(control, &mut wanted, &keys, coming);
@@ -212,14 +208,13 @@ impl Session {
     }
 
     /// Weaves the wanted pairs, whose histograms have their resolution already; see [`Session::insert_wanted`].
-    #[expect(clippy::type_complexity, reason = "a list and its stop")]
     pub(super) fn insert_fitted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
         whole: bool,
         observer: &mut Observer,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
+    ) -> Result<Inserted, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut unmet = Vec::new();
         let mut more = Vec::new();
@@ -286,7 +281,7 @@ impl Session {
             }
         }
         caught_up.add(extended);
-        Ok((keys, caught_up))
+        Ok(Inserted { keys, caught_up, dear: Vec::new() })
     }
 
     /// Chooses the resolution of histograms and, before the first code is woven, the distance between shards.
@@ -332,23 +327,5 @@ impl Session {
             let to_what = known.unwrap_or(resolution);
             to.entry(to_what).or_insert_with(|| Coarsening::to(to_what)).apply(&mut w.instrumentation);
         }
-    }
-
-    /// Evaluates the pairs of a request that need code. Also returns the errors of modules that cannot be analysed.
-    pub(super) fn evaluate_rest(
-        &self,
-        control: &Control,
-        library: &Library,
-        request: &EnableRequest,
-        own: &[internals::Own],
-        missing: Missing,
-        progress: &dyn Fn(&str),
-    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
-        let rest = if own.is_empty() { Cow::Borrowed(request) } else { Cow::Owned(internals::without(request, own)) };
-        if !own.is_empty() && rest.pairs.is_empty() && rest.functions.is_empty() {
-            return (Vec::new(), Ok(Vec::new()));
-        }
-        let places = (&*self.target, &*self.context.images, &control.modules);
-        request::evaluate(places, library, &rest, missing, progress)
     }
 }

@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{Enabled, MeasurementId, PairInfo, TakenOut};
 use crate::error::Error;
-use crate::measure::request::Missing;
+use crate::measure::request::{Missing, Wanted};
 use crate::program::pattern::Pattern;
 use crate::recovery::restore;
 
@@ -18,8 +18,11 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::internals;
+use super::kind::{InsertedPairs, KindRequest, Occasion};
+use super::locked::Locked;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey, Unloaded, pair_infos};
+use super::staged::Inserted;
 use super::view::View;
 
 impl Session {
@@ -234,33 +237,44 @@ impl Session {
         if request.pairs.is_empty() && request.functions.is_empty() {
             return Ok(None); // adopted, so the request is not known any more
         }
-        if request.kind.trace().is_some() {
-            self.mark_more(control, id)?;
-            return Ok(None); // the numbers of its functions are those of the beginning
-        }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
+        let stay = self.taken_out(measurement);
+        let mut kinds = self.kinds();
+        let Some(kind) = kinds.get_mut(&id) else { return Ok(None) };
+        if kind.grown(&mut Locked::new(self, control, id))? {
+            return Ok(None);
+        }
         let own = internals::of_request(&library, &request, &control.modules)?;
-        let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
-        let mut wanted = wanted?;
-        let stay = self.taken_out(control, id);
-        wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
+        let rest = internals::without(&request, &own);
+        let modules = &control.modules;
+        let asked = KindRequest {
+            id,
+            target: &self.target,
+            modules,
+            library: &library,
+            request: &rest,
+            missing: Missing::MayCome,
+        };
+        let mut wanted = asked.evaluate(&mut **kind, &self.context.images, !own.is_empty(), &|_| ()).1?;
+        let comes = |w: &Wanted| !stay.contains(&PairKey::of(w));
+        wanted.retain(comes);
         self.look_for_fork_again(control);
-        let (plans, mut observer) = self.begin_profile(control, id, &mut wanted)?;
+        let mut observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
+        wanted.retain(comes);
         control.unrun = exact();
-        wanted.extend(request.kind.is_profile().then(|| self.leaps(&control.modules, id)).flatten());
         let inserted = self.insert_wanted(control, wanted, false, 0, &mut observer);
         control.unrun = false;
-        let (mut found, caught_up) = inserted?;
+        let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
+        let Inserted { keys: mut found, caught_up, .. } = inserted?;
         let exact = exact();
-        if request.kind.is_profile() {
-            let is_late = !plans.is_empty() && !exact;
-            let inserted = (plans, observer, Some(&caught_up));
-            let hidden = self.note_profile(control, (id, &request.kind), inserted, &mut found);
-            Session::note_hidden(control, id, hidden);
-            if let Some(profile) = control.profiles.get_mut(&id).filter(|_| is_late) {
-                profile.clock.note_late_library();
-            }
-        }
+        let (seen, occasion) = (observer.seen.unwrap_or_default(), Occasion::Library { ran: !exact });
+        let hidden = self.begun(
+            control,
+            id,
+            &mut **kind,
+            InsertedPairs { keys: &mut found, caught_up: &caught_up, seen, occasion },
+        );
+        Session::note_hidden(control, id, hidden);
         // Existing pairs keep their positions, including those of unloaded libraries; new pairs come after them.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();
         let known: FxHashSet<&PairKey> = old.iter().map(|v| &v.key).collect();

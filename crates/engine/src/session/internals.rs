@@ -1,21 +1,22 @@
 //! Pairs of a request whose values need no code: metrics of the engine itself, and events that the kernel counts.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ingraft_mdl::Library;
 use ingraft_model::{Aggregate, Focus, Shape, ValueUnit};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{EnableRequest, MeasurementId, MetricFocus, PairInfo};
+use crate::api::{EnableRequest, MetricFocus, PairInfo};
 use crate::error::{Error, Reason};
 use crate::measure::internal;
 use crate::measure::internal::Internal;
 use crate::program::modules::Modules;
 use crate::readings::values::{Raw, Slots};
 
-use super::control::Control;
 use super::driver::Session;
 use super::events;
+use super::measurement::Measurement;
 use super::pair::PairKey;
 use super::view::View;
 
@@ -78,11 +79,15 @@ fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
 }
 
 /// The request without these pairs.
-pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
+pub(super) fn without<'r>(request: &'r EnableRequest, own: &[Own]) -> Cow<'r, EnableRequest> {
+    if own.is_empty() {
+        return Cow::Borrowed(request);
+    }
     let other = |(position, pair): (usize, &Arc<MetricFocus>)| {
         own.iter().all(|(own, ..)| *own != position).then(|| pair.clone())
     };
-    EnableRequest { pairs: request.pairs.iter().enumerate().filter_map(other).collect(), ..request.clone() }
+    let pairs = request.pairs.iter().enumerate().filter_map(other).collect();
+    Cow::Owned(EnableRequest { pairs, ..request.clone() })
 }
 
 /// Inserts the pairs without code at their positions in the request.
@@ -134,12 +139,11 @@ impl Session {
         own.iter().map(view).collect()
     }
 
-    /// The pairs of a measurement that were taken out.
-    pub(super) fn taken_out(&self, control: &Control, id: MeasurementId) -> FxHashMap<PairKey, (View, PairInfo)> {
-        let Some(measurement) = control.measurements.get(&id) else { return FxHashMap::default() };
+    /// The pairs of a measurement that were taken out, those without values for clients included.
+    pub(super) fn taken_out(&self, measurement: &Measurement) -> FxHashSet<PairKey> {
         let shared = self.shared();
-        let both = measurement.views.iter().zip(measurement.pairs.iter());
-        let out = both.filter(|(view, _)| shared.frozen.contains_key(&view.value.first));
-        out.map(|(view, info)| (view.key.clone(), (view.clone(), info.clone()))).collect()
+        let views = measurement.views.iter().chain(&measurement.hidden);
+        let out = views.filter(|view| shared.frozen.contains_key(&view.value.first));
+        out.map(|view| view.key.clone()).collect()
     }
 }

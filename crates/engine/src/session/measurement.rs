@@ -21,10 +21,8 @@ use super::view::{View, Views};
 pub(super) struct Measurement {
     pub(super) views: Arc<Views>,
     pub(super) pairs: Arc<Vec<PairInfo>>,
-    /// Views of the pairs of a profile that have no values for clients.
-    pub(super) hidden: Hidden,
-    /// Whether the process had a handler of a signal when the measurement began.
-    pub(super) handled: bool,
+    /// Views of pairs without values for clients, which the kind reads.
+    pub(super) hidden: Vec<View>,
     /// Whether the pairs differ from those of the insertion's answer.
     pub(super) grown: bool,
     pub(super) request: EnableRequest,
@@ -40,26 +38,10 @@ pub(super) struct Measurement {
     pub(super) limit: f64,
 }
 
-/// Views of the pairs of a profile that have no values for clients.
-#[derive(Debug, Default)]
-pub(super) struct Hidden {
-    /// The pair that counts leaps.
-    pub(super) leaps: Option<View>,
-    /// The pairs that follow calls for inclusive totals, and the one with the event clock.
-    pub(super) inclusive: Vec<View>,
-}
-
-impl Hidden {
-    /// All of these views.
-    pub(super) fn views(&self) -> impl Iterator<Item = &View> {
-        self.leaps.iter().chain(&self.inclusive)
-    }
-}
-
 impl Measurement {
     /// Views of all pairs that have code for the measurement.
     pub(super) fn woven(&self) -> Vec<View> {
-        self.views.iter().chain(self.hidden.views()).cloned().collect()
+        self.views.iter().chain(&self.hidden).cloned().collect()
     }
 }
 
@@ -79,18 +61,6 @@ impl Session {
         let control = self.control();
         let measurement = control.measurements.get(&id);
         measurement.map_or_else(Vec::new, |measurement| warnings_of(&measurement.awaited, &control.modules))
-    }
-
-    /// Adds pairs without values for clients to a measurement, except a second pair that counts leaps.
-    pub(super) fn note_hidden(control: &mut Control, id: MeasurementId, new: Hidden) {
-        let Some(measurement) = control.measurements.get_mut(&id) else { return };
-        let Hidden { leaps, inclusive } = new;
-        let known = &mut measurement.hidden;
-        let leaps = leaps.filter(|_| known.leaps.is_none());
-        let keys: Vec<_> = leaps.iter().chain(&inclusive).map(|view| (view.key.clone(), None)).collect();
-        known.inclusive.extend(inclusive);
-        known.leaps = known.leaps.take().or(leaps);
-        control.add_users(&keys);
     }
 
     /// Sets whether a measurement stays when the client or the engine ends.

@@ -7,7 +7,7 @@ use ingraft_model::{FunctionRef as MdlFunction, IndexNames, MetricInfo, PointKin
 use rustc_hash::FxBuildHasher;
 
 use crate::api::{FunctionRef, MetricFocus, PairInfo, RefusedFunction};
-use crate::measure::request::Wanted;
+use crate::measure::request::{Owner, Wanted};
 use crate::program::modules::Modules;
 use crate::weaving::cost::Meters;
 
@@ -17,11 +17,13 @@ use super::sharing::GroupId;
 
 /// Key of a pair. Requests with equal keys share code and counters. A key is cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct PairKey {
+pub(crate) struct PairKey {
     /// Text of the metric, so that a redefined metric has another key.
     pub(super) text: Arc<str>,
     /// Text of the lists, constraints and exclusions that the metric may use, except the shipped ones.
     pub(super) helpers: Arc<str>,
+    /// The measurement that has the pair alone; `None` if requests share it.
+    pub(super) owner: Option<Owner>,
     pub(super) pair: Arc<MetricFocus>,
     /// Hash of the metric and focus alone, because the text is long and few metrics have the same name.
     pub(super) hash: u64,
@@ -45,7 +47,7 @@ pub(super) enum Unloaded {
 
 /// A metric-focus pair that is woven.
 #[derive(Debug)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     pub(super) metric: Arc<MetricInfo>,
     pub(super) variables: Arc<[Variable]>,
     /// The first counter of each variable; the first variable holds the value.
@@ -81,6 +83,70 @@ pub(super) struct Pair {
 }
 
 impl Pair {
+    /// A pair without code, which holds a counter.
+    pub(super) fn without_code(metric: Arc<MetricInfo>, variable: Variable, counter: u32) -> Self {
+        Pair {
+            metric,
+            variables: [variable].into(),
+            counters: vec![counter],
+            minis: Vec::new(),
+            probes: Vec::new(),
+            unloaded: Unloaded::No,
+            unwind_targets: Vec::new(),
+            unlanded: Vec::new(),
+            restores: false,
+            unwoven: Vec::new(),
+            unmeasured: false,
+            thread: None,
+            object: None,
+            index_names: None,
+            meters: Meters::default(),
+            numberings: Vec::new(),
+            group: None,
+            users: 0,
+        }
+    }
+
+    /// The first counter of each variable.
+    pub(crate) fn counters(&self) -> &[u32] {
+        &self.counters
+    }
+
+    /// The variables.
+    pub(crate) fn variables(&self) -> &Arc<[Variable]> {
+        &self.variables
+    }
+
+    /// Functions that could not be woven, with the reasons.
+    pub(crate) fn refusals(&self) -> &[(MdlFunction, RefusedFunction)] {
+        &self.unwoven
+    }
+
+    /// The snippets that are woven, each with the function at whose points it is.
+    pub(crate) fn snippets(&self) -> &[(MdlFunction, u64)] {
+        &self.minis
+    }
+
+    /// Whether a snippet is woven.
+    pub(crate) fn is_woven(&self) -> bool {
+        !self.minis.is_empty()
+    }
+
+    /// Whether a snippet was ever woven. The code of an unloaded library is gone, its counters are not.
+    pub(crate) fn was_woven(&self) -> bool {
+        !self.minis.is_empty() || self.unloaded != Unloaded::No
+    }
+
+    /// If the insertions were woven apart: for each one, the id of its snippet, or the reason why it is not woven.
+    pub(crate) fn probes(&self) -> &[Result<u64, Refusal>] {
+        &self.probes
+    }
+
+    /// Whether the library of the probes was unloaded and loaded again without them.
+    pub(crate) fn came_back(&self) -> bool {
+        self.unloaded == Unloaded::Back
+    }
+
     /// The functions in which the pair is woven.
     pub(super) fn functions(&self) -> Vec<MdlFunction> {
         let mut functions: Vec<_> = self.minis.iter().map(|(f, _)| *f).collect();
@@ -113,14 +179,30 @@ impl Hash for PairKey {
 }
 
 impl PairKey {
-    pub(super) fn of(wanted: &Wanted) -> Self {
+    /// The key of a wanted pair.
+    pub(crate) fn of(wanted: &Wanted) -> Self {
         let key = PairKey::new(Arc::clone(&wanted.instrumentation.metric.text), Arc::clone(&wanted.pair));
-        PairKey { helpers: Arc::clone(&wanted.helpers), ..key }
+        PairKey { helpers: Arc::clone(&wanted.helpers), owner: wanted.owner, ..key }
     }
 
     pub(super) fn new(text: Arc<str>, pair: Arc<MetricFocus>) -> Self {
         let hash = FxBuildHasher.hash_one(&pair);
-        PairKey { text, helpers: Arc::default(), pair, hash }
+        PairKey { text, helpers: Arc::default(), owner: None, pair, hash }
+    }
+
+    /// The key of a pair that belongs to one measurement, and whose metric is not of MDL.
+    pub(crate) fn owned(owner: Owner, pair: Arc<MetricFocus>) -> Self {
+        PairKey { owner: Some(owner), ..PairKey::new(pair.metric.as_str().into(), pair) }
+    }
+
+    /// Metric and focus.
+    pub(crate) fn pair(&self) -> &MetricFocus {
+        &self.pair
+    }
+
+    /// Whether the pair has no value for clients, so that no request is about it.
+    pub(super) fn is_hidden(&self) -> bool {
+        self.owner.is_some_and(|owner| owner.hidden)
     }
 }
 

@@ -15,7 +15,6 @@ use crate::weaving::sites::{Text, sites};
 use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::control::Control;
-use super::doubts::is_hidden;
 use super::driver::Session;
 use super::insert::{Bound, Refused, give_back, wanted_points};
 use super::pair::{PairKey, function_ref};
@@ -80,7 +79,7 @@ impl Session {
             for (function, pair) in places {
                 let (Some((key, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
                 i.insertions.iter().filter(|i| i.function == function).for_each(|i| _ = left.remove(&i.group));
-                if left.is_empty() && !is_hidden(key) {
+                if left.is_empty() && !key.is_hidden() {
                     return Ok(());
                 }
             }
@@ -91,7 +90,7 @@ impl Session {
     /// Returns the error for a request of which no pair can be measured: each has a definition whose points are all refused. `None` if some
     /// pair can be measured.
     pub(super) fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
-        let is_asked = |(_, (key, i, _)): &(usize, &Bound)| !i.insertions.is_empty() && !is_hidden(key);
+        let is_asked = |(_, (key, i, _)): &(usize, &Bound)| !i.insertions.is_empty() && !key.is_hidden();
         let mut with_code = bound.iter().enumerate().filter(is_asked);
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
-use ingraft_process::{ApplyOptions, FaultFrames, ProcessIdentity, Visitor};
+use ingraft_process::{ApplyOptions, FaultFrames, ProcessIdentity, Rights, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
@@ -21,6 +21,7 @@ use crate::weaving::plan::PlannedRemoval;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::no_measurement;
+use super::locked::Locked;
 use super::pair::{Pair, PairKey};
 use super::view::View;
 
@@ -30,17 +31,21 @@ impl Session {
         let mut guard = self.control();
         let control = &mut *guard;
         let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
-        let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
+        let (views, keep, rights) = (Arc::clone(&measurement.views), measurement.keep, measurement.rights);
         let woven = measurement.woven();
         let awaited = measurement.awaited.iter().map(|awaited| awaited.text.clone()).collect();
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
-        // Threads that the end of the target has stopped may have been inside of runs of a profile, so they are not taken for ended ones.
-        if !(self.end.is_known() && control.profiles.contains_key(&id)) {
-            // done before the removal, because restored children are not recognised any more
+        // Threads that the end of the target has stopped are not yet taken for ended ones when the kind reads.
+        let ended = self.end.is_known();
+        // done before the removal, because restored children are not recognised any more
+        if !ended {
             self.retire_ended_threads();
         }
-        let profile = self.profile_locked(control, id);
+        self.read_last(control, id, rights);
+        if ended {
+            self.retire_ended_threads();
+        }
         // Children that are measured with the target lose the area but live on. `leaving` keeps their threads from being taken for ended.
         let family = last && self.shared().family;
         self.shared_mut().leaving = family;
@@ -51,8 +56,10 @@ impl Session {
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
         self.shared_mut().leaving = false;
-        let removed = taken?;
-        let (trace, waits_ended) = self.end_trace(id).unzip();
+        let mut removed = taken?;
+        if let Some(mut kind) = self.kinds().remove(&id) {
+            kind.ended(&mut Locked::new(self, control, id), &mut removed);
+        }
         if keep
             && !last
             && let Some(attached) = control.attached.as_mut()
@@ -60,8 +67,6 @@ impl Session {
             self.write_journal(&mut attached.journal, &attached.area, Record::KeptGone(id.0).into())?;
         }
         control.measurements.remove(&id);
-        control.profiles.remove(&id);
-        control.traces.remove(&id);
         if !last {
             // the measurement's code may come from a dead engine
             (control.has_spare, control.spare_after) = (true, None);
@@ -72,15 +77,15 @@ impl Session {
             self.reuse_counters(control, removed.suspended_at.as_deref());
         }
         let over = last && control.unfinished.is_none();
-        let mut removed = removed;
-        removed.warnings.extend(waits_ended.flatten());
-        let profile = profile.unwrap_or_else(|e| {
-            removed.warnings.push(format!("the last counts of the profile could not be read: {}", e.what));
-            None
-        });
-        let corrections = profile.as_ref().map_or(removed.corrections, |profile| profile.saved.corrected);
-        let profile = profile.map(Box::new);
-        Ok((Removed { grown, last: reading, profile, trace, corrections, awaited, ..removed }, over))
+        Ok((Removed { grown, last: reading, awaited, ..removed }, over))
+    }
+
+    /// Has the kind of a measurement read what can only be read before the code is taken out.
+    fn read_last(&self, control: &mut Control, id: MeasurementId, rights: Rights) {
+        if let Some(kind) = self.kinds().get_mut(&id) {
+            let _acting = self.target.act_for(rights);
+            kind.last(&mut Locked::new(self, control, id));
+        }
     }
 
     /// Takes out the code of a measurement's pairs; if it is the last measurement, takes out everything.
@@ -353,8 +358,7 @@ impl Session {
         let mut control = self.control();
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
-        control.profiles.clear();
-        control.traces.clear();
+        self.kinds().clear();
         self.shared_mut().buffers.clear();
         control.pairs.clear();
         control.groups.clear();

@@ -55,7 +55,7 @@ impl Session {
     fn take_out_revoked(&self, control: &mut Control) -> Result<(), Error> {
         let (revoked, others): (Vec<_>, Vec<_>) = control.measurements.values().partition(|m| m.revoked);
         let views = |of: &[&Measurement]| {
-            of.iter().flat_map(|m| m.views.iter().chain(m.hidden.views())).map(|v| v.key.clone()).collect()
+            of.iter().flat_map(|m| m.views.iter().chain(&m.hidden)).map(|v| v.key.clone()).collect()
         };
         let (mut going, staying): (FxHashSet<PairKey>, FxHashSet<PairKey>) = (views(&revoked), views(&others));
         going.retain(|key| !staying.contains(key) && control.pairs.contains_key(key));

@@ -33,12 +33,6 @@ pub(super) struct Inserted {
     pub dear: Vec<(PairKey, TakenOut)>,
 }
 
-impl From<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp)> for Inserted {
-    fn from((keys, caught_up): (Vec<(PairKey, Option<MdlFunction>)>, CaughtUp)) -> Self {
-        Inserted { keys, caught_up, dear: Vec::new() }
-    }
-}
-
 impl Session {
     /// Whether a request is inserted in two stages: some of its pairs only count, and others would cost more.
     pub(super) fn is_staged(wanted: &[Wanted]) -> bool {
@@ -65,7 +59,8 @@ impl Session {
         if too_dear(&known, limit).len() == costly.len() {
             self.refuse_costly(control, &costly, limit)?;
         }
-        let (counted, mut caught_up) = self.insert_fitted(control, counting, whole, &mut Observer::default())?;
+        let counting = self.insert_fitted(control, counting, whole, &mut Observer::default())?;
+        let Inserted { keys: counted, mut caught_up, .. } = counting;
         let rates = self.rates_of_calls(control, &counted);
         let predicted = self.predicted(control, &costly, &rates);
         let dear = too_dear(&predicted, limit);
@@ -81,7 +76,7 @@ impl Session {
             ));
         }
         match self.insert_fitted(control, costly, whole, &mut Observer::default()) {
-            Ok((_, more)) => caught_up.add(more),
+            Ok(more) => caught_up.add(more.caught_up),
             Err(error) => {
                 self.take_back(control, &counted);
                 return Err(error);

@@ -19,9 +19,8 @@ use ingraft_model::{
     VariableId, VariableKind,
 };
 
+use crate::kinds::code;
 use crate::program::modules::Module;
-
-use super::plan::{empty, metric_named};
 
 /// Name of the metric of the pair that holds the event clock of a profile.
 pub const CLOCK: &str = "event_clock";
@@ -91,7 +90,7 @@ impl Spans {
                 let span = [(PointKind::Entry, Parts::All), (PointKind::Exit, Parts::All)];
                 instrumentation(function, &[span], FUNCTIONS, clock)
             }
-            Err(why) => super::plan::refused(function, FUNCTIONS, why.clone()),
+            Err(why) => code::refused(function, FUNCTIONS, why.clone()),
         }
     }
 
@@ -162,7 +161,7 @@ fn instrumentation(
         }));
     }
     variables.push(variable("clock".to_owned(), VariableKind::Counter, Shape::Alias(clock)));
-    Instrumentation { variables: variables.into(), ..empty(insertions, metric_named(metric)) }
+    Instrumentation { variables: variables.into(), ..code::empty(insertions, code::metric_named(metric)) }
 }
 
 /// A variable of a pair with spans, or of the pair with the clock.

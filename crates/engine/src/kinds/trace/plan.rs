@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{Function, FunctionKind};
+use ingraft_analysis::Function;
 use ingraft_codegen::TextSpace;
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::{FUNCTIONS_MAX, PLACES_MAX, Token};
 use ingraft_model::{
-    Capacity, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Offset, Order, Parts,
-    PointKind, Refusal, Role, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId, VariableKind,
+    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Order, Parts, PointKind,
+    Refusal, Role, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{NotCounted, NotTraced, Place, TracedFunction};
+use ingraft_profile::{Counted, NotCounted, NotTraced, Place, TracedFunction};
 
 use crate::api::TraceOptions;
+use crate::kinds::code;
+use crate::kinds::graph::FunctionGraph;
 use crate::program::callees::may_return_twice;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
-
-use super::plan;
 
 /// Name of the metric that the pair of a trace has.
 pub const METRIC: &str = "block_trace";
@@ -51,11 +51,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct TracePlan {
     /// The function.
-    pub function: FunctionRef,
-    /// First byte of the function.
-    pub first: Svma,
-    /// Control-flow graph of the function.
-    pub cfg: Cfg,
+    pub graph: FunctionGraph,
     /// Places that write tokens, in the order of their numbers.
     pub places: Vec<Place>,
     /// For each place, whether control may arrive there from any activation: as an exception, or by a further return of a call.
@@ -67,34 +63,28 @@ impl TracePlan {
     ///
     /// The places where code can write are those of a copy on trial. `text` is the text of the module with nothing woven into it.
     pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionRef) -> Result<TracePlan, Refusal> {
-        let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
-        match f.kind() {
-            FunctionKind::Normal => {}
-            FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
-            FunctionKind::Stub => return Err(Refusal::LinkerStub),
-        }
-        let cfg = module.image.cfg(f);
+        let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
         let copy = trial::copy(modules, function, &body, text)?;
-        let probes = plan::probes(&cfg, &copy, (module.bias, &plan::events(module, &cfg)));
-        let traced = TracedFunction::new(&cfg, &probes).map_err(|why| match (why, copy.why_exposed) {
+        let probes = graph.probes(&copy, module.bias);
+        let traced = TracedFunction::new(&graph.cfg, &probes).map_err(|why| match (why, copy.why_exposed) {
             // A block that runs in the text writes no token.
             (NotTraced::Block(_), Some(exposed)) => exposed,
-            (NotTraced::Block(block), None) => plan::refusal(NotCounted::Block(block), &cfg, f),
-            (NotTraced::Inexact(why), _) => plan::refusal(NotCounted::Inexact(why), &cfg, f),
+            (NotTraced::Block(block), None) => graph.refusal(NotCounted::Block(block)),
+            (NotTraced::Inexact(why), _) => graph.refusal(NotCounted::Inexact(why)),
             (NotTraced::NoEntry, _) => Refusal::NoSuchPoint,
         })?;
         let places = traced.places().to_vec();
         if places.len() > PLACES_MAX as usize {
             return Err(Refusal::NoSuchPoint);
         }
-        let resumes = resumes(&cfg, &places, &twice(module, function, f, &cfg));
-        Ok(TracePlan { function, first: f.start(), cfg, places, resumes })
+        let resumes = resumes(&graph.cfg, &places, &twice(module, function, f, &graph.cfg));
+        Ok(TracePlan { graph, places, resumes })
     }
 
     /// The code at the entry and at all places of the function with this number.
     fn insertions(&self, number: u32, buffer: Buffer, options: &TraceOptions, unwinds: bool) -> Option<Vec<Insertion>> {
-        let insertion = |point, parts, appended| insertion(self.function, (point, parts), buffer, appended);
+        let insertion = |point, parts, appended| insertion(self.graph.function, (point, parts), buffer, appended);
         let stack = unwinds || self.resumes.contains(&true);
         let (time, waits) = (options.times, options.lossless);
         let enter = Appended { time, stack, bytes: Token::Enter(number).bytes()?, waits };
@@ -115,14 +105,9 @@ impl TracePlan {
     }
 
     fn point(&self, place: Place) -> Option<(PointKind, Parts)> {
-        let offset = |block: usize| Some(Offset::between(self.first.0, self.cfg.blocks.get(block)?.range.start.0));
-        Some(match place {
-            Place::Edge(edge) => {
-                let Edge { from, to: EdgeTarget::Block(to), kind } = *self.cfg.edges.get(edge)? else { return None };
-                let id = EdgeId { from: offset(from)?, to: offset(to)?, kind };
-                (PointKind::Edge, Parts::Edges([id].into()))
-            }
-            Place::Block(block) => (PointKind::Block, Parts::Block(offset(block)?)),
+        self.graph.point(match place {
+            Place::Edge(edge) => Counted::Edge(edge),
+            Place::Block(block) => Counted::Block(block),
         })
     }
 }
@@ -207,7 +192,7 @@ pub fn instrumentation(
         insertions.push(Insertion { snippet, group: CONDITION + insertion.group, ..insertion });
     }
     for (function, why) in refused {
-        insertions.push(plan::missing(*function, why.clone()));
+        insertions.push(code::missing(*function, why.clone()));
     }
     Some(buffered(insertions, variables.into()))
 }
@@ -236,5 +221,5 @@ fn told(snippet: &Snippet, variables: &[Variable], (buffer, waits): (Buffer, boo
 
 /// Code of a pair with these variables, one of which is a buffer.
 pub fn buffered(insertions: Vec<Insertion>, variables: Arc<[Variable]>) -> Instrumentation {
-    Instrumentation { variables, ..plan::empty(insertions, plan::metric_named(METRIC)) }
+    Instrumentation { variables, ..code::empty(insertions, code::metric_named(METRIC)) }
 }

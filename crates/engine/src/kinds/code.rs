@@ -1,0 +1,75 @@
+//! Code of the engine's own metrics: counters and refusals that are no metrics of MDL.
+
+use std::sync::Arc;
+
+use ingraft_model::{
+    Aggregate, FunctionRef, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role, Shape,
+    Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
+};
+
+/// Code of a metric of the engine's own that is refused in a function for this reason.
+pub fn refused(function: FunctionRef, metric: &str, why: Refusal) -> Instrumentation {
+    Instrumentation { variables: [variable(0)].into(), ..empty(vec![missing(function, why)], metric_named(metric)) }
+}
+
+/// An insertion that is refused in a function for this reason.
+pub fn missing(function: FunctionRef, why: Refusal) -> Insertion {
+    insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
+}
+
+/// Code that increments a counter.
+pub fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+    Insertion {
+        function,
+        point,
+        parts,
+        order: Order::Append,
+        role: Role::Metric,
+        snippet: Arc::new(Snippet::increment(variable)),
+        group: 0,
+        except: [].into(),
+    }
+}
+
+/// An instrumentation of a developer's metric, without variables.
+pub fn empty(insertions: Vec<Insertion>, metric: Arc<MetricInfo>) -> Instrumentation {
+    Instrumentation {
+        metric,
+        variables: [].into(),
+        insertions,
+        event: None,
+        thread: None,
+        object: None,
+        index_names: None,
+        apart: false,
+        in_place: false,
+    }
+}
+
+/// A counter of a profile.
+pub fn variable(n: usize) -> Variable {
+    Variable {
+        name: format!("counter {n}"),
+        kind: VariableKind::Counter,
+        shape: Shape::Counter,
+        unit: ValueUnit::Plain,
+        sampled: n == 0,
+    }
+}
+
+/// A metric for developers, with this name.
+pub fn metric_named(name: &str) -> Arc<MetricInfo> {
+    Arc::new(MetricInfo {
+        name: name.to_owned(),
+        unit: "passages".to_owned(),
+        aggregate: Aggregate::Sum,
+        style: Style::EventCounter,
+        units_type: UnitsType::Unnormalized,
+        histogram: false,
+        constraints: vec!["/Code".to_owned()],
+        flavors: Vec::new(),
+        developer: true,
+        doc: "The counters of a profile, or the buffer of a trace.".to_owned(),
+        text: name.into(),
+    })
+}

@@ -1,0 +1,95 @@
+//! Counts of functions from the values of counters and the positions of threads.
+
+use ingraft_model::{Callee as Called, Svma};
+use ingraft_profile::{Defect, Partial, RunCounts};
+use ingraft_report::{CallCount, Callee, FunctionProfile};
+use rustc_hash::FxHashMap;
+
+use crate::kinds::graph::FunctionGraph;
+use crate::kinds::profile::functions::Plan as _;
+use crate::program::callees::named;
+use crate::program::modules::{Module, Modules};
+
+use super::plan::CountsPlan;
+
+/// Values of a function's counters, and what makes them inexact.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// Sum over all threads of each counter, in the order of the plan.
+    pub counters: Vec<u64>,
+    /// Threads inside of runs when counting began and ended.
+    pub partial: Partial,
+    /// Reason why the counts are not exact, with the bound; `None` if they are exact.
+    pub inexact: Option<String>,
+}
+
+/// Derives the counts of a function. `module` is the index of its module in the saved profile. The calls of a library that is not loaded any
+/// more are left out.
+pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &Counted, module: usize) -> FunctionProfile {
+    let graph = plan.graph();
+    let file = graph.resolve(modules).map(|(file, _)| file);
+    let counts = match plan.runs.counts(&counted.counters, &counted.partial) {
+        Ok(counts) => counts,
+        Err(defect) => return contradictory(plan, counted, module, &defect),
+    };
+    let block = |n: usize| counts.blocks.get(n).copied().unwrap_or_default();
+    let edge = |n: usize| counts.edges.get(n).copied().flatten();
+    FunctionProfile {
+        calls: counts.calls.unwrap_or_default(),
+        call_sites: file.map_or_else(Vec::new, |file| call_sites(file, graph, &counts)),
+        inexact: counted.inexact.clone(),
+        ..graph.profile(module, &block, &edge)
+    }
+}
+
+/// The counts of a function whose counters contradict each other: those that counters have told directly. The others are unknown.
+fn contradictory(plan: &CountsPlan, counted: &Counted, module: usize, defect: &Defect) -> FunctionProfile {
+    let graph = plan.graph();
+    let measured = plan.runs.measured(&graph.cfg, &counted.counters);
+    let block = |n: usize| measured.blocks.get(n).copied().flatten();
+    let edge = |n: usize| measured.edges.get(n).copied().flatten();
+    let lost = match defect.lost() {
+        Some(1) => "; at least 1 run has ended in the middle".to_owned(),
+        Some(lost) => format!("; at least {lost} runs have ended in the middle"),
+        None => String::new(),
+    };
+    let known = "only what counters tell directly is known, and `ingraft trace` of the function tells all";
+    let why = format!("no execution has these counts: {defect}{lost}; {known}");
+    FunctionProfile {
+        calls: measured.calls.unwrap_or_default(),
+        unknown: (0..graph.cfg.blocks.len()).filter(|n| block(*n).is_none()).collect(),
+        inexact: Some(counted.inexact.iter().fold(why, |why, more| format!("{why}; {more}"))),
+        ..graph.profile(module, &|n| block(n).unwrap_or_default(), &edge)
+    }
+}
+
+/// The calls that were executed.
+fn call_sites(module: &Module, graph: &FunctionGraph, counts: &RunCounts) -> Vec<CallCount> {
+    let calls = |block: &usize| graph.events.get(*block).is_some_and(|events| events.calls > 0);
+    let executed = |block: usize| counts.ends.get(block).copied().filter(|count| *count > 0);
+    let blocks: Vec<(usize, u64)> =
+        (0..graph.cfg.blocks.len()).filter(calls).filter_map(|block| Some((block, executed(block)?))).collect();
+    if blocks.is_empty() {
+        return Vec::new();
+    }
+    let Some(f) = module.function(graph.function.function) else { return Vec::new() };
+    let sites = module.image.call_sites(f).unwrap_or_default();
+    let known: FxHashMap<Svma, _> = sites.into_iter().map(|site| (site.at, site)).collect();
+    let callee = |at: Svma| match known.get(&at) {
+        Some(site) => match named(module, graph.function, site) {
+            Some(Some(function)) => module.function(function.function).map(|f| Callee::Own(f.start())),
+            Some(None) | None => match site.callee {
+                Called::Direct(at) => module.image.stub_slot(at).and_then(|slot| module.image.import_at(slot)),
+                Called::Slot(slot) => module.image.import_at(slot),
+                Called::Computed => None,
+            }
+            .map(|name| Callee::Named(name.to_owned())),
+        },
+        None => None,
+    };
+    let call = |(block, count): (usize, u64)| {
+        let at = graph.events.get(block).map_or(Svma(0), |events| events.last);
+        CallCount { block, callee: callee(at).unwrap_or(Callee::Indirect), count }
+    };
+    blocks.into_iter().map(call).collect()
+}

@@ -1,0 +1,60 @@
+//! The kinds of measurements, a file or a folder each. What a measurement inserts, how it begins in the stop of its insertion, how it is read,
+//! how it grows with libraries that are loaded, and how it ends: a kind tells the session by [`Running`].
+
+mod code;
+mod counts;
+mod coverage;
+mod graph;
+mod metrics;
+mod profile;
+pub mod trace;
+mod whole;
+
+use std::any::Any;
+
+use ingraft_report::{TracedCode, TracedProgram};
+
+use crate::api::{Kind, MeasurementId, ProfileReading, TotalsReading};
+use crate::error::Error;
+use crate::session::{Running, Session};
+
+use self::counts::CountsKind;
+use self::coverage::CoverageKind;
+use self::metrics::MetricsKind;
+use self::profile::functions::no_profile;
+use self::trace::TraceKind;
+
+/// A measurement of this kind that has not begun.
+pub fn new(kind: &Kind) -> Box<dyn Running> {
+    match kind {
+        Kind::Metrics => Box::new(MetricsKind),
+        Kind::Counts(options) => Box::new(CountsKind::new(options)),
+        Kind::Coverage(options) => Box::new(CoverageKind::new(*options)),
+        Kind::Trace(options) => Box::new(TraceKind::new(options)),
+    }
+}
+
+/// Counts or coverage of all blocks and edges of a profile's functions, at one moment at which all threads are held.
+pub fn read_profile(session: &Session, id: MeasurementId) -> Result<ProfileReading, Error> {
+    session.with_kind(id, |kind: &dyn Any, at| {
+        match (kind.downcast_ref::<CountsKind>(), kind.downcast_ref::<CoverageKind>()) {
+            (Some(counts), _) => counts.read(at),
+            (_, Some(coverage)) => coverage.read(at),
+            (None, None) => Err(no_profile(id)),
+        }
+    })
+}
+
+/// Event totals of each thread in the functions of counts, at one moment at which all threads are held.
+pub fn read_totals(session: &Session, id: MeasurementId) -> Result<TotalsReading, Error> {
+    session.with_kind(id, |kind: &dyn Any, at| match kind.downcast_ref::<CountsKind>() {
+        Some(counts) => counts::totals::totals(counts, at),
+        None => Err(no_profile(id)),
+    })
+}
+
+/// The program and the functions of a trace, for the beginning of its file.
+pub fn traced(session: &Session, id: MeasurementId) -> Result<(TracedProgram, TracedCode), Error> {
+    let beginning = |kind: &dyn Any| kind.downcast_ref::<TraceKind>().and_then(TraceKind::beginning);
+    session.with_kind(id, |kind, _| beginning(kind).ok_or_else(|| trace::no_trace(id)))
+}

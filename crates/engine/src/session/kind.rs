@@ -1,0 +1,189 @@
+//! What a session asks of the kind of a measurement: which pairs it needs, and its part at the insertion, in the rounds of the thread `watch`,
+//! when libraries are loaded, and at the end. The session itself knows no kind.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::{MutexGuard, PoisonError};
+
+use ingraft_mdl::Library;
+use ingraft_model::FunctionRef as MdlFunction;
+use ingraft_process::Target;
+use rustc_hash::FxHashSet;
+
+use crate::api::{EnableRequest, MeasurementId, Removed};
+use crate::error::Error;
+use crate::measure::request::{self, Missing, Wanted};
+use crate::program::images::ImageStore;
+use crate::program::modules::Modules;
+use crate::weaving::catch_up::CaughtUp;
+use crate::weaving::positions::{Observer, Seen};
+
+use super::control::Control;
+use super::driver::Session;
+use super::errors::no_measurement;
+use super::locked::Locked;
+use super::pair::PairKey;
+use super::view::View;
+
+/// The kinds of all measurements. Their lock is taken after that of the control.
+pub(super) type Kinds = BTreeMap<MeasurementId, Box<dyn Running>>;
+
+/// A measurement of one kind, from its request to its end.
+pub(crate) trait Running: Any + Send {
+    /// Patterns of functions, besides those of the request, whose modules must be analysed before [`Running::wanted`].
+    fn patterns(&self) -> Vec<&str> {
+        Vec::new()
+    }
+
+    /// The pairs that the request needs now. Called again if further modules were analysed for it, and whenever libraries were loaded.
+    fn wanted(&mut self, asked: &KindRequest<'_>) -> Result<Vec<Wanted>, Error>;
+
+    /// Number of counters to reserve for functions of libraries that the request waits for.
+    fn reserved(&self) -> u64 {
+        0
+    }
+
+    /// Adds to the wanted pairs what depends on the session, right before they are inserted. Returns an observer of the stop in which they
+    /// come.
+    fn prepare(&mut self, _at: &mut Locked<'_>, _wanted: &mut Vec<Wanted>) -> Result<Observer, Error> {
+        Ok(Observer::default())
+    }
+
+    /// Notes that the wanted pairs were inserted.
+    fn inserted(&mut self, _at: &mut Locked<'_>, _begun: &mut InsertedPairs<'_>) {}
+
+    /// Undoes [`Running::prepare`] after an insertion that has failed.
+    fn failed(&mut self, _at: &mut Locked<'_>) {}
+
+    /// Weaves code into libraries that were loaded since. Returns false if the request is evaluated and inserted again instead.
+    fn grown(&mut self, _at: &mut Locked<'_>) -> Result<bool, Error> {
+        Ok(false)
+    }
+
+    /// Does periodic work, about ten times a second while there is code.
+    fn tick(&mut self, _at: &mut Locked<'_>) {}
+
+    /// Reads what can only be read before the code of the measurement is taken out.
+    fn last(&mut self, _at: &mut Locked<'_>) {}
+
+    /// Adds the last values to the answer to a removal, after the code was taken out.
+    fn ended(&mut self, _at: &mut Locked<'_>, _removed: &mut Removed) {}
+}
+
+/// A request to a kind, and what it is evaluated with.
+pub(crate) struct KindRequest<'a> {
+    /// The measurement.
+    pub id: MeasurementId,
+    /// The target.
+    pub target: &'a Target,
+    /// Its modules.
+    pub modules: &'a Modules,
+    /// Definitions of metrics.
+    pub library: &'a Library,
+    /// The request, without pairs whose values need no code.
+    pub request: &'a EnableRequest,
+    /// Treatment of names that nothing in the target has.
+    pub missing: Missing,
+}
+
+/// The state of the program when code is inserted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// The program runs.
+    Running,
+    /// The engine starts the program. Only the loader has run.
+    Start,
+    /// The program has loaded a library. `ran` tells whether its code may have run already.
+    Library { ran: bool },
+}
+
+/// An insertion that has succeeded.
+pub(crate) struct InsertedPairs<'a> {
+    /// Keys of all wanted pairs, with the functions that they are about. The kind may add others that it holds.
+    pub keys: &'a mut Vec<(PairKey, Option<MdlFunction>)>,
+    /// Calls in progress that were caught up.
+    pub caught_up: &'a CaughtUp,
+    /// Where threads were in the stop.
+    pub seen: Seen,
+    /// The state of the program.
+    pub occasion: Occasion,
+}
+
+impl KindRequest<'_> {
+    /// The pairs of the request that need code. Also returns the errors of modules that cannot be analysed. `has_own` tells whether the
+    /// request has other pairs.
+    pub(super) fn evaluate(
+        &self,
+        kind: &mut dyn Running,
+        images: &ImageStore,
+        has_own: bool,
+        progress: &dyn Fn(&str),
+    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+        if has_own && self.request.pairs.is_empty() && self.request.functions.is_empty() {
+            return (Vec::new(), Ok(Vec::new()));
+        }
+        let patterns: Vec<String> = kind.patterns().into_iter().map(str::to_owned).collect();
+        let places = (self.target, images, self.modules);
+        request::evaluate(places, (self.request, &patterns), progress, &mut || kind.wanted(self))
+    }
+}
+
+impl Session {
+    pub(super) fn kinds(&self) -> MutexGuard<'_, Kinds> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the kind of a measurement.
+    pub(crate) fn with_kind<T>(
+        &self,
+        id: MeasurementId,
+        ask: impl FnOnce(&dyn Any, &Locked<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut control = self.control();
+        let rights = control.measurements.get(&id).map(|m| m.rights).ok_or_else(|| no_measurement(id))?;
+        let kinds = self.kinds();
+        let kind = kinds.get(&id).ok_or_else(|| no_measurement(id))?;
+        let _acting = self.target.act_for(rights);
+        ask(&**kind, &Locked::new(self, &mut control, id))
+    }
+
+    /// Has all kinds do their periodic work.
+    pub fn tick(&self) {
+        // While a request is served, the watch has other things to look at.
+        let Ok(mut control) = self.control.try_lock() else { return };
+        if self.end.is_known() || control.attached.is_none() {
+            return;
+        }
+        for (id, kind) in self.kinds().iter_mut() {
+            let rights = control.measurements.get(id).filter(|m| !m.revoked).map(|m| m.rights);
+            let Some(rights) = rights else { continue };
+            let _acting = self.target.act_for(rights);
+            kind.tick(&mut Locked::new(self, &mut control, *id));
+        }
+    }
+
+    /// Tells the kind of a measurement that code was inserted. Takes the pairs without values for clients out of the inserted ones, and
+    /// returns the views of those that the measurement does not have yet.
+    pub(super) fn begun(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        kind: &mut dyn Running,
+        mut begun: InsertedPairs<'_>,
+    ) -> Vec<View> {
+        kind.inserted(&mut Locked::new(self, control, id), &mut begun);
+        let mut hidden: Vec<_> = begun.keys.extract_if(.., |(key, _)| key.is_hidden()).collect();
+        let known = control.measurements.get(&id).map_or(&[][..], |measurement| &measurement.hidden);
+        let known: FxHashSet<&PairKey> = known.iter().map(|view| &view.key).collect();
+        hidden.retain(|(key, _)| !known.contains(key));
+        self.views(control, &hidden)
+    }
+
+    /// Adds pairs without values for clients to a measurement.
+    pub(super) fn note_hidden(control: &mut Control, id: MeasurementId, new: Vec<View>) {
+        let Some(measurement) = control.measurements.get_mut(&id) else { return };
+        let keys: Vec<_> = new.iter().map(|view| (view.key.clone(), None)).collect();
+        measurement.hidden.extend(new);
+        control.add_users(&keys);
+    }
+}

@@ -1,0 +1,163 @@
+//! A session with its lock held, as the kinds of measurements see it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_model::token::Token;
+use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, MetricInfo, PointKind, Variable};
+use ingraft_process::{Target, TickClock};
+use rustc_hash::FxHashSet;
+
+use crate::api::{MeasurementId, RefusedFunction};
+use crate::error::Error;
+use crate::program::modules::{ModuleFile, Modules};
+use crate::readings::values::Columns;
+use crate::weaving::plan::Woven;
+use crate::weaving::positions::{Observer, Seen};
+
+use super::buffers::{LastRecords, NewBuffers, Records};
+use super::control::Control;
+use super::driver::Session;
+use super::insert;
+use super::pair::{Pair, PairKey};
+
+/// A session with its lock held, for the kind of one measurement.
+pub(crate) struct Locked<'s> {
+    session: &'s Session,
+    control: &'s mut Control,
+    id: MeasurementId,
+}
+
+impl<'s> Locked<'s> {
+    pub(super) fn new(session: &'s Session, control: &'s mut Control, id: MeasurementId) -> Self {
+        Locked { session, control, id }
+    }
+
+    /// The measurement.
+    pub fn id(&self) -> MeasurementId {
+        self.id
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Target {
+        &self.session.target
+    }
+
+    /// Path of the target's program; empty if it cannot be read.
+    pub fn program(&self) -> String {
+        std::fs::read_link(format!("/proc/{}/exe", self.session.pid()))
+            .map_or_else(|_| String::new(), |path| path.display().to_string())
+    }
+
+    /// The target's modules.
+    pub fn modules(&self) -> &Modules {
+        &self.control.modules
+    }
+
+    /// Analyses the modules of these files. Returns the errors of those that cannot be analysed.
+    pub fn load(&self, files: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
+        self.control.modules.load_files(&self.session.target, &self.session.context.images, files)
+    }
+
+    /// The generated code; `None` if there is none in the target.
+    pub fn woven(&self) -> Option<&Woven> {
+        self.control.attached.as_ref().map(|attached| &attached.woven)
+    }
+
+    /// Whether fork children count like threads of the target.
+    pub fn has_family(&self) -> bool {
+        self.control.family
+    }
+
+    /// A pair; `None` if it was not inserted, or if it was taken out.
+    pub fn pair(&self, key: &PairKey) -> Option<&Pair> {
+        self.control.pairs.get(key)
+    }
+
+    /// The functions that are refused to the measurement, with the reasons.
+    pub fn refused(&self) -> Vec<(MdlFunction, RefusedFunction)> {
+        let measurement = self.control.measurements.get(&self.id);
+        let views = measurement.iter().flat_map(|measurement| measurement.views.iter());
+        let pairs = views.filter_map(|view| self.control.pairs.get(&view.key));
+        pairs.flat_map(|pair| pair.unwoven.iter().cloned()).collect()
+    }
+
+    /// The wall clock of timers; `None` if this machine has none.
+    pub fn wall_clock(&self) -> Option<&TickClock> {
+        self.session.clocks.wall().ok()
+    }
+
+    /// Reads counters while the target runs; `None` without a data area.
+    pub fn columns<T>(&self, read: impl FnOnce(&Columns<'_>) -> T) -> Option<T> {
+        self.session.shared().columns().map(|columns| read(&columns))
+    }
+
+    /// Reads counters while all threads are held; see [`Session::observe`].
+    pub fn observe(&self, read: &mut (dyn FnMut(&Columns<'_>) + Send)) -> Result<(Seen, Duration, u64), Error> {
+        self.session.observe(self.control, read)
+    }
+
+    /// Takes a counter for which there is no code. A pair without code holds it until the measurement ends.
+    pub fn hold_counter(&mut self, key: PairKey, metric: Arc<MetricInfo>, variable: Variable) -> Result<u32, Error> {
+        let limit = insert::counters_max(self.control);
+        let counter = self.control.counters.take(1, limit);
+        let counter = counter.ok_or_else(|| insert::too_many(limit).about(self.session.pid()))?;
+        self.control.pairs.insert(key, Pair::without_code(metric, variable, counter));
+        Ok(counter)
+    }
+
+    /// Gives a counter back of which no code was inserted.
+    pub fn release_counter(&mut self, key: &PairKey) {
+        if let Some(counter) = self.control.pairs.remove(key).and_then(|pair| pair.counters.first().copied()) {
+            self.control.counters.give_back(counter, 1);
+        }
+    }
+
+    /// Weaves more code for a pair that was inserted.
+    pub fn extend(&mut self, key: PairKey, code: Instrumentation) -> Result<(), Error> {
+        let Some(counters) = self.control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
+        self.session.extend(self.control, vec![(key, code, counters)], &mut Observer::default()).map(drop)
+    }
+
+    /// Takes snippets of pairs out. Returns their number.
+    pub fn withdraw(&mut self, going: &[(PairKey, FxHashSet<u64>)]) -> Result<usize, Error> {
+        let mut gone: Vec<(MdlFunction, u64)> = Vec::new();
+        for (key, ids) in going {
+            let pair = self.control.pairs.get(key);
+            gone.extend(pair.into_iter().flat_map(|pair| &pair.minis).filter(|(_, id)| ids.contains(id)));
+        }
+        self.session.withdraw(self.control, &gone)?;
+        for (key, ids) in going {
+            if let Some(pair) = self.control.pairs.get_mut(key) {
+                pair.minis.retain(|(_, id)| !ids.contains(id));
+            }
+        }
+        self.session.settle_accounts(self.control);
+        Ok(gone.len())
+    }
+
+    /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.
+    pub fn leaving_points(&self) -> Vec<(MdlFunction, PointKind, Token)> {
+        self.session.marks(&self.control.modules)
+    }
+
+    /// Begins to drain the buffers of the measurement, whose code was inserted.
+    pub fn begin_buffers<R: Records>(&self, new: NewBuffers) {
+        self.session.shared_mut().buffers.begin::<R>(self.id, new);
+    }
+
+    /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.
+    pub fn end_buffers<R: Records>(&self) -> Option<LastRecords> {
+        self.session.end_buffers::<R>(self.id)
+    }
+
+    /// Whether threads wait for room in buffers of the measurement.
+    pub fn waits_for_room(&self) -> bool {
+        self.session.shared().buffers.wait(Some(self.id))
+    }
+
+    /// Whether threads wait for room in buffers of any measurement.
+    pub fn any_waits_for_room(&self) -> bool {
+        self.session.shared().buffers.wait(None)
+    }
+}
