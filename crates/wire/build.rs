@@ -1,10 +1,11 @@
 //! Compiles `proto/` without protoc: protox compiles the descriptor set, and tonic-prost-build generates the code. The descriptor set keeps
-//! the comments, for reflection.
+//! the comments, for reflection. The messages of profiles are those of crate `report`, which saves them.
 
 use std::error::Error;
 use std::path::Path;
 
 use prost::Message;
+use prost_types::FileDescriptorProto;
 
 const FILES: [&str; 10] =
     ["target", "processes", "code", "history", "metrics", "counts", "instrumentation", "profiles", "traces", "daemon"];
@@ -18,6 +19,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = compiler.file_descriptor_set();
     let out = std::env::var("OUT_DIR")?;
     std::fs::write(Path::new(&out).join("ingraft.v1.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    let is_saved = |file: &&FileDescriptorProto| file.name() == "ingraft/v1/counts.proto";
+    let saved: Vec<_> = descriptors.file.iter().filter(is_saved).flat_map(|file| &file.message_type).collect();
+    let builder = saved.iter().fold(tonic_prost_build::configure(), |builder, message| {
+        let name = message.name();
+        builder.extern_path(format!(".ingraft.v1.{name}"), format!("::ingraft_report::message::{name}"))
+    });
+    builder.compile_fds(descriptors.clone())?;
     Ok(())
 }

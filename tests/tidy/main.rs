@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod comments;
+mod constants;
 mod edges;
 mod files;
 mod folders;

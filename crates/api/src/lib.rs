@@ -33,4 +33,3 @@ pub use self::reason::*;
 pub use self::removed::*;
 pub use self::request::*;
 pub use self::value::*;
-pub use ingraft_profile::{Earlier, EarlierProfile};

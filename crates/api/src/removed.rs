@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ingraft_model::{Avma, HoldTime, Pid, Tid};
-use ingraft_report::{Chunk, TraceEnd};
+use ingraft_report::{Chunk, SavedProfile, TraceEnd};
 
-use crate::{PairInfo, ProfileReading, Reading};
+use crate::{PairInfo, Reading};
 
 /// Answer to a removal.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub struct Removed {
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
     /// The last counts of a profile; `None` if the measurement is no profile.
-    pub profile: Option<Box<ProfileReading>>,
+    pub profile: Option<Box<SavedProfile>>,
     /// The end of a trace; `None` if the measurement is no trace.
     pub trace: Option<TraceRest>,
     /// Changes that other programs have made to the code: the reason why the code differs from the original, or the places that were

@@ -12,7 +12,7 @@ use clap_complete::Shell;
 use ingraft_model::{EVENT_NAMES, FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
-pub(crate) use report::{Export, ReportArgs};
+pub(crate) use report::{Export, ReportArgs, names};
 pub(crate) use trace::{ReplayArgs, TraceArgs};
 
 /// Count what a running Linux program does, function by function, and leave no trace.

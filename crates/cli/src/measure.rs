@@ -17,8 +17,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use ingraft_api::Reason;
-use ingraft_report::Cause;
-use ingraft_wire::profile::Profile;
+use ingraft_report::{Cause, SavedProfile};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
@@ -177,7 +176,7 @@ pub(crate) struct Site {
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
     /// Latest counts of a profile, the last of them fetched at the removal; `None` if the measurement is no profile.
-    pub(crate) profile: Option<Profile>,
+    pub(crate) profile: Option<SavedProfile>,
     /// The task that writes the file of a trace; `None` if the measurement is no trace, or if the file is whole.
     trace: Option<Puller>,
     /// Failure to write the file of a trace.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{MetricInfo, Pid};
 use ingraft_process::{EventError, PerfEvent, ProcessIdentity, Rights, Target};
-use ingraft_report::{Chunk, TracedCode, TracedProgram};
+use ingraft_report::{Chunk, SavedProfile, TracedCode, TracedProgram};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -579,7 +579,7 @@ impl Engine {
     }
 
     /// Counts of all blocks and edges of a profile's functions, at one moment at which all threads of the target are held.
-    pub fn profile(&self, id: MeasurementId, caller: Caller) -> Result<ProfileReading, Error> {
+    pub fn profile(&self, id: MeasurementId, caller: Caller) -> Result<SavedProfile, Error> {
         kinds::read_profile(&*self.of_measurement(id, caller)?, id)
     }
 

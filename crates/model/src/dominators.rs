@@ -47,22 +47,6 @@ impl Dominators {
         Dominators { immediate, subtree, order }
     }
 
-    /// Computes the post-dominators of a graph: the dominators of the reversed graph, whose entries are the nodes without successors. A
-    /// node that cannot reach any node without successors counts as unreachable.
-    pub fn post(successors: &[Vec<usize>]) -> Self {
-        let mut reversed = vec![Vec::new(); successors.len()];
-        let mut exits = Vec::new();
-        for (node, next) in successors.iter().enumerate() {
-            if next.is_empty() {
-                exits.push(node);
-            }
-            for &to in next.iter().filter(|n| **n < successors.len()) {
-                reversed[to].push(node);
-            }
-        }
-        Self::new(&reversed, &exits)
-    }
-
     /// The immediate dominator of a node; `None` if no single node dominates it.
     pub fn immediate(&self, node: usize) -> Option<usize> {
         self.immediate.get(node).copied().flatten()
@@ -218,6 +202,5 @@ mod tests {
             (0..200_000).map(|n| if n < 199_999 { vec![n + 1, n / 2] } else { vec![] }).collect();
         let found = Dominators::new(&graph, &[0]);
         assert_eq!(found.immediate(199_999), Some(199_998));
-        assert!(Dominators::post(&graph).dominates(199_999, 0));
     }
 }

@@ -150,8 +150,6 @@ pub mod event {
     pub const OPEN: u32 = 1;
     /// The thread is opening its counter, or the kernel has refused it.
     pub const REFUSED: u32 = 2;
-    /// Size of a counter's page in bytes.
-    pub const PAGE: u32 = 0x1000;
 }
 
 /// Offset of the claims in shard 0: one u64 for each shard. It holds the identity of the shard's thread, or 0 if the shard is free.

@@ -20,6 +20,7 @@ pub mod instrumentation;
 pub mod layout;
 pub mod listed;
 pub mod loops;
+pub mod machine;
 pub mod metric;
 mod moving;
 pub mod object;

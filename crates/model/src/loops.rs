@@ -24,13 +24,6 @@ pub struct Loop {
     pub depth: usize,
 }
 
-impl Loop {
-    /// Whether control enters at the header alone.
-    pub fn is_reducible(&self) -> bool {
-        self.entries.len() == 1
-    }
-}
-
 /// The loops of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loops {
@@ -298,7 +291,7 @@ mod tests {
                 prop_assert_eq!(&one.entries, &entered);
                 prop_assert!(entered.contains(&one.header));
                 let dominated = one.body.iter().all(|node| dominators.dominates(one.header, *node));
-                prop_assert_eq!(one.is_reducible(), dominated);
+                prop_assert_eq!(one.entries.len() == 1, dominated);
                 if dominated {
                     prop_assert_eq!(&one.body, &natural(&graph, &dominators, one.header));
                 }
@@ -342,7 +335,7 @@ mod tests {
         let graph = vec![vec![1, 2], vec![2], vec![1]];
         let loops = Loops::new(&graph, &[0]);
         let [one] = loops.all() else { panic!("{loops:?}") };
-        assert_eq!((&one.entries[..], one.is_reducible()), (&[1, 2][..], false));
+        assert_eq!(one.entries, [1, 2]);
     }
 
     #[test]

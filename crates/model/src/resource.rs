@@ -72,11 +72,6 @@ impl ResourcePath {
 }
 
 impl Focus {
-    /// The whole program.
-    pub fn whole_program() -> Self {
-        Focus::default()
-    }
-
     /// A focus of these resources.
     pub fn new(parts: impl IntoIterator<Item = ResourcePath>) -> Result<Self, FocusError> {
         let mut parts: Vec<_> = parts.into_iter().collect();

@@ -26,8 +26,6 @@ pub const SHORT_PLACES: u32 = 0xdf;
 pub const PLACES_MAX: u32 = SHORT_PLACES + 16 * DIGITS;
 /// Largest number of functions of a trace.
 pub const FUNCTIONS_MAX: u32 = DIGITS * DIGITS;
-/// Largest number of bytes of a token.
-pub const TOKEN_MAX: usize = TIME_BYTES as usize;
 /// Number of bytes of [`Token::Stack`].
 pub const STACK_BYTES: u32 = 5;
 /// First byte of [`Token::Stack`], [`Token::Time`] and [`Token::Condition`]. The bytes of the number each have seven of its bits, the lowest ones first, and their
@@ -204,7 +202,7 @@ mod tests {
             Token::Gap,
         ]) {
             let bytes = token.bytes().expect("a small number");
-            assert!(bytes.len() <= TOKEN_MAX && !bytes.contains(&0), "{token:?} {bytes:x?}");
+            assert!(bytes.len() <= TIME_BYTES as usize && !bytes.contains(&0), "{token:?} {bytes:x?}");
             assert_eq!(Token::read(&bytes), Ok(Some((token, bytes.len()))));
             for cut in 0..bytes.len() {
                 assert_eq!(Token::read(&bytes[..cut]), Ok(None), "{token:?}");

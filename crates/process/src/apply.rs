@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ingraft_model::layout::header;
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallClock};
 
 use crate::bases;
@@ -22,7 +23,6 @@ use crate::target::{Target, lock};
 use crate::tracer::{TraceeState, Tracer};
 use crate::visit::{HeldThreads, Visitor, held_threads};
 
-const PAGE: u64 = 4096;
 /// Number of zeros in a row that no generated code has, and no code of a program that it copies.
 const EMPTY: usize = 64;
 /// Longest time for which the first attempt holds the target so that threads leave code that changes. Each further attempt adds the same

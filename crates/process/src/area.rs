@@ -433,11 +433,6 @@ impl SharedArea {
         Ok(true)
     }
 
-    /// Number of failed searches for a free shard.
-    pub fn exhausted(&self) -> Result<u32, ProcessError> {
-        self.read_u32(header::EXHAUSTED.into())
-    }
-
     /// Number of calls of functions of the target that are known to have ended without a return, and number of snippets with calls that
     /// were skipped.
     pub fn calls_amiss(&self) -> Result<(u32, u32), ProcessError> {

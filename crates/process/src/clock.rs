@@ -208,7 +208,7 @@ fn clock_ns(time: rustix::time::Timespec) -> u64 {
 /// them.
 fn kernels_scale() -> Option<Scale> {
     let file = sys::perf_event_open_words(&perf::DUMMY, sys::own_tid()).ok()?;
-    let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).ok()?;
+    let page = MmapOptions::new().len(sys::EVENT_MAPPING).map_raw_read_only(&file).ok()?;
     let (mult, shift) = sys::tick_scale(&page)?;
     Some(Scale { mult, shift: shift.into() })
 }

@@ -7,11 +7,12 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ingraft_model::machine::PAGE;
 use memmap2::MmapRaw;
 
 /// Maximum number of guarded mappings at a time: one for each target, and some that are only inspected.
 const REGIONS: usize = 8192;
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = PAGE as usize;
 
 /// An entry of the table that the handler reads. If `start` is 0, the entry is free. If `end` is 0, it is being filled or cleared.
 struct GuardEntry {
@@ -105,10 +106,10 @@ fn mend(at: usize) -> bool {
     let inside = |r: &&GuardEntry| (r.start.load(Ordering::SeqCst)..r.end.load(Ordering::SeqCst)).contains(&at);
     let Some(region) = TABLE[..USED.load(Ordering::SeqCst)].iter().find(inside) else { return false };
     region.broken.store(true, Ordering::SeqCst);
-    let page = (at & !(PAGE - 1)) as *mut libc::c_void;
+    let page = (at & !(PAGE_BYTES - 1)) as *mut libc::c_void;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: the page lies in a mapping that its owner keeps while it is in the table, and accesses only as words that anybody may change.
-    unsafe { libc::mmap(page, PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) == page }
+    unsafe { libc::mmap(page, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) == page }
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -163,21 +164,21 @@ mod tests {
     #[test]
     fn a_file_that_is_cut_down_reads_as_zeros() {
         let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
-        rustix::fs::ftruncate(&file, 4 * PAGE as u64).expect("grow");
-        let map = memmap2::MmapOptions::new().len(4 * PAGE).map_raw(&file).expect("map");
+        rustix::fs::ftruncate(&file, 4 * PAGE).expect("grow");
+        let map = memmap2::MmapOptions::new().len(4 * PAGE_BYTES).map_raw(&file).expect("map");
         let guarded = GuardedMapping::new(map).expect("guard");
         let word = |at: usize| {
             // SAFETY: an aligned word of a mapping that lives.
             unsafe { std::sync::atomic::AtomicU64::from_ptr(guarded.as_mut_ptr().wrapping_add(at).cast()) }
         };
         word(8).store(1, Ordering::SeqCst);
-        word(2 * PAGE).store(2, Ordering::SeqCst);
-        rustix::fs::ftruncate(&file, PAGE as u64).expect("cut");
+        word(2 * PAGE_BYTES).store(2, Ordering::SeqCst);
+        rustix::fs::ftruncate(&file, PAGE).expect("cut");
         assert!(!guarded.is_broken());
-        assert_eq!((word(2 * PAGE).load(Ordering::SeqCst), word(8).load(Ordering::SeqCst)), (0, 1));
+        assert_eq!((word(2 * PAGE_BYTES).load(Ordering::SeqCst), word(8).load(Ordering::SeqCst)), (0, 1));
         assert!(guarded.is_broken());
-        word(3 * PAGE).store(3, Ordering::SeqCst);
-        assert_eq!(word(3 * PAGE).load(Ordering::SeqCst), 3);
+        word(3 * PAGE_BYTES).store(3, Ordering::SeqCst);
+        assert_eq!(word(3 * PAGE_BYTES).load(Ordering::SeqCst), 3);
         drop(guarded);
         assert!(!mend(1));
     }

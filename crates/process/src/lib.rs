@@ -88,7 +88,7 @@ pub use stack::contains;
 pub use survey::{ID_OFFSETS, Survey, ThreadFacts};
 pub use suspended::CodePointers;
 pub use sys::{abort_after, before_steps, steps, thread_exists};
-pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, ProcessIdentity, Target};
+pub use target::{AT_BASE, AT_ENTRY, ExitStatus, ProcessIdentity, Target};
 pub use target_memory::{DataAreaRequest, MAPS_NAME};
 pub use traced::HoldBound;
 pub use vectors::vector_state;

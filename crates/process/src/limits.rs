@@ -9,6 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ingraft_model::layout::{self, record};
+use ingraft_model::machine::PAGE;
 use ingraft_model::{AvmaRange, PatchPlan, Pid};
 
 use crate::area::SharedArea;
@@ -18,7 +19,6 @@ use crate::shortage::{MemoryLimit, MemoryRoom, Shortage};
 use crate::target::{Target, lock};
 use crate::target_memory::DataAreaRequest;
 
-const PAGE: u64 = 4096;
 const HUGE_PAGE: u64 = 2 << 20;
 const KIB: u64 = 1 << 10;
 /// Bytes that one page of page table entries maps.

@@ -2,9 +2,8 @@
 //! would allocate a page of zeros, which the kernel does not take back.
 
 use ingraft_model::layout::COUNTERS;
+use ingraft_model::machine::PAGE;
 use memmap2::MmapRaw;
-
-const PAGE: u64 = 4096;
 
 /// The pages of one shard's counters that have memory.
 #[derive(Clone, Debug, Default)]

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
 use crate::error::ProcessError;
@@ -431,7 +432,6 @@ pub(crate) fn own_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
 /// Whether the entry of /proc/PID/pagemap of each page of a range has a property.
 fn pages(pid: Pid, range: &AvmaRange, has: impl Fn(u64) -> bool) -> Option<Vec<bool>> {
     use std::os::unix::fs::FileExt;
-    const PAGE: u64 = 4096;
     const ENTRY: u64 = 8;
     let count = usize::try_from(range.end.0.checked_sub(range.start.0)? / PAGE).ok()?;
     let mut entries = vec![0; count.checked_mul(ENTRY as usize)?];

@@ -1,9 +1,9 @@
 //! A limit on memory that leaves too little room for a change, in words.
 
+use ingraft_model::machine::PAGE;
 use std::fmt;
 use std::path::PathBuf;
 
-const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
 /// Limit on the memory of a target.

@@ -4,6 +4,7 @@
 use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, Tid};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 
@@ -14,7 +15,6 @@ use crate::survey::ID_OFFSETS;
 use crate::target::Target;
 use crate::target_memory::MAPS_NAME;
 
-const PAGE: u64 = 4096;
 /// Largest number of pages whose state is asked for.
 const PAGES_MAX: u64 = 1 << 28;
 /// Number of pages whose state is asked for at once.

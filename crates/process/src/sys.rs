@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Pid, Tid};
 
 use crate::dispatch::UserDispatch;
@@ -519,8 +520,8 @@ unsafe fn open_counter(at: *const libc::c_void, tid: Tid) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// Size of a counter's page in bytes (struct perf_event_mmap_page).
-pub(crate) const EVENT_PAGE: usize = 4096;
+/// Length in bytes of a counter's mapping (struct perf_event_mmap_page): one page.
+pub(crate) const EVENT_MAPPING: usize = PAGE as usize;
 
 /// Reads a word of a counter's page.
 fn page_word(page: &memmap2::MmapRaw, at: usize) -> Option<u32> {
@@ -553,7 +554,7 @@ pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &
     const CAPABILITIES: usize = 40;
     const WIDTH: usize = 48;
     const MAY_READ: u32 = 4;
-    if page.len() < EVENT_PAGE {
+    if page.len() < EVENT_MAPPING {
         return Err("its page is too short");
     }
     let word = |at: usize| page_word(page, at).unwrap_or(0);

@@ -28,11 +28,9 @@ pub const AT_ENTRY: u64 = 9;
 /// Type, in the auxiliary vector, of the dynamic loader's load address.
 pub const AT_BASE: u64 = 7;
 /// Type, in the auxiliary vector, of the second word of processor features for programs.
-pub const AT_HWCAP2: u64 = 26;
-/// Type, in the auxiliary vector, of the vDSO's address.
-pub const AT_SYSINFO_EHDR: u64 = 33;
+pub(crate) const AT_HWCAP2: u64 = 26;
 /// Bit of AT_HWCAP2: programs may use RDFSBASE and the related instructions.
-pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
+pub(crate) const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
 /// Identifies a process. A process id alone is not enough, because the kernel reuses ids.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

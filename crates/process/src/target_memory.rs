@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingraft_model::layout;
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
@@ -26,7 +27,6 @@ const NAME: &str = "ingraft";
 pub const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
 /// The name by which /proc/PID/maps shows a counter's page.
 const EVENT_NAME: &str = "anon_inode:[perf_event]";
-const PAGE: u64 = 4096;
 /// Bound for a gs base plus a 32-bit displacement.
 const TWO_GIB: u64 = 1 << 31;
 /// Lowest address to use, unless the kernel's limit is higher.
@@ -328,7 +328,7 @@ impl Target {
     /// that no thread is in code that reads them.
     pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), ProcessError> {
         let layout = area.layout();
-        let first = u64::from(layout::EVENT_PAGES + layout::event::PAGE * number);
+        let first = u64::from(layout::EVENT_PAGES) + PAGE * u64::from(number);
         let is_page = |m: &Mapping| {
             let offset = m.range.start.0.wrapping_sub(layout.base.0);
             m.path.as_os_str() == EVENT_NAME
@@ -339,7 +339,7 @@ impl Target {
         if !pages.is_empty() {
             let _unbounded = self.bound_holds(None);
             // An empty page keeps other mappings out, and a thread that reads it finds no counter.
-            let page = |at: u64| [at, layout::event::PAGE.into(), libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
+            let page = |at: u64| [at, PAGE, libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
             self.remote(|remote| {
                 pages.iter().try_for_each(|at| {
                     remote.syscall("mmap over a counter's page", libc::SYS_mmap, page(*at)).map(drop)

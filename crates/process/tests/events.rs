@@ -8,7 +8,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::within;
-use ingraft_model::layout::{EVENT_PAGES, event, header};
+use ingraft_model::layout::{EVENT_PAGES, header};
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Pid, Tid};
 use ingraft_process::{CountedEvents, DataAreaRequest, EventReading, PerfEvent, Target};
 
@@ -206,7 +207,7 @@ fn counters_in_shards_are_closed_and_the_area_stays_one() {
         let area = target.create_area(&DataAreaRequest::default()).expect("area");
         let layout = area.layout();
         let place = |(shard, number): (u64, u32)| {
-            layout.base.0 + shard * layout.stride + u64::from(EVENT_PAGES + event::PAGE * number)
+            layout.base.0 + shard * layout.stride + u64::from(EVENT_PAGES) + PAGE * u64::from(number)
         };
         let opened = [(2, 3), (2, 4), (5, 3)];
         target

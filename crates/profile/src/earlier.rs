@@ -45,6 +45,12 @@ impl EarlierProfile {
         }
     }
 
+    /// All functions with their counts: those of one file after the other.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Svma, &Earlier)> {
+        let functions = self.files.iter().map(|(build_id, functions)| functions.iter().map(move |of| (build_id, of)));
+        functions.flatten().map(|(build_id, (start, counts))| (&**build_id, *start, counts))
+    }
+
     /// The counts of a function; `None` if the profile has none.
     pub fn of(&self, build_id: &[u8], function: Svma) -> Option<&Earlier> {
         self.files.get(build_id)?.get(&function)

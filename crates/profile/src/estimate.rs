@@ -16,7 +16,7 @@ use crate::structure::Structure;
 use crate::weights::{WEIGHT_MAX, Weights};
 
 /// Expected number of iterations of a loop for each time that control enters it.
-pub const LOOP_MULTIPLIER: f64 = 10.0;
+const LOOP_MULTIPLIER: f64 = 10.0;
 
 impl Weights {
     /// Estimates weights from the structure of the graph. The closing edge weighs 1, so a weight is a number of passages for each

@@ -47,7 +47,6 @@ pub use barred::{Barred, Counter, Refused};
 pub use correction::Corrections;
 pub use coverage::{Coverage, Inside, coverage_probes};
 pub use earlier::{Earlier, EarlierProfile};
-pub use estimate::LOOP_MULTIPLIER;
 pub use events::{EventPlan, Events, Uncountable};
 pub use graph::{Edge, EdgeKind, Graph};
 pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};

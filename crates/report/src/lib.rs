@@ -9,21 +9,22 @@ mod diff;
 mod export;
 mod file;
 mod merge;
+pub mod message;
 mod program;
 mod saved;
 mod trace;
 
 pub use code::{Frame, ModuleCode, Step, Symbol};
 pub use diff::{BlockChange, Change, FunctionChange, diff};
-pub use export::{bolt, callgrind, drcov, fdata, html, lcov, llvm_sample, ran_lines};
+pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
-pub use ingraft_profile::{Step as TraceStep, TracedFunction, Unknown};
+pub use ingraft_profile::{Earlier, EarlierProfile, Step as TraceStep, TracedFunction, Unknown};
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{
-    BlockCount, CallCount, Callee, Covered, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, ProfileKind, Refused,
-    SavedProfile,
+    BlockCount, CallCount, Callee, Covered, Details, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
+    ProfileKind, Refused, SavedProfile,
 };
 pub use trace::{
     Cause, Chunk, Newest, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode,

@@ -63,12 +63,14 @@ impl SavedProfile {
     }
 
     /// Adds the counts of another profile. Modules are the same if their build-ids are, functions if their modules and addresses are.
-    /// Facts about the process stay those of this profile. Fails, and leaves an incomplete sum, if the profiles do not fit.
+    /// Facts about the process stay those of this profile; the sum has no details of functions. Fails, and leaves an incomplete sum, if the
+    /// profiles do not fit.
     pub fn add(&mut self, other: &SavedProfile) -> Result<(), MergeError> {
         if self.kind != other.kind {
             return Err(MergeError::OtherKind);
         }
         let kind = self.kind;
+        self.leave_counts();
         let mut modules = Vec::new();
         for (module, found) in other.modules.iter().zip(matched(&other.modules, &self.modules)?) {
             modules.push(found.unwrap_or_else(|| {
@@ -81,7 +83,7 @@ impl SavedProfile {
             self.functions.iter().enumerate().map(|(number, function)| ((function.module, function.start), number));
         let known: FxHashMap<(usize, Svma), usize> = keys.collect();
         for function in &other.functions {
-            let mut function = function.clone();
+            let mut function = FunctionProfile { details: None, ..function.clone() };
             function.module = module(function.module);
             for call in &mut function.call_sites {
                 if let Callee::Other { module: of, .. } = &mut call.callee {

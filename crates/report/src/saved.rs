@@ -1,6 +1,7 @@
 //! The profile of one process as a value: how often the blocks and edges of its functions were executed.
 
-use ingraft_model::{EdgeKind, Svma};
+use ingraft_model::{BlockEvents, EdgeKind, Svma};
+use ingraft_profile::{Earlier, EarlierProfile};
 
 /// Meaning of the counts of a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,31 @@ pub struct SavedProfile {
     pub refused: Vec<Refused>,
     /// Calls in progress when counting began, and calls that counting left in progress, as far as they were corrected for.
     pub corrected: (u64, u64),
+    /// Longest time for which a thread was held for the reading, in nanoseconds; 0 if the target had ended, and in a saved profile.
+    pub held_ns: u64,
+    /// Event of the inclusive totals; empty if there are none.
+    pub inclusive: String,
+}
+
+impl SavedProfile {
+    /// Removes what files and sums do not have: details of functions, and facts about the reading.
+    pub fn leave_counts(&mut self) {
+        self.functions.iter_mut().for_each(|function| function.details = None);
+        self.held_ns = 0;
+        self.inclusive.clear();
+    }
+
+    /// The counts by which the counters of a later profile are placed.
+    pub fn earlier(&self) -> EarlierProfile {
+        let mut earlier = EarlierProfile::default();
+        for function in &self.functions {
+            let Some(module) = self.modules.get(function.module) else { continue };
+            let blocks = function.blocks.iter().map(|block| block.count).collect();
+            let edges = function.edges.iter().map(|edge| edge.count).collect();
+            earlier.add(&module.build_id, function.start, Earlier { blocks, edges });
+        }
+        earlier
+    }
 }
 
 /// A file that the process has mapped.
@@ -74,6 +100,30 @@ pub struct FunctionProfile {
     /// The calls that the function makes, sorted by the block that they end.
     pub call_sites: Vec<CallCount>,
     /// Reason why the counts are not exact, with the bound; `None` if they are exact.
+    pub inexact: Option<String>,
+    /// Details; `None` in a saved profile.
+    pub details: Option<Details>,
+}
+
+/// Details of a function that saved profiles do not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Preferred name, demangled.
+    pub name: String,
+    /// Events of one execution of each block, in the order of the blocks.
+    pub events: Vec<BlockEvents>,
+    /// Events of the function with those of all that it calls; `None` if the profile has no inclusive totals.
+    pub inclusive: Option<InclusiveTotal>,
+    /// The same of calls that the function makes, each with the block that the call ends.
+    pub calls: Vec<(usize, InclusiveTotal)>,
+}
+
+/// An inclusive total.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InclusiveTotal {
+    /// Number of events; `None` if it is not known.
+    pub events: Option<u64>,
+    /// Reason why the number is not exact, or not known; `None` if it is exact.
     pub inexact: Option<String>,
 }
 

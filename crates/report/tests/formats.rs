@@ -2,8 +2,8 @@
 
 use ingraft_model::{EdgeKind, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, MergeError, ModuleInfo, ProfileKind, Program,
-    SavedProfile, diff,
+    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, Exporter, FunctionProfile, MergeError, ModuleInfo, ProfileKind,
+    Program, SavedProfile, diff,
 };
 
 fn block(start: u64, count: u64) -> BlockCount {
@@ -26,6 +26,7 @@ fn function(name: &str, start: u64, calls: u64, blocks: Vec<BlockCount>) -> Func
         call_sites: Vec::new(),
         unknown: Vec::new(),
         inexact: None,
+        details: None,
     }
 }
 
@@ -59,10 +60,19 @@ fn profile() -> SavedProfile {
     }
 }
 
+/// A profile in the format with this name, without the code of its modules.
+fn exported(profile: &SavedProfile, name: &str) -> Vec<u8> {
+    let exporter = Exporter::named(name).expect("a format");
+    (exporter.write)(&Program::new(profile, Vec::new()), 0, &|_| None)
+}
+
+fn text(profile: &SavedProfile, name: &str) -> String {
+    String::from_utf8(exported(profile, name)).expect("text")
+}
+
 #[test]
 fn drcov_has_a_table_of_executed_blocks() {
-    let profile = profile();
-    let bytes = ingraft_report::drcov(&Program::new(&profile, Vec::new()));
+    let bytes = exported(&profile(), "drcov");
     let head = "DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\nModule Table: version 2, count 1\n\
                 Columns: id, base, end, entry, path\n  \
                 0, 0x0000550000000000, 0x0000550000004000, 0x0000000000000000, /opt/shop\nBB Table: 5 bbs\n";
@@ -73,20 +83,18 @@ fn drcov_has_a_table_of_executed_blocks() {
 
 #[test]
 fn bolt_gets_branches_calls_and_arrivals_from_outside() {
-    let profile = profile();
-    let text = ingraft_report::bolt(&Program::new(&profile, Vec::new()), 0);
+    let bolt = text(&profile(), "bolt");
     let expected = "F 100e 1010 2\nB 101e 1010 18 0\nF 101e 1020 2\nB 101e 1100 20 0\nB 102e 1200 2 0\n\
                     B 110e 1100 30 0\nB X:0 1000 2 0\n";
-    assert_eq!(text, expected);
-    let text = ingraft_report::fdata(&Program::new(&profile, Vec::new()), 0);
+    assert_eq!(bolt, expected);
+    let text = text(&profile(), "fdata");
     assert!(text.contains("1 outer<&> 1e 1 outer<&> 10 0 18\n"), "{text}");
     assert!(text.ends_with("0 [unknown] 0 1 outer<&> 0 0 2\n"), "{text}");
 }
 
 #[test]
 fn callgrind_estimates_the_cost_of_calls() {
-    let profile = profile();
-    let text = ingraft_report::callgrind(&Program::new(&profile, Vec::new()));
+    let text = text(&profile(), "callgrind");
     // 20 calls from outside cost all 200 instructions, and calls within the recursion cost nothing.
     assert!(text.contains("calls=20 0x1100 0\n0x101e 0 200\n"), "{text}");
     assert!(text.contains("calls=30 0x1100 0\n0x110e 0 0\n"), "{text}");
@@ -98,7 +106,7 @@ fn callgrind_estimates_the_cost_of_calls() {
 fn pages_escape_names_and_load_nothing() {
     let mut profile = profile();
     profile.program = "/opt/<script>alert(1)</script>".to_owned();
-    let page = ingraft_report::html(&Program::new(&profile, Vec::new()), &|_| None);
+    let page = text(&profile, "html");
     assert!(page.contains("outer&lt;&amp;&gt;") && !page.contains("outer<") && !page.contains("<script>alert"));
     assert!(!page.contains("http") && !page.contains("src=") && !page.contains("@import"));
 }

@@ -25,6 +25,8 @@ pub mod version;
     reason = "generated code; the proto files are checked for comments by a test"
 )]
 pub mod v1 {
+    pub use ingraft_report::message::*;
+
     tonic::include_proto!("ingraft.v1");
 }
 

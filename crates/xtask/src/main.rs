@@ -22,7 +22,9 @@ usage: cargo xtask COMMAND
                             prints the figures of each (INGRAFT_ROUNDS, INGRAFT_KILLS: how often, 10 and 20;
                             INGRAFT_KINDS: which rounds, such as 'coverage,edges of libc')
   fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
-  bench [NAME…]             the table of speed and size, each row with the limit measured in the same run
+  bench [--markdown] [NAME…]
+                            the table of speed and size, each row with the limit measured in the same run
+                            --markdown: also writes it to docs/measured.md, with the machine and the date
   package [deb] [tarball] [--built DIR] [--output DIR]
                             a Debian package and a tarball of static programs (both, if none is named), in target/packages
                             --built: of the programs in this directory, which are stripped, instead of building them

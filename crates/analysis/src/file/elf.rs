@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ingraft_model::machine::{ENDBR, ENDBR_LEN};
 use ingraft_model::{Svma, SvmaRange};
 use object::elf;
 
@@ -548,7 +549,7 @@ impl Elf {
 
     /// Whether an `endbr64` lies at an address.
     pub(crate) fn begins_with_endbr(&self, svma: u64) -> bool {
-        self.data_at(svma, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa])
+        self.data_at(svma, ENDBR_LEN) == Some(&ENDBR)
     }
 
     /// `len` bytes of the file as they are mapped at an address.

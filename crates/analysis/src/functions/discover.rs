@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ingraft_model::Svma;
+use ingraft_model::machine::ENDBR;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -534,7 +535,7 @@ fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {
         return FunctionKind::IfuncResolver;
     }
     let bytes = image.data_from(start).unwrap_or_default();
-    let bytes = bytes.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(bytes);
+    let bytes = bytes.strip_prefix(&ENDBR).unwrap_or(bytes);
     let bytes = bytes.strip_prefix(&[0xf2]).unwrap_or(bytes);
     // A stub begins with `jmp [rip+…]`, and the code before the stubs with `push [rip+…]`. Both get here only in files without section
     // headers.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ingraft_model::{Offset, Svma, SvmaRange};
 
-use crate::file::name::{Binding, Name};
+use crate::file::name::Name;
 use crate::functions::facts::Facts;
 
 /// Kind of the code at a function's first byte.
@@ -68,11 +68,6 @@ impl Function {
     /// Kind of the code at the first byte.
     pub fn kind(&self) -> FunctionKind {
         self.kind
-    }
-
-    /// Whether other object files can see the function under one of its names.
-    pub fn is_global(&self) -> bool {
-        self.names.iter().any(|n| n.binding() != Binding::Local)
     }
 
     /// The name to show, demangled: a global one before a local one, few underscores before many, short before long. For a function without

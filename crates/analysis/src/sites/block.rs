@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use iced_x86::Instruction;
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
     Block, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal,
     Site, SiteKind, Svma, WayInReason,
@@ -14,7 +15,7 @@ use crate::flow::{self, Graph, system_calls};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::island_room::IslandRooms;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
+use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 use crate::sites::{entry, island_room};
 use crate::text::decode::Cursor;
 use crate::text::transfer::Transfer;

@@ -4,6 +4,7 @@
 //! instructions before it. After a call, the springboard lies at the return address.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
 
 use crate::flow::body::Body;
@@ -13,7 +14,7 @@ use crate::image::Image;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::exit;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
+use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 
 /// Lengths of indirect calls that a direct call can replace, ending at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;

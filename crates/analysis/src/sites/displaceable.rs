@@ -4,11 +4,12 @@
 //! springboard, and then only one of the two points can be woven.
 
 use ingraft_model::Refusal;
+use ingraft_model::machine::SPRINGBOARD;
 
 use crate::flow::Graph;
 use crate::flow::body::Body;
 use crate::sites::entry;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page};
 
 /// Length in bytes of the longest instruction.
 const INSTRUCTION_MAX: usize = 15;

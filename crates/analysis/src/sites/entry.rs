@@ -1,6 +1,7 @@
 //! The entry of a function as a site for a springboard.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, Refusal, Site, SiteKind, Svma};
 
 use crate::functions::explore;
@@ -8,7 +9,7 @@ use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
 use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
-use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page, probed};
+use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 use crate::text::decode::{self, Cursor};
 
 /// Largest distance in bytes over which instruction boundaries before an address are searched.

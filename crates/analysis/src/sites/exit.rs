@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Callee, IslandRoom, Refusal, Site, SiteKind, Svma};
 
 use crate::flow::Graph;
@@ -16,7 +17,7 @@ use crate::image::Image;
 use crate::sites::displaceable::DisplaceableRanges;
 use crate::sites::entry;
 use crate::sites::island_room::{self, IslandRooms};
-use crate::sites::springboard::{SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::springboard::{SITE_MAX, on_one_page};
 use crate::text::decode;
 
 /// Number of ranges of the own function from which on no other function is searched for ranges.

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
+use ingraft_model::machine::{PAGE, SPRINGBOARD};
 use ingraft_model::{IslandRoom, Svma};
 
 use crate::flow::Graph;
@@ -12,7 +13,6 @@ use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::entry;
 use crate::sites::exit;
-use crate::sites::springboard::{PAGE, SPRINGBOARD};
 
 /// Length of a springboard and of an island after it, in bytes.
 const ROOM: u64 = 2 * SPRINGBOARD;

@@ -1,13 +1,10 @@
 //! Sizes of springboards, and of the bytes that a site describes.
 
 use ingraft_model::Refusal;
+use ingraft_model::machine::PAGE;
 
 /// Largest number of bytes that a site describes.
 pub(crate) const SITE_MAX: u64 = 64;
-/// Length in bytes of the longest springboard, which one write must cover.
-pub(crate) const SPRINGBOARD: u64 = 5;
-/// Size of a page in bytes; a springboard lies on one page.
-pub(crate) const PAGE: u64 = 4096;
 /// Length in bytes of a jump with a displacement of one byte, which leads to an island.
 pub(crate) const SHORT: u64 = 2;
 

@@ -3,6 +3,7 @@
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::file::elf::Elf;
+use ingraft_model::machine::PAGE;
 
 /// Decodes one instruction; `None` if the decoder does not know the bytes.
 pub(crate) fn one(bytes: &[u8], svma: u64) -> Option<Instruction> {
@@ -96,7 +97,6 @@ pub(crate) fn is_nop(instruction: &Instruction) -> bool {
 /// Whether an instruction reads or writes the first page of the address space, which no program maps. Compilers and programs use such an
 /// instruction to crash on purpose.
 pub(crate) fn crashes(instruction: &Instruction) -> bool {
-    const PAGE: u64 = 4096;
     let accesses = (0..instruction.op_count()).any(|op| instruction.op_kind(op) == OpKind::Memory);
     accesses
         && instruction.memory_base() == Register::None

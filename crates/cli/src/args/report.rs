@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ingraft_report::{EXPORTERS, Exporter};
 
 use crate::exit::Failure;
 
 /// `ingraft report`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(after_help = format!("Examples:
   ingraft report shop.profile                          the hottest functions and blocks
   ingraft report monday.profile tuesday.profile        the sum of two profiles
   ingraft report new.profile --diff old.profile        what has changed
@@ -17,13 +19,9 @@ use crate::exit::Failure;
   ingraft report shop.profile --as fdata -o shop.fdata for llvm-bolt -data
 
 Formats:
-  html         a page for browsers         bolt         llvm-bolt -pa, by addresses
-  callgrind    callgrind_annotate          fdata        llvm-bolt -data, by symbols
-  lcov         genhtml                     llvm-sample  clang -fprofile-sample-use
-  drcov        Lighthouse                  json         one object a line
-
-bolt, fdata and llvm-sample describe one module: the program, or that of --module. Instructions and
-lines come from the files of the modules, if these still have the same build-ids.")]
+{}
+{} describe one module: the program, or that of --module. Instructions and
+lines come from the files of the modules, if these still have the same build-ids.", formats(), names("and", |format| format.of_one_module)))]
 pub(crate) struct ReportArgs {
     /// Saved profiles; those of several runs are added up
     #[arg(value_name = "FILE", required = true)]
@@ -34,7 +32,7 @@ pub(crate) struct ReportArgs {
     pub(crate) diff: Option<PathBuf>,
 
     /// Print the profile in the format of another tool
-    #[arg(long = "as", value_enum, value_name = "FORMAT", hide_possible_values = true)]
+    #[arg(long = "as", value_parser = export_parser(), value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) export: Option<Export>,
 
     /// Only the functions of this module
@@ -50,18 +48,46 @@ pub(crate) struct ReportArgs {
     pub(crate) top: usize,
 }
 
-/// Format of another tool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// Format of the result.
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Export {
-    // No documentation comments here: they would make a page of the --help.
-    Html,
-    Callgrind,
-    Lcov,
-    Drcov,
-    Bolt,
-    Fdata,
-    LlvmSample,
+    /// That of another tool.
+    Tool(&'static Exporter),
+    /// Objects, one a line.
     Json,
+}
+
+/// Name of the format that is not of another tool.
+const JSON: &str = "json";
+
+fn export_parser() -> impl TypedValueParser<Value = Export> {
+    let names = EXPORTERS.iter().map(|exporter| exporter.name).chain([JSON]);
+    PossibleValuesParser::new(names).map(|name: String| Exporter::named(&name).map_or(Export::Json, Export::Tool))
+}
+
+/// The formats with the tools that read them, in two columns.
+fn formats() -> String {
+    let all: Vec<(&str, &str)> = EXPORTERS
+        .iter()
+        .map(|exporter| (exporter.name, exporter.reader))
+        .chain([(JSON, "one object a line")])
+        .collect();
+    let (left, right) = all.split_at(all.len().div_ceil(2));
+    let mut right = right.iter();
+    let line = |(name, reader): &(&str, &str)| match right.next() {
+        Some((second, of_second)) => format!("  {name:<13}{reader:<28}{second:<13}{of_second}\n"),
+        None => format!("  {name:<13}{reader}\n"),
+    };
+    left.iter().map(line).collect()
+}
+
+/// The names of the formats for which `which` holds, with this word before the last one.
+pub(crate) fn names(word: &str, which: impl Fn(&Exporter) -> bool) -> String {
+    let names: Vec<&str> = EXPORTERS.iter().filter(|exporter| which(exporter)).map(|exporter| exporter.name).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} {word} {last}", others.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 impl ReportArgs {

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
-use ingraft_report::{Covered, EdgeEnd, FunctionProfile, ProfileKind as SavedKind, SavedProfile};
-use ingraft_wire::profile::{Details, Inclusive, Profile};
+use ingraft_report::{
+    Covered, Details, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind as SavedKind, SavedProfile,
+};
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::{self, records};
@@ -88,8 +89,8 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     measure::run(plan, context, &mut view, out).await
 }
 
-/// Reads the profile by whose counts counters are placed.
-fn weights_of(path: &Path) -> Result<SavedProfile, Failure> {
+/// Reads the counts by which counters are placed.
+fn weights_of(path: &Path) -> Result<EarlierProfile, Failure> {
     let saved = report::read(path)?;
     match saved.kind {
         SavedKind::Counts if saved.modules.iter().all(|module| module.build_id.is_empty()) => {
@@ -97,7 +98,7 @@ fn weights_of(path: &Path) -> Result<SavedProfile, Failure> {
                 format!("{} has counts of no file with a build-id, by which files are recognised", path.display());
             Err(Failure::usage(what, "leave out --weights, or build the program with a build-id"))
         }
-        SavedKind::Counts => Ok(saved),
+        SavedKind::Counts => Ok(saved.earlier()),
         SavedKind::Coverage => {
             let what = format!("{} is a coverage, and has no counts", path.display());
             Err(Failure::usage(what, "use a profile of edges, blocks or events"))
@@ -127,7 +128,7 @@ impl View for Profiles {
             return self.totals(site, totals, out);
         }
         let Some(profile) = &site.profile else { return Ok(()) };
-        out.text(&heading(site, (profile.saved.ended_ns, profile.held_ns), profile.saved.functions.len() as u64))?;
+        out.text(&heading(site, (profile.ended_ns, profile.held_ns), profile.functions.len() as u64))?;
         self.counts(site, profile, out)
     }
 
@@ -146,13 +147,13 @@ impl View for Profiles {
 
 impl Profiles {
     /// Prints the counts of a process.
-    fn counts(&self, site: &Site, profile: &Profile, out: &mut Output) -> Result<(), Stop> {
+    fn counts(&self, site: &Site, profile: &SavedProfile, out: &mut Output) -> Result<(), Stop> {
         if self.query == Some(Query::Counts) {
             out.object(&Object::Profile(ProfileHead {
                 host: site.host(),
                 pid: site.enabled.pid,
-                time_ns: profile.saved.ended_ns,
-                functions: profile.saved.functions.len() as u64,
+                time_ns: profile.ended_ns,
+                functions: profile.functions.len() as u64,
                 stopped_ms: millis(profile.held_ns),
             }))?;
         }
@@ -187,18 +188,19 @@ impl Profiles {
     /// Saves the counts, added up over all processes.
     fn save(&mut self, sites: &[Site]) -> Result<(), Stop> {
         let Some(to) = &self.save else { return Ok(()) };
-        let mut profiles = sites.iter().filter_map(|site| Some((site, &site.profile.as_ref()?.saved)));
+        let mut profiles = sites.iter().filter_map(|site| Some((site, site.profile.as_ref()?)));
         let Some((site, first)) = profiles.next() else { return Ok(()) };
         let mut sum = SavedProfile { host: site.host().unwrap_or_default(), ..first.clone() };
         for (_, other) in profiles {
             let hint = "profile processes of one program, or each process with a file of its own";
             sum.add(other).map_err(|e| Failure::failed(format!("the counts cannot be added up: {e}"), hint))?;
         }
+        sum.leave_counts();
         Ok(to.write_whole(&sum.to_bytes())?)
     }
 
     /// Warns of functions whose counts are not exact.
-    fn tell_inexact(&self, profile: &Profile) {
+    fn tell_inexact(&self, profile: &SavedProfile) {
         if let Some(what) = inclusive::warning(profile) {
             output::warn(&what, self.format);
         }
@@ -222,7 +224,7 @@ impl Profiles {
         output::warn(&what, self.format);
     }
 
-    fn tables(&self, site: &Site, profile: &Profile, width: Option<usize>) -> String {
+    fn tables(&self, site: &Site, profile: &SavedProfile, width: Option<usize>) -> String {
         let mut all: Vec<Counts<'_>> = Counts::all(site, profile).collect();
         let functions = all.len();
         all.retain(|counts| counts.instructions() > 0 || !counts.is_whole());
@@ -252,7 +254,7 @@ fn heading(site: &Site, (time_ns, held_ns): (u64, u64), functions: u64) -> Strin
 }
 
 /// The functions with most blocks that have not run.
-fn coverage_table(site: &Site, profile: &Profile, width: Option<usize>) -> String {
+fn coverage_table(site: &Site, profile: &SavedProfile, width: Option<usize>) -> String {
     let mut all: Vec<(Counts<'_>, Covered)> = Counts::all(site, profile)
         .map(|counts| {
             let covered = counts.counts.covered();
@@ -411,17 +413,17 @@ struct Counts<'a> {
 
 impl<'a> Counts<'a> {
     /// All functions of a profile, each with its details.
-    fn named(profile: &'a Profile) -> impl Iterator<Item = (&'a FunctionProfile, &'a Details)> {
-        profile.saved.functions.iter().zip(&profile.details)
+    fn named(profile: &'a SavedProfile) -> impl DoubleEndedIterator<Item = (&'a FunctionProfile, &'a Details)> {
+        profile.functions.iter().filter_map(|counts| Some((counts, counts.details.as_ref()?)))
     }
 
-    fn all(site: &Site, profile: &'a Profile) -> impl Iterator<Item = Counts<'a>> {
+    fn all(site: &Site, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
         let (host, pid) = (site.host(), site.enabled.pid);
         Counts::named(profile).map(move |(counts, details)| Counts {
             id: FunctionId {
                 host: host.clone(),
                 pid,
-                module: profile.saved.modules.get(counts.module).map_or_else(String::new, |m| m.name.clone()),
+                module: profile.modules.get(counts.module).map_or_else(String::new, |m| m.name.clone()),
                 function: details.name.clone(),
                 offset: hex(counts.start.0),
             },
@@ -447,7 +449,7 @@ impl<'a> Counts<'a> {
     }
 
     /// The inclusive total of the function.
-    fn inclusive(&self) -> Inclusive {
+    fn inclusive(&self) -> InclusiveTotal {
         self.details.inclusive.clone().unwrap_or_default()
     }
 
@@ -481,7 +483,7 @@ impl<'a> Counts<'a> {
                 records::ran_edges(self.counts, &self.id).iter().try_for_each(|edge| out.object(edge))
             }
             ProfileKind::Events => EVENT_NAMES.into_iter().zip(self.events()).try_for_each(|(event, own)| {
-                let inclusive = if self.event == event { self.inclusive() } else { Inclusive::default() };
+                let inclusive = if self.event == event { self.inclusive() } else { InclusiveTotal::default() };
                 out.object(&Object::Events(Events {
                     id: self.id.clone(),
                     event,

@@ -181,6 +181,7 @@ impl Trace {
             edges: edges(routine),
             call_sites: Vec::new(),
             inexact: None,
+            details: None,
         };
         SavedProfile {
             host: self.program.host.clone(),

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use ingraft_report::{ProfileKind, Program, SavedProfile};
 
-use crate::args::{Export, Format, ReportArgs};
+use crate::args::{Export, Format, ReportArgs, names};
 use crate::exit::{Exit, Failure, Stop};
 use crate::output::{self, Output};
 
@@ -40,43 +40,18 @@ pub(crate) fn run(args: &ReportArgs, format: Format, out: &mut Output) -> Result
             });
         }
     };
-    if export == Export::Json {
-        return records::profile(&profile, out);
-    }
-    if profile.kind == ProfileKind::Coverage && needs_counts(export) {
-        let hint = "use --as lcov, html, drcov or json";
+    let Export::Tool(exporter) = export else { return records::profile(&profile, out) };
+    if profile.kind == ProfileKind::Coverage && exporter.needs_counts {
+        let hint = format!("use --as {}", names("or", |exporter| !exporter.needs_counts));
         return Err(Failure::usage("the format needs counts, and a coverage has none", hint).into());
     }
     let code = modules::code(&profile, &args.binary, format)?;
-    let bytes = exported(&Program::new(&profile, code), export);
-    if export == Export::Lcov && bytes.is_empty() {
-        let what = "the result is empty: no profiled function has source lines; compile with -g, or name a file with debugging information by --binary";
-        output::warn(what, format);
+    let program = Program::new(&profile, code);
+    let bytes = (exporter.write)(&program, program.main_module(), &|path| std::fs::read_to_string(path).ok());
+    if let Some(why) = exporter.why_empty.filter(|_| bytes.is_empty()) {
+        output::warn(&format!("the result is empty: {why}"), format);
     }
     out.bytes(&bytes)
-}
-
-/// Whether a format needs numbers of executions.
-fn needs_counts(export: Export) -> bool {
-    match export {
-        Export::Html | Export::Lcov | Export::Drcov | Export::Json => false,
-        Export::Callgrind | Export::Bolt | Export::Fdata | Export::LlvmSample => true,
-    }
-}
-
-/// A profile in the format of another tool.
-fn exported(program: &Program<'_>, export: Export) -> Vec<u8> {
-    let module = program.main_module();
-    match export {
-        Export::Html => ingraft_report::html(program, &|path| std::fs::read_to_string(path).ok()).into(),
-        Export::Callgrind => ingraft_report::callgrind(program).into(),
-        Export::Lcov => ingraft_report::lcov(program).into(),
-        Export::Drcov => ingraft_report::drcov(program),
-        Export::Bolt => ingraft_report::bolt(program, module).into(),
-        Export::Fdata => ingraft_report::fdata(program, module).into(),
-        Export::LlvmSample => ingraft_report::llvm_sample(program, module).into(),
-        Export::Json => Vec::new(),
-    }
 }
 
 /// Prints the differences between two profiles.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ingraft_api::Reason;
 use ingraft_model::{Aggregate, Flavor, Focus, PartName};
-use ingraft_wire::profile::Profile;
+use ingraft_report::SavedProfile;
 use ingraft_wire::{Snapshot, v1};
 
 use crate::exit::{Exit, Failure};
@@ -236,7 +236,7 @@ pub(crate) struct Farewell {
     /// The last values.
     pub(crate) last: Option<Reading>,
     /// The last counts of a profile.
-    pub(crate) profile: Option<Profile>,
+    pub(crate) profile: Option<SavedProfile>,
     /// The rest of the file of a trace.
     pub(crate) trace: Vec<u8>,
     pub(crate) ended: Option<Ended>,

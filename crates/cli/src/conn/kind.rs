@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_report::SavedProfile;
+use ingraft_report::EarlierProfile;
 use ingraft_wire::{profile, v1};
 
 /// Kind of a measurement, with its options.
@@ -18,8 +18,8 @@ pub(crate) enum MeasureKind {
         inclusive: Option<&'static str>,
         /// Whether each call has an inclusive total too.
         calls: bool,
-        /// A saved profile, by whose counts counters are placed.
-        earlier: Option<Arc<SavedProfile>>,
+        /// Counts of an earlier profile, by which counters are placed.
+        earlier: Option<Arc<EarlierProfile>>,
     },
     /// The blocks and edges that have run.
     Coverage {
@@ -62,7 +62,7 @@ impl MeasureKind {
             MeasureKind::Metrics => None,
             MeasureKind::Counts { check, inclusive, calls, earlier } => Some(Wire::Counts(v1::CountsKind {
                 check: *check,
-                earlier: earlier.as_deref().map(profile::earlier).unwrap_or_default(),
+                earlier: earlier.as_deref().map(profile::earlier_to_wire),
                 inclusive: inclusive.unwrap_or_default().to_owned(),
                 inclusive_calls: *calls,
             })),

@@ -22,8 +22,7 @@ pub(crate) use profiles::{ThreadTotals, Totals};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_wire::profile::Profile;
-use ingraft_wire::{Snapshot, v1};
+use ingraft_wire::{Snapshot, profile, v1};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 use tonic::service::interceptor::InterceptedService;
@@ -493,7 +492,7 @@ impl Client {
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
         let (mut removed, mut complete, mut ended) = (None, false, None);
-        let (mut profile, mut trace): (Option<Profile>, Vec<u8>) = (None, Vec::new());
+        let (mut parts, mut trace): (Vec<v1::Profile>, Vec<u8>) = (Vec::new(), Vec::new());
         let mut grown = answers::Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
@@ -503,9 +502,7 @@ impl Client {
                     snapshot.grow(grown.count());
                 }
                 Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
-                Some(Wire::Profile(part)) => {
-                    profile.get_or_insert_default().add(part).map_err(|e| self.garbled(&e))?;
-                }
+                Some(Wire::Profile(part)) => parts.push(part),
                 Some(Wire::Trace(part)) => trace.extend(part.bytes),
                 Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
                 None => {}
@@ -517,6 +514,8 @@ impl Client {
             false => None,
         };
         let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
+        let has_profile = !parts.is_empty();
+        let profile = has_profile.then(|| profile::whole(parts)).transpose().map_err(|e| self.garbled(&e))?;
         Ok(Farewell { removed, grown, last, profile, trace, ended })
     }
 

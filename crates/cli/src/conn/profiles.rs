@@ -1,8 +1,8 @@
 //! Profiles that are read while they run.
 
 use ingraft_model::EVENT_NAMES;
-use ingraft_wire::profile::Profile;
-use ingraft_wire::v1;
+use ingraft_report::SavedProfile;
+use ingraft_wire::{profile, v1};
 use v1::profiles_client::ProfilesClient;
 
 use super::{Client, PROFILE_PART_BYTES};
@@ -37,15 +37,15 @@ pub(crate) struct ThreadTotals {
 
 impl Client {
     /// Reads the counts of a profile, which goes on.
-    pub(crate) async fn profile(&self, measurement: u64) -> Result<Profile, Failure> {
+    pub(crate) async fn profile(&self, measurement: u64) -> Result<SavedProfile, Failure> {
         let mut client = ProfilesClient::new(self.service.clone()).max_decoding_message_size(PROFILE_PART_BYTES);
         let answer = client.query(v1::QueryProfileRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
-        let mut profile = Profile::default();
+        let mut parts = Vec::new();
         while let Some(answer) = stream.message().await.map_err(|s| self.failure(&s))? {
-            profile.add(answer.part.unwrap_or_default()).map_err(|e| self.garbled(&e))?;
+            parts.extend(answer.part);
         }
-        Ok(profile)
+        profile::whole(parts).map_err(|e| self.garbled(&e))
     }
 
     /// Reads the event totals of a profile, which goes on.

@@ -3,14 +3,11 @@
 
 use std::cell::RefCell;
 
+use ingraft_model::machine::{JUMP, PAGE};
 use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, TextWrite};
 use rustc_hash::FxHashMap;
 
 use crate::code::cost::Cost;
-
-/// Size of a page in bytes. If the writer is killed in the middle of a write, the write may be complete on one page and missing on the
-/// next.
-pub(crate) const PAGE: u64 = 4096;
 
 /// First address after user space (47 bits). Below it, sums of addresses and lengths cannot overflow.
 pub(crate) const USER_END: u64 = 1 << 47;
@@ -39,12 +36,12 @@ pub(crate) fn text_write(at: u64, old: &[u8], new: &[u8]) -> TextWrite {
 /// The five bytes of `jmp rel32` at `at`.
 pub(crate) fn jmp_bytes(at: u64, target: u64) -> Option<[u8; 5]> {
     let [a, b, c, d] = displacement(at.wrapping_add(5), target)?.to_le_bytes();
-    Some([0xe9, a, b, c, d])
+    Some([JUMP, a, b, c, d])
 }
 
 /// Target of a `jmp rel32` at `at`; `None` if it is another instruction.
 pub(crate) fn jmp_target(at: u64, bytes: &[u8]) -> Option<u64> {
-    let [0xe9, disp @ ..] = bytes else { return None };
+    let [JUMP, disp @ ..] = bytes else { return None };
     let disp = i32::from_le_bytes(*disp.first_chunk()?);
     Some(at.wrapping_add(5).wrapping_add_signed(i64::from(disp)))
 }
@@ -160,7 +157,7 @@ impl Block {
 
     /// Adds `jmp rel32`, always in five bytes.
     pub fn jmp(&mut self, target: u64, back: Back) -> Result<(), OutOfReach> {
-        self.put_relative(&[0xe9], target, back)
+        self.put_relative(&[JUMP], target, back)
     }
 
     /// Adds `jcc rel8`. Fails if the target is more than 127 bytes after or 128 bytes before the end of the instruction.

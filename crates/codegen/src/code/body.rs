@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use ingraft_model::machine::ENDBR_LEN;
 use ingraft_model::{
     Avma, AvmaRange, EdgeKind, Free, Offset, PatchPlan, PcMove, PointKind, Refusal, Site, SiteKind, TextWrite,
 };
@@ -14,9 +15,6 @@ pub(crate) const PROBE: usize = 5;
 
 /// Instruction at a probe that carries no point: `nop dword [rax+rax+0]`.
 pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-
-/// Length in bytes of an `endbr64`.
-const ENDBR: i64 = 4;
 
 /// Position in a function, by original addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -223,7 +221,7 @@ impl WovenBody {
 
     /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
     pub fn entry(&self) -> Option<Avma> {
-        let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR);
+        let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR_LEN.cast_signed());
         self.removal.text.iter().map(|write| write.at).find(|at| at_entry(at) && self.called_at(*at).is_none())
     }
 
@@ -237,7 +235,7 @@ impl WovenBody {
     /// thread has passed, if the address alone does not show that: in the copy, a thread at the function's first instruction is past the
     /// entry.
     pub fn places(&self) -> impl Iterator<Item = (PcMove, Option<PointKind>)> {
-        let behind = self.function.offset(ENDBR);
+        let behind = self.function.offset(ENDBR_LEN.cast_signed());
         let entry = self.probes.iter().find(|probe| probe.spot.kind == PointKind::Entry).map(|probe| probe.copy);
         // A thread there has left the function by a call.
         let called = self.probes.iter().filter(|probe| probe.holds == Held::Called).map(|probe| probe.copy).min();

@@ -1,12 +1,13 @@
 //! Code of one point: base trampoline, snippets, displaced instructions, and the records that undo them.
 
+use ingraft_model::machine::{PAGE, SPRINGBOARD};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, AvmaRange, FirstInstruction, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity,
 };
 
 use crate::code::arena::{Arena, ROUNDS, SlowRoutine};
-use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
+use crate::code::block::{Back, Block, EmitError, LINK, jmp_bytes, straddles, text_write};
 use crate::code::body::Held;
 use crate::code::branches::{Branches, WINDOW};
 use crate::code::cost::Cost;
@@ -28,9 +29,6 @@ const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
 /// Number of words in the red zone, the 128 bytes below the stack pointer that signal handlers leave alone.
 pub(crate) const RED_ZONE_WORDS: u8 = 16;
-
-/// Length in bytes of a `jmp rel32`.
-const SPRINGBOARD: u64 = 5;
 
 /// Writer for the code of points, one after the other.
 pub(crate) struct Builder<'a> {

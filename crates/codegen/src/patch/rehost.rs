@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, FirstInstruction, PatchPlan, PcMove, PointKind, TextWrite};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -12,8 +13,6 @@ use crate::patch::text_space::ISLAND;
 
 /// Length in bytes of the longest write.
 const LONGEST: u64 = 8;
-/// Length in bytes of a page, which a write does not leave.
-const PAGE: u64 = 4096;
 
 /// A point in the text that is removed, and the place in the copy of its function where its snippets run from now on. A point without
 /// snippets has no such place.

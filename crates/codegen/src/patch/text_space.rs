@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::point::Padding;
 use ingraft_model::{Avma, AvmaRange, Bias};
 
-use crate::code::block::{PAGE, USER_END, straddles};
+use crate::code::block::{USER_END, straddles};
 use crate::code::body::WovenBody;
 use crate::code::woven::WovenPoint;
 

@@ -11,6 +11,7 @@ use iced_x86::code_asm::{
     r11, r11d, rax, rcx, rdi, rdx, rsi, word_ptr,
 };
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, EVENT_WORDS_BYTES, EVENTS_MAX, event, header};
+use ingraft_model::machine::PAGE;
 use ingraft_model::{ThreadIdentity, VariableId};
 
 use crate::code::cost::Cost;
@@ -82,7 +83,7 @@ impl Writer<'_> {
         self.a.mov(r9d, edx)?;
         self.a.shl(r9d, EVENT_WORDS_BYTES.trailing_zeros())?;
         self.a.mov(r10d, edx)?;
-        self.a.shl(r10d, event::PAGE.trailing_zeros())?;
+        self.a.shl(r10d, PAGE.trailing_zeros())?;
         self.a.mov(eax, self.own(r9, EVENT_WORDS))?;
         self.a.cmp(eax, event::OPEN as i32)?;
         self.a.je(read)?;
@@ -159,7 +160,7 @@ impl Writer<'_> {
         self.a.mov(r8d, eax)?;
         self.a.rdgsbase(rdi)?;
         self.a.lea(rdi, qword_ptr(rdi + r10 + self.env.data.displacement(EVENT_PAGES)))?;
-        self.a.mov(esi, event::PAGE)?;
+        self.a.mov(esi, PAGE as u32)?;
         self.a.mov(edx, READABLE)?;
         self.a.push(r9)?;
         self.a.push(r10)?;

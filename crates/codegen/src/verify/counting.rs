@@ -11,6 +11,7 @@
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::layout::OWNER;
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Avma, BodyBlock, EdgeKind, Gpr, PcMove, PointKind, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
@@ -23,9 +24,6 @@ use crate::code::environment::Environment;
 
 /// First bytes of `inc qword gs:[disp32]`.
 const INCREMENT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
-
-/// Length in bytes of `jmp rel32`.
-const JUMP: u64 = 5;
 
 /// Proves the counting copy, if there is one.
 pub(super) fn prove(env: &Environment, proof: &mut Proof<'_>) -> Result<(), VerifyError> {
@@ -205,7 +203,7 @@ impl Checked<'_, '_> {
             let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(target);
             self.jump(after, target, (label, ordinary))?;
             let over = first.near_branch_target();
-            let right = opposite.condition_code() == o.condition_code() && over == after + JUMP;
+            let right = opposite.condition_code() == o.condition_code() && over == after + SPRINGBOARD;
             return if right { Ok(Some(over)) } else { fail(copy, Flaw::NotEquivalent) };
         }
         let jump = if o.is_jcc_short_or_near() {

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_engine::{
-    CountsOptions, CoverageOptions, Earlier, EarlierProfile, EnableRequest, Ended, EventEntry, FunctionEntry,
-    FunctionRef, Inserted, Kind, LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus,
-    PairCost, PairInfo, PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec, TraceCondition, TraceOptions,
-    UntypedSymbol,
+    CountsOptions, CoverageOptions, EnableRequest, Ended, EventEntry, FunctionEntry, FunctionRef, Inserted, Kind,
+    LaunchRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo,
+    PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec, TraceCondition, TraceOptions, UntypedSymbol,
 };
-use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor, Pid, PointKind, Svma, Tid};
+use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor, Pid, PointKind, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
-use ingraft_wire::profile::{Details, Inclusive, Profile};
-use ingraft_wire::{Parts, v1};
+use ingraft_wire::{Parts, profile, v1};
 
 use super::enable::WAIT_MAX;
 
@@ -44,19 +42,6 @@ pub fn event_totals(reading: ingraft_engine::TotalsReading) -> impl Iterator<Ite
     };
     let parts = Parts::new(threads.into_iter().map(thread));
     std::iter::once(first).chain(parts.map(|threads| v1::EventTotalsResponse { head: None, threads }))
-}
-
-/// Splits a profile into messages.
-pub fn profile(reading: ingraft_engine::ProfileReading) -> impl Iterator<Item = v1::ProfilePart> + Send {
-    let ingraft_engine::ProfileReading { saved, details, inclusive, held } = reading;
-    let detail = |ingraft_engine::ProfiledFunction { name, events, inclusive: of, calls }| {
-        let total = |ingraft_engine::InclusiveTotal { events, inexact }| Inclusive { events, inexact };
-        let calls = calls.into_iter().map(|(block, of)| (block, total(of))).collect();
-        Details { name, events, inclusive: inclusive.map(|_| total(of)), calls }
-    };
-    let details = details.into_iter().map(detail).collect();
-    let inclusive = inclusive.and_then(|of| EVENT_NAMES.get(of.event)).map_or_else(String::new, ToString::to_string);
-    ingraft_wire::profile::parts(Profile { saved, details, held_ns: nanoseconds(held), inclusive })
 }
 
 /// Converts sources from their messages.
@@ -156,22 +141,8 @@ fn counts(options: v1::CountsKind) -> Result<CountsOptions, FieldError> {
             Some(ingraft_engine::Inclusive { event, calls: inclusive_calls })
         }
     };
-    Ok(CountsOptions { check, inclusive, earlier: self::earlier(earlier) })
-}
-
-/// The counts by which the counters of a profile are placed; `None` if there are none.
-fn earlier(files: Vec<v1::EarlierCounts>) -> Option<Arc<EarlierProfile>> {
-    if files.is_empty() {
-        return None;
-    }
-    let mut earlier = EarlierProfile::default();
-    for file in files {
-        for v1::EarlierFunction { start, blocks, edges } in file.functions {
-            let edges = edges.into_iter().map(|edge| edge.checked_sub(1)).collect();
-            earlier.add(&file.build_id, Svma(start), Earlier { blocks, edges });
-        }
-    }
-    Some(Arc::new(earlier))
+    let earlier = earlier.map(profile::earlier).transpose().map_err(|e| e.inside("earlier"))?;
+    Ok(CountsOptions { check, inclusive, earlier: earlier.map(Arc::new) })
 }
 
 fn trace(options: v1::TraceKind) -> Result<TraceOptions, FieldError> {

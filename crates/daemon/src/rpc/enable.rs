@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, Parts, trace, v1};
+use ingraft_wire::{Failure, Parts, profile, trace, v1};
 use tonic::{Response, Status};
 
 use crate::audit::Asked;
@@ -343,7 +343,7 @@ pub fn removal(
     let ended = removed.last.as_ref().and_then(|last| last.ended).map(convert::ended);
     let last = removed.last.map(|last| Changes::whole(Kept::last(last, payer)));
     let last = last.into_iter().flatten();
-    let profile = removed.profile.map(|profile| convert::profile(*profile)).into_iter().flatten();
+    let profile = removed.profile.map(|profile| profile::parts(*profile)).into_iter().flatten();
     let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));
     let trace = removed.trace.map(|rest| trace::parts(trace::rest(rest.chunks, rest.end))).into_iter().flatten();
     let events = events.chain(profile.map(Event::Profile)).chain(trace.map(Event::Trace));

@@ -1,7 +1,7 @@
 //! `ingraft.v1.Profiles`.
 
 use ingraft_engine::MeasurementId;
-use ingraft_wire::v1;
+use ingraft_wire::{profile, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
@@ -23,7 +23,7 @@ impl v1::profiles_server::Profiles for Service {
         let payer = payer();
         let parts = self.0.engine_list(move |engine| {
             let reading = engine.profile(id, caller).map_err(failed)?;
-            let parts = convert::profile(reading).map(|part| v1::QueryProfileResponse { part: Some(part) });
+            let parts = profile::parts(reading).map(|part| v1::QueryProfileResponse { part: Some(part) });
             Waiting::packed(payer.as_ref(), parts)
         });
         let parts = parts.await??;

@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, WovenBody};
+use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
     Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Instrumentation, MetricInfo,
     ModuleRef, Offset, Parts, PointKind, Refusal, Svma, VariableId,
 };
 use ingraft_profile::{Counted, Inexact, NotCounted, Probes};
-use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
+use ingraft_report::{BlockCount, Details, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
 
 use crate::program::modules::{Module, Modules};
 
 use super::code;
-
-/// Length in bytes of a springboard.
-const SPRINGBOARD: u64 = 5;
 
 /// A function that is measured as a whole.
 #[derive(Debug)]
@@ -124,6 +122,7 @@ impl FunctionGraph {
             edges: edges.collect(),
             call_sites: Vec::new(),
             inexact: None,
+            details: Some(Details { name: self.name.clone(), events: self.events.clone(), ..Details::default() }),
         }
     }
 

@@ -12,9 +12,9 @@ mod whole;
 
 use std::any::Any;
 
-use ingraft_report::{TracedCode, TracedProgram};
+use ingraft_report::{SavedProfile, TracedCode, TracedProgram};
 
-use crate::api::{Kind, MeasurementId, ProfileReading, TotalsReading};
+use crate::api::{Kind, MeasurementId, TotalsReading};
 use crate::error::Error;
 use crate::session::{Running, Session};
 
@@ -35,7 +35,7 @@ pub fn new(kind: &Kind) -> Box<dyn Running> {
 }
 
 /// Counts or coverage of all blocks and edges of a profile's functions, at one moment at which all threads are held.
-pub fn read_profile(session: &Session, id: MeasurementId) -> Result<ProfileReading, Error> {
+pub fn read_profile(session: &Session, id: MeasurementId) -> Result<SavedProfile, Error> {
     session.with_kind(id, |kind: &dyn Any, at| {
         match (kind.downcast_ref::<CountsKind>(), kind.downcast_ref::<CoverageKind>()) {
             (Some(counts), _) => counts.read(at),

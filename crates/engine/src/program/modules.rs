@@ -9,6 +9,7 @@ use ingraft_analysis::{
     Elf, FrameTable, Function, FunctionKind, Goroutines, Image, Linkage, Segment, TypeError, Unwinder, Unwinding,
 };
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
+use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
     Svma, SvmaRange, ThreadIdentity,
@@ -25,11 +26,8 @@ use crate::program::pattern::{PartPattern, Pattern, SourceLine, glob_match, has_
 use crate::program::variables;
 use crate::undertaking;
 
-const PAGE: u64 = 4096;
 /// Offset of `r_state` in `struct r_debug` (link.h).
 const R_STATE: i64 = 24;
-/// Length of an `endbr64`.
-const ENDBR: u64 = 4;
 
 /// A mapped file, analysed on demand.
 #[derive(Debug)]
@@ -175,7 +173,7 @@ impl Module {
     pub fn number_at(&self, at: Svma) -> Option<u32> {
         let number = self.number_containing(at)?;
         let offset = at.0 - self.function(number)?.start().0;
-        (offset == 0 || offset == ENDBR).then_some(number)
+        (offset == 0 || offset == ENDBR_LEN).then_some(number)
     }
 
     /// A function by its number.

@@ -3,11 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingraft_model::Avma;
+use ingraft_model::machine::PAGE;
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
-
-/// Number of bytes that are read together; the kernel maps all or none of them.
-const PAGE: u64 = 4096;
 
 /// Pages with their content at the first read. A later state needs a new object.
 #[derive(Debug, Default)]

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use ingraft_model::machine::{JUMP, PAGE};
 use ingraft_model::{Avma, AvmaRange, TextWrite};
 use ingraft_process::{MappedFile, Mapping, Target, loads};
 use rustc_hash::FxHashMap;
@@ -16,8 +17,6 @@ use crate::recovery::journal::PointRecord;
 
 /// `int3`, which debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;
-/// `jmp rel32`.
-const JUMP: u8 = 0xe9;
 /// Length of a displacement in bytes.
 const DISPLACEMENT: usize = 4;
 
@@ -186,13 +185,12 @@ pub fn classify(write: &TextWrite, now: &[u8]) -> State {
 
 /// Places at which other programs have changed woven text. Each page is read once.
 pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> Vec<Left> {
-    const PAGE: usize = 4096;
     let mut writes: Vec<&TextWrite> = text.collect();
     writes.sort_unstable_by_key(|w| w.at);
-    let (mut page, mut start, mut len) = ([0; PAGE], None, 0);
+    let (mut page, mut start, mut len) = ([0; PAGE as usize], None, 0);
     let mut found = Vec::new();
     for write in writes {
-        let (at, behind) = (write.at.0 & !(PAGE as u64 - 1), (write.at.0 as usize) % PAGE);
+        let (at, behind) = (write.at.0 & !(PAGE - 1), (write.at.0 % PAGE) as usize);
         if start != Some(at) {
             start = Some(at);
             len = target.read_some(Avma(at), &mut page).unwrap_or(0);
@@ -212,7 +210,6 @@ pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>)
 /// Looks for a page that the program has copied from the woven text into its own memory, perhaps to put it back over the text in huge
 /// pages. Only memory that was touched is read, and only so much that the search takes a moment.
 pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) -> Option<Avma> {
-    const PAGE: u64 = 4096;
     /// Largest number of bytes that are read, the smallest mappings first, because a copy of text is not larger than the text.
     const MOST: u64 = 256 << 20;
     /// Length of the longest mapping that is searched. Longer ones are reserved for data, often by the terabyte: only listing their pages

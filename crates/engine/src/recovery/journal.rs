@@ -21,9 +21,7 @@ use rustc_hash::FxHashMap;
 use crate::program::file_id::FileId;
 use crate::readings::values::Slots;
 
-const MAGIC: [u8; 8] = *b"INGJRNL\x04";
-/// Magic bytes of the version without [`Record::Chain`]. A successor of such an engine cannot tell which pair a snippet belongs to.
-const MAGIC_BEFORE: [u8; 8] = *b"INGJRNL\x03";
+const MAGIC: [u8; 8] = *b"INGJRNL\x05";
 
 /// Length in bytes below which a journal is not worth rewriting.
 const GROWN: u64 = 16 << 20;
@@ -32,8 +30,6 @@ const GROWN: u64 = 16 << 20;
 const FRAME_HEAD: usize = 5;
 /// The kind of [`Record::Point`].
 const POINT: u8 = 8;
-/// The kind that [`Record::Point`] had when each address took eight bytes.
-const WIDE_POINT: u8 = 2;
 /// The kind of [`Record::Chain`].
 const CHAIN: u8 = 7;
 
@@ -191,7 +187,7 @@ pub struct Contents {
     pub kept: Vec<Kept>,
     /// Code may have counted into counters below this index.
     pub counters: u32,
-    /// The snippets at points, by the points' keys. Journals of earlier engines do not have them.
+    /// The snippets at points, by the points' keys.
     pub chains: BTreeMap<Avma, PointChain>,
 }
 
@@ -346,10 +342,7 @@ fn encode_head(head: &Head) -> Vec<u8> {
 }
 
 fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
-    if ![MAGIC, MAGIC_BEFORE].iter().any(|magic| r.bytes.starts_with(magic)) {
-        return None;
-    }
-    r.take(MAGIC.len())?;
+    r.bytes = r.bytes.strip_prefix(&MAGIC)?;
     let (0, payload) = r.frame()? else { return None };
     let mut p = Reader { bytes: payload };
     let boot_id = p.take(16)?.try_into().ok()?;
@@ -430,13 +423,10 @@ fn encode_record(record: &Record, p: &mut Vec<u8>) {
                     put_text(p, name);
                     put(p, *offset);
                 }
-            }
-            let owned = (0u64..).zip(pairs).filter_map(|(n, pair)| Some((n, pair.owner?)));
-            let owned: Vec<_> = owned.collect();
-            put(p, owned.len() as u64);
-            for (pair, owner) in owned {
-                put(p, pair);
-                put(p, u64::from(owner));
+                p.push(u8::from(pair.owner.is_some()));
+                if let Some(owner) = pair.owner {
+                    put(p, u64::from(owner));
+                }
             }
             4
         }
@@ -504,7 +494,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
     let mut p = Reader { bytes: payload };
     match kind {
         1 => Some(Record::Arena(p.range()?)),
-        POINT | WIDE_POINT => {
+        POINT => {
             let device = p.u64()?;
             let file = FileId { device: ((device >> 32) as u32, device as u32), inode: p.u64()? };
             let text = p.list(|p| {
@@ -517,10 +507,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
             })?;
             let mut last = PcMove { from: Avma(0), to: Avma(0) };
             let moves = p.list(|p| {
-                last = match kind {
-                    WIDE_POINT => PcMove { from: Avma(p.u64()?), to: Avma(p.u64()?) },
-                    _ => PcMove { from: p.distance(last.from)?, to: p.distance(last.to)? },
-                };
+                last = PcMove { from: p.distance(last.from)?, to: p.distance(last.to)? };
                 Some(last)
             })?;
             let step_out = p.list(Reader::range)?;
@@ -531,7 +518,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
         4 => {
             let id = p.u64()?;
             let definitions = p.list(|p| Some((p.text()?, p.text()?)))?;
-            let mut pairs = p.list(|p| {
+            let pairs = p.list(|p| {
                 let (metric, focus) = (p.text()?, p.text()?);
                 let first = u32::try_from(p.u64()?).ok()?;
                 let shape = p.shape()?;
@@ -540,17 +527,9 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 let value = Slots { first, shape };
                 let points = u32::try_from(p.u64()?).ok()?;
                 let function = if p.take(1)?[0] == 1 { Some((p.text()?, p.text()?, p.u64()?)) } else { None };
-                Some(KeptPair { metric, focus, value, ticks, activations, owner: None, function, points })
+                let owner = if p.take(1)?[0] == 1 { Some(u32::try_from(p.u64()?).ok()?) } else { None };
+                Some(KeptPair { metric, focus, value, ticks, activations, owner, function, points })
             })?;
-            // a record of an earlier engine ends here
-            if !p.bytes.is_empty() {
-                let owners = p.list(|p| Some((usize::try_from(p.u64()?).ok()?, u32::try_from(p.u64()?).ok()?)))?;
-                owners.into_iter().for_each(|(pair, owner)| {
-                    if let Some(pair) = pairs.get_mut(pair) {
-                        pair.owner = Some(owner);
-                    }
-                });
-            }
             Some(Record::Kept(Kept { id, definitions, pairs }))
         }
         5 => Some(Record::KeptGone(p.u64()?)),
@@ -711,18 +690,6 @@ mod tests {
     }
 
     #[test]
-    fn points_of_earlier_engines_are_read() {
-        let mut bytes = Vec::new();
-        let start = begin_frame(&mut bytes);
-        // Device, inode, no text, one move, nothing to step out of, and the range of the code.
-        [5 << 32 | 6, 7, 0, 1, 0x1000, 0x2000, 0, 0x1000, 0x1010].into_iter().for_each(|v| put(&mut bytes, v));
-        end_frame(WIDE_POINT, start, &mut bytes);
-        let Some(Record::Point(point)) = decode_record(&mut Reader { bytes: &bytes }) else { panic!("no point") };
-        assert_eq!(point.removal.moves, [PcMove { from: Avma(0x1000), to: Avma(0x2000) }]);
-        assert_eq!((point.file.inode, point.removal.code), (7, Avma(0x1000)..Avma(0x1010)));
-    }
-
-    #[test]
     fn a_journal_without_superfluous_records_is_not_rewritten() {
         let directory = tempfile::tempdir().unwrap();
         let (mut journal, _) = Journal::create(directory.path().join("journal"), &head()).unwrap();
@@ -781,17 +748,6 @@ mod tests {
         let snippets = vec![(3, Some(code)), (SHARED.into(), None)];
         let chain = Chain { function: Avma(at), slot: Avma(at + 0x1004), leave: Avma(at + 0x1030), snippets };
         PointChain { key: point(at).removal.key(), chain }
-    }
-
-    #[test]
-    fn journals_of_earlier_engines_are_read() {
-        let mut bytes = encode_head(&head());
-        bytes[..8].copy_from_slice(&MAGIC_BEFORE);
-        encode_record(&Record::Point(point(0x400000)), &mut bytes);
-        let contents = decode(&bytes).expect("a journal");
-        assert_eq!((contents.points, contents.chains.len()), (vec![point(0x400000)], 0));
-        bytes[7] = 2;
-        assert_eq!(decode(&bytes), None);
     }
 
     #[test]

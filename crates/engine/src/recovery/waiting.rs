@@ -1,6 +1,7 @@
 //! Programs that suspend contexts in signal handlers. A program counter then waits in memory, in text or in generated code. No context may
 //! continue within a write, and code stays as long as one may continue there.
 
+use ingraft_model::machine::PAGE;
 use ingraft_model::{Avma, AvmaRange, DataArea, TextWrite};
 use ingraft_process::{CodePointers, Preemption, Target};
 
@@ -46,7 +47,6 @@ pub fn near(
     code: &[AvmaRange],
     area: Option<DataArea>,
 ) -> Option<CodePointers> {
-    const PAGE: u64 = 4096;
     if text.is_empty() && code.is_empty() {
         return None;
     }

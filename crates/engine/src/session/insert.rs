@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ingraft_codegen::Readable;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
+use ingraft_model::machine::PAGE;
 use ingraft_model::{
     AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts,
     PointKind, Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
@@ -863,7 +864,6 @@ const JOURNAL_POINT: u64 = 256;
 const JOURNAL_MOVE: u64 = 3;
 /// Smallest size of the code of a point, in bytes.
 const CODE_LEAST: u64 = 48;
-const PAGE: u64 = 4096;
 
 /// Memory that a request needs at least: the pages on which its functions begin, and their code. The exact need is known once the code is
 /// generated.

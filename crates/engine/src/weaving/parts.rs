@@ -1,6 +1,7 @@
 //! The parts of generated code: which bytes of an arena and of the text belong to which point, for people who read the code.
 
 use ingraft_codegen::{Chain, Held, RemovalRecord, StackView, WovenBody, WovenPoint};
+use ingraft_model::machine::{JUMP, SHORT_JUMP};
 use ingraft_model::{Avma, AvmaRange, PcMove, PointKind, TextWrite};
 
 use crate::api::CodePart;
@@ -9,10 +10,6 @@ use crate::api::CodePart;
 const SLOT: i64 = 9;
 /// Length in bytes of the link at the end of a snippet.
 const LINK: i64 = 5;
-/// First byte of a `jmp rel32`.
-const JUMP: u8 = 0xe9;
-/// First byte of a `jmp rel8`.
-const SHORT_JUMP: u8 = 0xeb;
 
 /// A range of generated code.
 #[derive(Clone, Debug, PartialEq, Eq)]

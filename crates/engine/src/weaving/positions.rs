@@ -3,6 +3,7 @@
 //! A thread in the code of a point has or has not executed the increment there, so a position says which edges were counted.
 
 use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
+use ingraft_model::machine::{JUMP, SHORT_JUMP};
 use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite, Tid};
 use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -10,9 +11,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::weaving::plan::Woven;
 use crate::weaving::wanted::Wanted;
 
-/// First bytes of `jmp rel32` and of `jmp rel8`, of which springboards and islands consist.
-const JUMP: u8 = 0xe9;
-const SHORT_JUMP: u8 = 0xeb;
 /// Largest number of jumps from a springboard to the code of a point: the springboard and its island.
 const HOPS: usize = 3;
 

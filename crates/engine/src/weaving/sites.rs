@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
+use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
     Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
     Parts, PointKind, Refusal, Site, SiteKind, Svma,
@@ -24,23 +25,15 @@ const BREAKPOINT: u8 = 0xcc;
 /// emulated.
 const UPROBES: &str = "[uprobes]";
 
-/// Size of a page in bytes.
-const PAGE: u64 = 4096;
-
 /// Largest number of bytes that a springboard displaces: whole instructions, of which the last begins before its end.
 const DISPLACED_MAX: usize = 4 + 15;
 
 /// `nop dword [rax+rax+0]`. At the entry of a function, a program writes a call or a jump over it (tracers of functions, live patches).
 /// Elsewhere, the compiler aligns code by it, also behind calls that do not return.
 const PATCHED_NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// `endbr64`, which comes before it in programs with control-flow protection.
-const ENDBR: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// Number of bytes of a block that a site in a copy states.
 const SITE_MAX: usize = 64;
-
-/// Length of the longest springboard in bytes.
-const SPRINGBOARD: usize = 5;
 
 /// One point of a function.
 #[derive(Clone, Debug)]
@@ -484,12 +477,12 @@ fn agrees(text: &Text<'_>, modules: &Modules, module: &Module, mut site: Arc<Sit
 
 /// Whether an instruction that a springboard at a site may displace can fault.
 fn displaces_faults(site: &Site) -> bool {
-    let own = usize::from(site.own);
+    let (own, springboard) = (usize::from(site.own), SPRINGBOARD as usize);
     let displaced = match &site.kind {
         // all instructions from the first one to the point
         SiteKind::Exit { .. } | SiteKind::CallBefore => own,
-        SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => SPRINGBOARD.max(arrival.least.into()),
-        SiteKind::Block { .. } | SiteKind::Edge { .. } => SPRINGBOARD,
+        SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => springboard.max(arrival.least.into()),
+        SiteKind::Block { .. } | SiteKind::Edge { .. } => springboard,
     };
     may_fault(&site.bytes, displaced.min(own))
         || site.back_branches().iter().any(|b| may_fault(&b.bytes, b.bytes.len()))

@@ -7,6 +7,7 @@ use ingraft_codegen::{
     Arena, BodyRequest, Environment, MiniRequest, PointRequest, Readable, StackView, TextSpace, WovenBody, WovenPoint,
     weave_body, weave_points_on,
 };
+use ingraft_model::machine::SHORT_JUMP;
 use ingraft_model::{
     Avma, CpuClock, DataArea, FunctionBody, FunctionRef, ModuleRef, Offset, PointKind, Refusal, Scale, Site, Snippet,
     Svma, ThreadIdentity, VariableId, WallClock,
@@ -19,9 +20,6 @@ use crate::background::Quick;
 use crate::program::modules::Modules;
 use crate::weaving::bodies::Hosted;
 use crate::weaving::sites::{Text, entry_site, host, sites, whole};
-
-/// First byte of a `jmp rel8`.
-const SHORT_JUMP: u8 = 0xeb;
 
 /// The environment of code that is woven only to see whether it can be.
 pub fn environment() -> Environment {

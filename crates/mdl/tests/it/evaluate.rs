@@ -546,7 +546,7 @@ fn a_metric_that_counts_nothing_says_so() {
             "nothing that the metric `m` looks for",
         ),
     ] {
-        let done = evaluate(&with(&fields), "m", &Focus::whole_program(), &program).expect("evaluated");
+        let done = evaluate(&with(&fields), "m", &Focus::default(), &program).expect("evaluated");
         assert!(done.warnings.len() == 1 && done.warnings[0].message.contains(fragment), "{:?}", done.warnings);
     }
 }
@@ -589,7 +589,7 @@ fn one_request_of_thousands_is_cheap() {
     // The limit is a hundred times the usual duration.
     assert!(each < std::time::Duration::from_micros(200), "{each:?}");
     let begin = std::time::Instant::now();
-    let all = evaluate(&library, "calls", &Focus::whole_program(), &program).expect("evaluated").instrumentation;
+    let all = evaluate(&library, "calls", &Focus::default(), &program).expect("evaluated").instrumentation;
     println!("{:?} for all in one", begin.elapsed());
     assert_eq!(all.insertions.len(), 13_900);
     assert!(all.insertions.iter().all(|i| std::sync::Arc::ptr_eq(&i.snippet, &all.insertions[0].snippet)));

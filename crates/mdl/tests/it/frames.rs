@@ -351,7 +351,7 @@ fn records_of_thousands_of_functions_are_two_snippets() {
         "base is histogram { foreach f in $procedures prepend preInsn f.return (* if ($return) observe(m, $elapsed); else observe(m, $elapsed); *) }",
     );
     let begin = std::time::Instant::now();
-    let done = evaluate(&library(&[&text]), "m", &Focus::whole_program(), &program).expect("evaluated").instrumentation;
+    let done = evaluate(&library(&[&text]), "m", &Focus::default(), &program).expect("evaluated").instrumentation;
     println!("{:?}", begin.elapsed());
     assert_eq!(done.insertions.len(), 2 * 13_900);
     assert_eq!(done.variables.len(), 3);

@@ -35,7 +35,7 @@ fn every_metric_is_enabled_or_refused_by_name() {
     let program = Table::server();
     let mut refused = Vec::new();
     for metric in library.metrics() {
-        match evaluate(&library, &metric.name, &Focus::whole_program(), &program) {
+        match evaluate(&library, &metric.name, &Focus::default(), &program) {
             Ok(done) => assert!(done.instrumentation.variables[0].sampled),
             Err(findings) => {
                 for finding in &findings {

@@ -43,7 +43,7 @@ impl PerfEvent {
         if Path::new(DEVICES).join("cpu_core").exists() {
             return Err(impossible("this machine has processors of two kinds"));
         }
-        let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file);
+        let page = MmapOptions::new().len(sys::EVENT_MAPPING).map_raw_read_only(&file);
         let page =
             page.map_err(|_| impossible("the page of its counter cannot be mapped (kernel.perf_event_mlock_kb)"))?;
         let read = (0..TRIES).find_map(|_| sys::read_own_counter(&page).transpose());
@@ -92,7 +92,7 @@ mod tests {
         // While the counter is open, its page says that page faults cannot be read by RDPMC.
         let faults = event("page-faults:u").attributes();
         let file = sys::perf_event_open_words(&faults, sys::own_tid()).expect("software events");
-        let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).expect("its page");
+        let page = MmapOptions::new().len(sys::EVENT_MAPPING).map_raw_read_only(&file).expect("its page");
         assert!(sys::read_own_counter(&page).is_err());
     }
 }

@@ -146,11 +146,6 @@ impl PerfEvent {
     pub fn name(&self) -> &str {
         &self.name
     }
-
-    /// Whether the kernel itself counts the event. Such an event exists on every machine and shares no counter with others.
-    pub fn is_software(&self) -> bool {
-        self.kind == SOFTWARE
-    }
 }
 
 impl fmt::Display for PerfEvent {

@@ -5,11 +5,22 @@
 
 use std::fmt::Write;
 
+use super::Exporter;
 use super::branches::{Form, entered, transfers};
 use crate::program::Program;
 
-/// The profile of one module for BOLT, by addresses. `module` is an index of [`SavedProfile::modules`](crate::SavedProfile::modules).
-pub fn bolt(program: &Program<'_>, module: usize) -> String {
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "bolt",
+    reader: "llvm-bolt -pa, by addresses",
+    needs_counts: true,
+    of_one_module: true,
+    why_empty: None,
+    write: |program, module, _| bolt(program, module).into(),
+};
+
+/// The profile of one module for BOLT, by addresses. `module` is the index of the module.
+fn bolt(program: &Program<'_>, module: usize) -> String {
     let mut text = String::new();
     let base = program.base(module);
     let at = |address: ingraft_model::Svma| address.0.wrapping_sub(base);

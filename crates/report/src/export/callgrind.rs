@@ -10,15 +10,25 @@ use std::fmt::Write;
 use ingraft_model::Svma;
 use rustc_hash::FxHashMap;
 
-use super::one_line;
+use super::{Exporter, one_line};
 use crate::program::{Program, Routine};
 use inclusive::Inclusive;
 
 /// Name of what is not known, as Callgrind writes it.
 const UNKNOWN: &str = "???";
 
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "callgrind",
+    reader: "callgrind_annotate",
+    needs_counts: true,
+    of_one_module: false,
+    why_empty: None,
+    write: |program, _, _| callgrind(program).into(),
+};
+
 /// The profile as Callgrind writes it, with a position for each instruction and the event `Ir` (executed instructions).
-pub fn callgrind(program: &Program<'_>) -> String {
+fn callgrind(program: &Program<'_>) -> String {
     let profile = program.profile();
     let mut text = String::from("# callgrind format\nversion: 1\n");
     text += &format!("creator: ingraft-{}\n", env!("CARGO_PKG_VERSION"));

@@ -5,12 +5,22 @@
 
 use std::fmt::Write;
 
-use super::one_line;
+use super::{Exporter, one_line};
 use crate::program::Program;
+
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "drcov",
+    reader: "Lighthouse",
+    needs_counts: false,
+    of_one_module: false,
+    why_empty: None,
+    write: |program, _, _| drcov(program),
+};
 
 /// The executed blocks in the format drcov. The format cannot hold offsets of more than 32 bits, so blocks there are left out, and lengths
 /// of more than 65,535 bytes are cut.
-pub fn drcov(program: &Program<'_>) -> Vec<u8> {
+fn drcov(program: &Program<'_>) -> Vec<u8> {
     let profile = program.profile();
     let mut head = String::from("DRCOV VERSION: 2\nDRCOV FLAVOR: drcov\n");
     head += &format!("Module Table: version 2, count {}\n", profile.modules.len());

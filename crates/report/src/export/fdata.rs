@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use ingraft_model::Svma;
 
+use super::Exporter;
 use super::branches::{entered, transfers};
 use crate::program::{Program, Routine};
 use crate::saved::Callee;
@@ -14,8 +15,18 @@ use crate::saved::Callee;
 /// A place outside of the module.
 const OUTSIDE: &str = "0 [unknown] 0";
 
-/// The profile of one module for BOLT, by symbols. `module` is an index of [`SavedProfile::modules`](crate::SavedProfile::modules).
-pub fn fdata(program: &Program<'_>, module: usize) -> String {
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "fdata",
+    reader: "llvm-bolt -data, by symbols",
+    needs_counts: true,
+    of_one_module: true,
+    why_empty: None,
+    write: |program, module, _| fdata(program, module).into(),
+};
+
+/// The profile of one module for BOLT, by symbols. `module` is the index of the module.
+fn fdata(program: &Program<'_>, module: usize) -> String {
     let mut text = String::new();
     // Writing to a text does not fail.
     let mut line = |from: &str, to: &str, count: u64| {

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use ingraft_model::{EdgeKind, Svma};
 
-use super::lcov;
+use super::{Exporter, Sources, lcov};
 use crate::program::{Program, Routine};
 use crate::saved::{BlockCount, EdgeEnd};
 
@@ -22,8 +22,18 @@ const LINES_MAX: usize = 50_000;
 /// Number of steps of heat.
 const STEPS: f64 = 9.0;
 
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "html",
+    reader: "a page for browsers",
+    needs_counts: false,
+    of_one_module: false,
+    why_empty: None,
+    write: |program, _, source| html(program, source).into(),
+};
+
 /// The profile as a page of HTML. `source` returns the text of a source file by its path, or `None` if it cannot be read.
-pub fn html(program: &Program<'_>, source: &dyn Fn(&str) -> Option<String>) -> String {
+fn html(program: &Program<'_>, source: Sources<'_>) -> String {
     let hottest = program.hottest();
     let total = hottest.iter().fold(0, |sum: u64, routine| sum.saturating_add(routine.function.executed()));
     let detailed = hottest.get(..detailed(&hottest)).unwrap_or_default();

@@ -10,13 +10,25 @@ use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::one_line;
+use super::{Exporter, one_line};
 use crate::code::Frame;
 use crate::program::{Program, Routine};
 use crate::saved::ProfileKind;
 
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "lcov",
+    reader: "genhtml",
+    needs_counts: false,
+    of_one_module: false,
+    why_empty: Some(
+        "no profiled function has source lines; compile with -g, or name a file with debugging information by --binary",
+    ),
+    write: |program, _, _| lcov(program).into(),
+};
+
 /// Counts of the lines, branches and functions of the source files of all profiled functions. Code without a source line is left out.
-pub fn lcov(program: &Program<'_>) -> String {
+fn lcov(program: &Program<'_>) -> String {
     let mut text = String::new();
     for (path, source) in &sources(program) {
         source.write(path, &mut text);

@@ -9,14 +9,24 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::rc::Rc;
 
-use super::one_line;
+use super::{Exporter, one_line};
 use crate::code::Frame;
 use crate::program::{Program, Routine};
 use crate::saved::Callee;
 
-/// A profile by source lines for clang. `module` is an index of [`SavedProfile::modules`](crate::SavedProfile::modules). Functions that
+/// The format.
+pub(super) const EXPORTER: Exporter = Exporter {
+    name: "llvm-sample",
+    reader: "clang -fprofile-sample-use",
+    needs_counts: true,
+    of_one_module: true,
+    why_empty: None,
+    write: |program, module, _| llvm_sample(program, module).into(),
+};
+
+/// A profile by source lines for clang. `module` is the index of the module. Functions that
 /// were not executed, and code without a source line, are left out.
-pub fn llvm_sample(program: &Program<'_>, module: usize) -> String {
+fn llvm_sample(program: &Program<'_>, module: usize) -> String {
     let mut functions: BTreeMap<Rc<str>, Samples> = BTreeMap::new();
     let routines = program.functions().filter(|routine| routine.function.module == module);
     for routine in routines.filter(|routine| routine.function.executed() > 0) {

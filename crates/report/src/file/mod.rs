@@ -11,15 +11,16 @@
 //!
 //! A profile of counts has version 1. A coverage has version 2, because programs that know version 1 only would take it for counts.
 //!
-//! The body is a message of Protocol Buffers (`messages.rs`), so that a later version can add fields that this one skips. Addresses of
-//! blocks are stored as distances, in packed lists, because most of them fit into one byte.
+//! The body is the message `Profile` of `proto/ingraft/v1/counts.proto`, which daemons send too. A later version can add fields, which this
+//! one skips. Addresses of blocks are distances, in packed lists, because most of them fit into one byte.
 //!
 //! *Invariant: any bytes give a profile whose indexes are valid, or an error.* Property tests and the fuzz target `profile` check this.
 
-pub(crate) mod messages;
+pub(crate) mod convert;
 
 use prost::Message;
 
+use crate::message::Profile;
 use crate::{ProfileKind, SavedProfile};
 
 /// First bytes of a file.
@@ -75,7 +76,7 @@ pub enum FileError {
 impl SavedProfile {
     /// The content of a file that holds this profile.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let body = messages::Profile::from(self).encode_to_vec();
+        let body = Profile::from(self).encode_to_vec();
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         bytes.extend(MAGIC);
         bytes.extend(version_of(self.kind).to_le_bytes());
@@ -103,7 +104,7 @@ impl SavedProfile {
         if crc32fast::hash(body) != u32::from_le_bytes(*checksum) {
             return Err(FileError::Checksum);
         }
-        let profile: SavedProfile = messages::Profile::decode(body)?.try_into()?;
+        let profile: SavedProfile = Profile::decode(body)?.try_into()?;
         if version_of(profile.kind) != stated_version {
             return Err(FileError::Contradiction { what: "the version is not that of the kind of the profile" });
         }

@@ -1,4 +1,4 @@
-use ingraft_model::{EdgeKind, Svma};
+use ingraft_model::{BlockEvents, EdgeKind, Svma};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -29,10 +29,33 @@ fn edge() -> impl Strategy<Value = (Index, u8, u64, EdgeKind, Option<u64>)> {
     (any::<Index>(), 0..3_u8, any::<u64>(), kind, option::of(any::<u64>()))
 }
 
+fn total() -> impl Strategy<Value = InclusiveTotal> {
+    (option::of(any::<u64>()), option::of(".{0,8}")).prop_map(|(events, inexact)| InclusiveTotal { events, inexact })
+}
+
+/// Details of a function with these blocks.
+fn details(blocks: &[BlockCount]) -> impl Strategy<Value = Details> + use<> {
+    let events = |block: &BlockCount| {
+        let (last, instructions) = (block.last, block.instructions);
+        any::<[u32; 4]>().prop_map(move |[calls, branches, reads, writes]| BlockEvents {
+            last,
+            instructions,
+            calls,
+            branches,
+            reads,
+            writes,
+        })
+    };
+    let events: Vec<_> = blocks.iter().map(events).collect();
+    (".{0,8}", events, option::of(total()), vec((0..blocks.len(), total()), 0..3))
+        .prop_map(|(name, events, inclusive, calls)| Details { name, events, inclusive, calls })
+}
+
 fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
     let calls = vec((any::<Index>(), 0..5_u8, any::<u64>(), any::<u64>(), ".{0,6}"), 0..4);
     let facts = (0..modules, ".{0,8}", any::<(u64, u64, u64)>(), option::of(".{0,8}"));
-    (facts, blocks(), vec(edge(), 0..6), calls).prop_map(move |(facts, blocks, edges, calls)| {
+    let blocks = blocks().prop_flat_map(|blocks| (option::of(details(&blocks)), Just(blocks)));
+    (facts, blocks, vec(edge(), 0..6), calls).prop_map(move |(facts, (details, blocks), edges, calls)| {
         let (module, name, (start, size, count), inexact) = facts;
         let edges = edges.into_iter().map(|(from, end, at, kind, count)| EdgeCount {
             from: from.index(blocks.len()),
@@ -60,7 +83,19 @@ fn function(modules: usize) -> impl Strategy<Value = FunctionProfile> {
         call_sites.sort_by_key(|call| call.block);
         let unknown = (0..blocks.len()).filter(|block| (count >> (block % 64)) & 1 == 1).collect();
         let start = Svma(start);
-        FunctionProfile { module, name, start, size, calls: count, blocks, unknown, edges, call_sites, inexact }
+        FunctionProfile {
+            module,
+            name,
+            start,
+            size,
+            calls: count,
+            blocks,
+            unknown,
+            edges,
+            call_sites,
+            inexact,
+            details,
+        }
     })
 }
 
@@ -68,12 +103,14 @@ fn profile() -> impl Strategy<Value = SavedProfile> {
     vec(module(), 1..4).prop_flat_map(|modules| {
         let refused = (0..modules.len(), ".{0,8}", any::<u64>(), ".{0,8}");
         let refused = refused.prop_map(|(module, name, start, why)| Refused { module, name, start: Svma(start), why });
-        let facts = (".{0,8}", any::<u32>(), ".{0,8}", any::<(u64, u64)>(), any::<(u64, u64)>());
+        let facts = (".{0,8}", any::<u32>(), ".{0,8}", any::<(u64, u64, u64)>(), any::<(u64, u64)>(), ".{0,8}");
         (facts, vec(function(modules.len()), 0..4), vec(refused, 0..3)).prop_map(move |(facts, functions, refused)| {
-            let (host, pid, program, (began_ns, ended_ns), corrected) = facts;
+            let (host, pid, program, (began_ns, ended_ns, held_ns), corrected, inclusive) = facts;
             let modules = modules.clone();
             let kind = if pid % 2 == 0 { ProfileKind::Counts } else { ProfileKind::Coverage };
-            SavedProfile { kind, host, pid, program, began_ns, ended_ns, modules, functions, refused, corrected }
+            let saved =
+                SavedProfile { kind, host, pid, program, modules, functions, refused, ..SavedProfile::default() };
+            SavedProfile { began_ns, ended_ns, corrected, held_ns, inclusive, ..saved }
         })
     })
 }

@@ -5,7 +5,9 @@ use ingraft_profile::Place;
 use prost::Message;
 
 use crate::FileError;
-use crate::file::messages::{Module, Refused, address, contradiction, distance, index, kind, number};
+use crate::file::convert::{self, address, contradiction, distance, index, kind, number};
+use crate::message::{FunctionNotCounted, ProfileModule};
+use crate::saved::ModuleInfo;
 use crate::trace;
 
 /// The traced program.
@@ -30,11 +32,11 @@ pub(super) struct Program {
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Code {
     #[prost(message, repeated, tag = "1")]
-    modules: Vec<Module>,
+    modules: Vec<ProfileModule>,
     #[prost(message, repeated, tag = "2")]
     functions: Vec<Routine>,
     #[prost(message, repeated, tag = "3")]
-    refused: Vec<Refused>,
+    refused: Vec<FunctionNotCounted>,
 }
 
 /// A function. The lists of blocks have one element for each block, those of edges one for each edge, and so on.
@@ -180,9 +182,9 @@ impl Program {
 impl From<&trace::TracedCode> for Code {
     fn from(code: &trace::TracedCode) -> Self {
         Code {
-            modules: code.modules.iter().map(Module::from).collect(),
+            modules: code.modules.iter().map(ProfileModule::from).collect(),
             functions: code.functions.iter().map(Routine::from).collect(),
-            refused: code.refused.iter().map(Refused::from).collect(),
+            refused: code.refused.iter().map(FunctionNotCounted::from).collect(),
         }
     }
 }
@@ -191,11 +193,11 @@ impl Code {
     pub fn read(self) -> Result<trace::TracedCode, FileError> {
         let modules = self.modules.len();
         let functions = self.functions.into_iter().map(|function| function.read(modules));
-        let refused = self.refused.into_iter().map(|refused| refused.read(modules));
+        let refused = self.refused.into_iter().map(|message| convert::refused(message, modules));
         Ok(trace::TracedCode {
             functions: functions.collect::<Result<_, _>>()?,
             refused: refused.collect::<Result<_, _>>()?,
-            modules: self.modules.into_iter().map(Module::read).collect(),
+            modules: self.modules.into_iter().map(ModuleInfo::from).collect(),
         })
     }
 }

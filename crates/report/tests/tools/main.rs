@@ -7,10 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ingraft_model::EdgeKind;
-use ingraft_report::Program;
+use ingraft_report::{Exporter, Program};
 use ingraft_testing::{have, output, skip};
 use stepped::Stepped;
 use tempfile::TempDir;
+
+/// A profile in the format with this name.
+fn exported(program: &Program<'_>, name: &str) -> String {
+    let exporter = Exporter::named(name).expect("a format");
+    String::from_utf8((exporter.write)(program, 0, &|_| None)).expect("text")
+}
 
 /// Compiles the program of these tests.
 fn compiled(compiler: &str, flags: &[&str]) -> (TempDir, PathBuf) {
@@ -41,7 +47,7 @@ fn callgrind_annotate_reads_costs_of_functions_and_lines() {
     if !have("callgrind_annotate") {
         skip!("callgrind_annotate is not installed");
     }
-    let text = ingraft_report::callgrind(&Program::new(&stepped.profile, stepped.code()));
+    let text = exported(&Program::new(&stepped.profile, stepped.code()), "callgrind");
     let file = write(&directory, "callgrind.out", text);
     let read = output(
         Command::new("callgrind_annotate").args(["--show-percs=no", "--threshold=100", "--auto=yes"]).arg(&file),
@@ -72,7 +78,7 @@ fn genhtml_reads_the_same_lines_as_executed() {
     }
     let (directory, program) = compiled("cc", &[]);
     let stepped = Stepped::run(&program);
-    let text = ingraft_report::lcov(&Program::new(&stepped.profile, stepped.code()));
+    let text = exported(&Program::new(&stepped.profile, stepped.code()), "lcov");
     let file = write(&directory, "coverage.info", &text);
     let pages = directory.path().join("pages");
     let read = output(Command::new("genhtml").arg("--branch-coverage").arg("-o").arg(&pages).arg(&file));
@@ -114,7 +120,7 @@ fn bolt_counts_the_same_branches_itself() {
     output(bolt.arg(format!("--instrumentation-file={}", counted.display())));
     output(&mut Command::new(&instrumented));
     let stepped = Stepped::run(&program);
-    let ours = ingraft_report::fdata(&Program::new(&stepped.profile, stepped.code()), 0);
+    let ours = exported(&Program::new(&stepped.profile, stepped.code()), "fdata");
     let own = std::fs::read_to_string(&counted).expect("BOLT's profile");
     assert!(known(&ours).len() > 30, "{ours}");
     assert_eq!(known(&ours), known(&own));
@@ -129,8 +135,8 @@ fn bolt_reads_both_forms_alike_and_rewrites_the_program() {
         let (directory, program) = compiled("cc", flags);
         let stepped = Stepped::run(&program);
         let code = Program::new(&stepped.profile, stepped.code());
-        let fdata = ingraft_report::fdata(&code, 0);
-        let addresses = write(&directory, "addresses", ingraft_report::bolt(&code, 0));
+        let fdata = exported(&code, "fdata");
+        let addresses = write(&directory, "addresses", exported(&code, "bolt"));
         let read = directory.path().join("read.fdata");
         let mut bolt = Command::new("llvm-bolt-19");
         bolt.arg(&program).args(["-aggregate-only", "-pa", "-p"]).arg(&addresses).arg("-o").arg(&read);
@@ -157,8 +163,7 @@ fn llvm_reads_samples_and_clang_uses_them() {
     let flags: &[&str] = if clang.is_some() { &["-O2", "-fdebug-info-for-profiling"] } else { &[] };
     let (directory, program) = compiled(clang.unwrap_or("cc"), flags);
     let stepped = Stepped::run(&program);
-    let file =
-        write(&directory, "samples", ingraft_report::llvm_sample(&Program::new(&stepped.profile, stepped.code()), 0));
+    let file = write(&directory, "samples", exported(&Program::new(&stepped.profile, stepped.code()), "llvm-sample"));
     let read = output(Command::new(profdata).args(["show", "--sample"]).arg(&file));
     assert!(read.contains(&format!(", {}, ", stepped.function("length").calls)), "{read}");
     let steps = stepped.function("step").calls;
@@ -178,7 +183,7 @@ fn llvm_reads_samples_and_clang_uses_them() {
 fn lines_of_programs_that_were_optimised_at_link_time_are_known() {
     let (_directory, program) = compiled("gcc", &["-flto", "-O2"]);
     let stepped = Stepped::run(&program);
-    let samples = ingraft_report::llvm_sample(&Program::new(&stepped.profile, stepped.code()), 0);
+    let samples = exported(&Program::new(&stepped.profile, stepped.code()), "llvm-sample");
     assert!(samples.contains("fibonacci:") && samples.contains("\nkind:"), "{samples}");
 }
 
@@ -189,7 +194,7 @@ fn gcov_counts_the_same_lines() {
     }
     let (_plain, program) = compiled("gcc", &["-O0"]);
     let stepped = Stepped::run(&program);
-    let ours = ingraft_report::lcov(&Program::new(&stepped.profile, stepped.code()));
+    let ours = exported(&Program::new(&stepped.profile, stepped.code()), "lcov");
     let counted = tempfile::tempdir().expect("a directory");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tools/program.c");
     let mut compile = Command::new("gcc");

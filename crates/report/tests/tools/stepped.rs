@@ -169,6 +169,7 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
         blocks,
         unknown: Vec::new(),
         inexact: None,
+        details: None,
     }
 }
 

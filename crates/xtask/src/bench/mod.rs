@@ -6,6 +6,7 @@ mod code;
 mod cost;
 mod daemon;
 mod hold;
+mod markdown;
 mod pairs;
 mod start;
 mod times;
@@ -111,8 +112,14 @@ const GROUPS: &[Group] = &[
     ("whole", whole::rows),
 ];
 
-/// Measures the named groups, or all, and prints the table. Fails when a limit is not kept.
-pub fn run(names: &[&str]) -> Result<()> {
+/// Measures the named groups, or all, and prints the table; with `--markdown`, also writes their sections of docs/measured.md. Fails when a limit
+/// is not kept.
+pub fn run(arguments: &[&str]) -> Result<()> {
+    let names: Vec<&str> = arguments.iter().filter(|argument| **argument != "--markdown").copied().collect();
+    for name in &names {
+        let known: Vec<&str> = GROUPS.iter().map(|(group, _)| *group).collect();
+        ensure!(known.contains(name), "no group {name}: there are {}", known.join(", "));
+    }
     packages::install(false)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
@@ -121,17 +128,18 @@ pub fn run(names: &[&str]) -> Result<()> {
         .status()
         .context("run cargo")?;
     ensure!(status.success(), "the programs do not build");
-    for name in names {
-        ensure!(
-            GROUPS.iter().any(|(group, _)| group == name),
-            "no group {name}: there are calls, times, hold, start, code, daemon, pairs, cost, whole"
-        );
-    }
-    let mut rows = Vec::new();
+    let machine = markdown::machine();
+    let mut measured = Vec::new();
     for (name, measure) in GROUPS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         eprintln!("measuring {name}");
-        rows.extend(guarded(name, measure));
+        measured.push((*name, guarded(name, measure)));
     }
+    if arguments.contains(&"--markdown") {
+        let path = ingraft_testing::source_directory().join("docs/measured.md");
+        let page = markdown::page(&std::fs::read_to_string(&path).unwrap_or_default(), &measured, &machine);
+        std::fs::write(&path, page).with_context(|| path.display().to_string())?;
+    }
+    let rows: Vec<Row> = measured.into_iter().flat_map(|(_, rows)| rows).collect();
     print(&rows);
     let missed = rows.iter().filter(|row| row.reached == Some(false)).count();
     ensure!(missed == 0, "{missed} of {} limits are not kept on this machine", rows.len());

@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use ingraft_model::Svma;
-use ingraft_report::Callee;
-use ingraft_wire::profile::{Inclusive, Profile};
+use ingraft_report::{Callee, Details, InclusiveTotal, SavedProfile};
 
 use crate::objects::CallSite;
 use crate::output::number::plural;
@@ -14,7 +13,7 @@ use crate::output::table::Table;
 use super::{Counts, ROWS, known};
 
 /// Title of the column of inclusive totals; `None` if the profile has none.
-pub(super) fn title(profile: &Profile) -> Option<&'static str> {
+pub(super) fn title(profile: &SavedProfile) -> Option<&'static str> {
     Some(match profile.inclusive.as_str() {
         "" => return None,
         "calls" => "INCLUSIVE CALLS",
@@ -30,17 +29,16 @@ pub(super) struct Names<'p>(HashMap<(usize, Svma), &'p str>);
 
 impl<'p> Names<'p> {
     /// The names that the calls of a profile need: none if it has no inclusive totals.
-    pub(super) fn of(profile: &'p Profile) -> Self {
-        let all = profile.saved.functions.iter().zip(&profile.details);
-        let named = all.map(|(function, details)| ((function.module, function.start), details.name.as_str()));
+    pub(super) fn of(profile: &'p SavedProfile) -> Self {
+        let named = Counts::named(profile).map(|(of, details)| ((of.module, of.start), details.name.as_str()));
         // Of functions with the same first byte, the first one names the callee.
         Names(if title(profile).is_some() { named.rev().collect() } else { HashMap::new() })
     }
 }
 
 /// The calls that a function has made, with their inclusive totals.
-pub(super) fn calls(counts: &Counts<'_>, profile: &Profile, names: &Names<'_>) -> Vec<CallSite> {
-    let totals: HashMap<usize, &Inclusive> =
+pub(super) fn calls(counts: &Counts<'_>, profile: &SavedProfile, names: &Names<'_>) -> Vec<CallSite> {
+    let totals: HashMap<usize, &InclusiveTotal> =
         counts.details.calls.iter().rev().map(|(block, total)| (*block, total)).collect();
     let name = |callee: &Callee| match callee {
         Callee::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
@@ -48,7 +46,7 @@ pub(super) fn calls(counts: &Counts<'_>, profile: &Profile, names: &Names<'_>) -
         Callee::Other { .. } | Callee::Indirect | Callee::System => None,
     };
     let one = |site: &ingraft_report::CallCount| {
-        let Inclusive { events, inexact } = totals.get(&site.block).copied()?.clone();
+        let InclusiveTotal { events, inexact } = totals.get(&site.block).copied()?.clone();
         Some(CallSite {
             id: counts.id.clone(),
             call_site: counts.offset(counts.counts.blocks.get(site.block)?.last),
@@ -63,7 +61,7 @@ pub(super) fn calls(counts: &Counts<'_>, profile: &Profile, names: &Names<'_>) -
 }
 
 /// The calls with the largest inclusive totals; empty if the profile has none.
-pub(super) fn table(all: &[Counts<'_>], profile: &Profile, width: Option<usize>) -> String {
+pub(super) fn table(all: &[Counts<'_>], profile: &SavedProfile, width: Option<usize>) -> String {
     let names = Names::of(profile);
     let mut calls: Vec<CallSite> = all.iter().flat_map(|counts| calls(counts, profile, &names)).collect();
     let Some(title) = title(profile).filter(|_| !calls.is_empty()) else { return String::new() };
@@ -81,12 +79,12 @@ pub(super) fn table(all: &[Counts<'_>], profile: &Profile, width: Option<usize>)
 }
 
 /// The warning that inclusive totals are not exact, if some are not.
-pub(super) fn warning(profile: &Profile) -> Option<String> {
-    let of = |details: &ingraft_wire::profile::Details| {
+pub(super) fn warning(profile: &SavedProfile) -> Option<String> {
+    let of = |(_, details): (_, &Details)| {
         let own = details.inclusive.iter().chain(details.calls.iter().map(|(_, total)| total));
         own.filter_map(|total| total.inexact.clone()).map(|why| (details.name.clone(), why)).collect::<Vec<_>>()
     };
-    let inexact: Vec<(String, String)> = profile.details.iter().flat_map(of).collect();
+    let inexact: Vec<(String, String)> = Counts::named(profile).flat_map(of).collect();
     let (name, why) = inexact.first()?;
     Some(match inexact.len() - 1 {
         0 => format!("an inclusive total of `{name}` is not exact: {why}"),

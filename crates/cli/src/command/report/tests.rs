@@ -49,6 +49,7 @@ fn profile(iterations: u64) -> SavedProfile {
         call_sites: Vec::new(),
         unknown: Vec::new(),
         inexact: None,
+        details: None,
     };
     let module = ModuleInfo {
         name: "shop".to_owned(),

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use ingraft_model::{Focus, Shape, Tid, VariableKind};
+use ingraft_report::InclusiveTotal;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{InclusiveTotal, MeasurementId, MetricFocus};
+use crate::api::{MeasurementId, MetricFocus};
 use crate::error::Error;
 use crate::kinds::code::metric_named;
 use crate::kinds::profile::functions::{Functions, Moment, Plan as _, Profiled};

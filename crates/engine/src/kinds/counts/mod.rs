@@ -13,12 +13,12 @@ pub mod totals;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingraft_model::{FunctionBody, Refusal};
+use ingraft_model::{EVENT_NAMES, FunctionBody, Refusal};
 use ingraft_profile::{Partial, Position};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashMap;
 
-use crate::api::{CountsOptions, ProfileReading, ProfiledFunction, Removed};
+use crate::api::{CountsOptions, Removed};
 use crate::error::{Error, Reason};
 use crate::measure::request::{Missing, Wanted, refuse_large};
 use crate::measure::resolution;
@@ -49,7 +49,7 @@ pub struct CountsKind {
     bodies: Vec<Arc<FunctionBody>>,
     clock: Clock,
     /// The last counts, read before the code was taken out.
-    last: Option<Result<ProfileReading, Error>>,
+    last: Option<Result<SavedProfile, Error>>,
 }
 
 impl CountsKind {
@@ -65,7 +65,7 @@ impl CountsKind {
     }
 
     /// Counts of all blocks and edges, at one moment at which all threads are held.
-    pub fn read(&self, at: &Locked<'_>) -> Result<ProfileReading, Error> {
+    pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let CountsKind { functions, clock, .. } = self;
         let counters = functions.counters(at);
         let (mut values, mut rows): (Vec<Vec<u64>>, _) = (Vec::new(), Rows::default());
@@ -78,7 +78,7 @@ impl CountsKind {
         let suspects = suspects(at, &counters, &moment);
         let inclusive = sought.totals(at, (functions, clock), &moment, &rows);
         let early = positions(functions.stands(at, &moment.seen));
-        let saved = functions.saved(at, |n, f, module| {
+        let mut saved = functions.saved(at, |n, f, module| {
             let counters = values.get(n).cloned().unwrap_or_default();
             let runs = &f.plan.runs;
             let may_have_run = !runs.tells_calls(&f.plan.graph().cfg) || counters.iter().any(|count| *count > 0);
@@ -95,10 +95,18 @@ impl CountsKind {
         });
         let late: usize = functions.all.iter().map(|f| f.late_runs()).sum();
         let early: usize = early.values().map(Vec::len).sum();
-        let saved = SavedProfile { kind: ProfileKind::Counts, corrected: (late as u64, early as u64), ..saved };
-        let details = functions.all.iter().zip(inclusive).map(|(f, of)| detail(&f.plan, of)).collect();
-        let inclusive = functions.all.first().and_then(|f| f.plan.inclusive);
-        Ok(ProfileReading { saved, details, inclusive, held: moment.held })
+        let event = functions.all.first().and_then(|f| f.plan.inclusive).and_then(|of| EVENT_NAMES.get(of.event));
+        let details = saved.functions.iter_mut().filter_map(|function| function.details.as_mut());
+        for (details, OfFunction { whole, calls }) in details.zip(inclusive) {
+            (details.inclusive, details.calls) = (event.map(|_| whole), calls);
+        }
+        Ok(SavedProfile {
+            kind: ProfileKind::Counts,
+            corrected: (late as u64, early as u64),
+            held_ns: moment.held_ns(),
+            inclusive: event.map_or_else(String::new, ToString::to_string),
+            ..saved
+        })
     }
 }
 
@@ -182,12 +190,6 @@ fn positions(stands: FxHashMap<usize, Vec<Stand>>) -> FxHashMap<usize, Vec<Posit
     let runs =
         stands.into_iter().map(|(n, stands)| (n, stands.iter().filter_map(|stand| stand.run).collect::<Vec<_>>()));
     runs.filter(|(_, positions)| !positions.is_empty()).collect()
-}
-
-/// Details of a function, with its inclusive totals.
-fn detail(plan: &CountsPlan, OfFunction { whole, calls }: OfFunction) -> ProfiledFunction {
-    let graph = plan.graph();
-    ProfiledFunction { name: graph.name.clone(), events: graph.events.clone(), inclusive: whole, calls }
 }
 
 #[cfg(test)]

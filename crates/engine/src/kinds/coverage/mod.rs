@@ -14,7 +14,7 @@ use ingraft_profile::{Counted, Coverage, Inside, coverage_probes};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashSet;
 
-use crate::api::{CoverageOptions, ProfileReading, ProfiledFunction, Removed};
+use crate::api::{CoverageOptions, Removed};
 use crate::background::each;
 use crate::error::Error;
 use crate::measure::request::Wanted;
@@ -41,7 +41,7 @@ pub struct CoverageKind {
     functions: Functions<CoveragePlan>,
     rounds: Rounds,
     /// The last coverage, read before the code was taken out.
-    last: Option<Result<ProfileReading, Error>>,
+    last: Option<Result<SavedProfile, Error>>,
 }
 
 /// The plan to cover one function.
@@ -85,7 +85,7 @@ impl CoverageKind {
     }
 
     /// What has run, at one moment at which all threads are held.
-    pub fn read(&self, at: &Locked<'_>) -> Result<ProfileReading, Error> {
+    pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let functions = &self.functions;
         let (counters, mut values): (_, Vec<Vec<u64>>) = (functions.counters(at), Vec::new());
         let moment = functions.observe(at, &mut |columns| {
@@ -104,14 +104,7 @@ impl CoverageKind {
             let (coverage, why) = covered(&answers, &graph.cfg, probes, inside);
             profile(graph, &coverage, module, why)
         });
-        let saved = SavedProfile { kind: ProfileKind::Coverage, ..saved };
-        let detail = |graph: &FunctionGraph| ProfiledFunction {
-            name: graph.name.clone(),
-            events: graph.events.clone(),
-            ..ProfiledFunction::default()
-        };
-        let details = functions.graphs().into_iter().map(detail).collect();
-        Ok(ProfileReading { saved, details, inclusive: None, held: moment.held })
+        Ok(SavedProfile { kind: ProfileKind::Coverage, held_ns: moment.held_ns(), ..saved })
     }
 
     /// Takes out the probes that have told all that they can. Returns whether there were any.

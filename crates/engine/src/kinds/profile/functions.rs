@@ -9,7 +9,7 @@ use ingraft_report::{FunctionProfile, ModuleInfo, Refused, SavedProfile};
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{MeasurementId, MetricFocus, ProfileReading, RefusedFunction, Removed};
+use crate::api::{MeasurementId, MetricFocus, RefusedFunction, Removed};
 use crate::background::{each, in_background};
 use crate::error::{Error, Reason};
 use crate::kinds::code;
@@ -103,6 +103,13 @@ pub struct Moment {
     pub leaps: Leaps,
     /// The longest time that any thread was held.
     pub held: Duration,
+}
+
+impl Moment {
+    /// The longest time that any thread was held, in nanoseconds.
+    pub fn held_ns(&self) -> u64 {
+        u64::try_from(self.held.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 impl<P: Plan> Functions<P> {
@@ -258,11 +265,11 @@ fn not_profiled(module: usize, RefusedFunction { function, reason }: RefusedFunc
 }
 
 /// Adds the last counts of a profile to the answer to its removal.
-pub fn tell_last(last: Option<Result<ProfileReading, Error>>, removed: &mut Removed) {
+pub fn tell_last(last: Option<Result<SavedProfile, Error>>, removed: &mut Removed) {
     match last {
-        Some(Ok(reading)) => {
-            removed.corrections = reading.saved.corrected;
-            removed.profile = Some(Box::new(reading));
+        Some(Ok(profile)) => {
+            removed.corrections = profile.corrected;
+            removed.profile = Some(Box::new(profile));
         }
         Some(Err(error)) => {
             removed.warnings.push(format!("the last counts of the profile could not be read: {}", error.what));

@@ -1,5 +1,6 @@
 //! Threads inside of profiled functions: how far each has run, by its position in generated code or in the text.
 
+use ingraft_model::machine::ENDBR_LEN;
 use ingraft_model::{Avma, Bias, Svma, Tid};
 use ingraft_profile::Position;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -8,9 +9,6 @@ use crate::kinds::graph::FunctionGraph;
 use crate::program::modules::Modules;
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::{CodeMap, Place, Seen, Spot};
-
-/// Length in bytes of an `endbr64`, behind which a springboard lies.
-const ENDBR: i64 = 4;
 
 /// A thread in a profiled function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +100,7 @@ impl MappedGraph<'_> {
         // A thread that returns to the text for a call at the beginning of a block has been counted in the copy. A block that is a call alone
         // has no `endbr64` before its springboard.
         let is_alone = of.instructions == 1;
-        self.counts_in_text || leads(at.offset(ENDBR)) && (!is_alone || at == self.start)
+        self.counts_in_text || leads(at.offset(ENDBR_LEN.cast_signed())) && (!is_alone || at == self.start)
     }
 }
 
