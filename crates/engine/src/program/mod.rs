@@ -1,6 +1,7 @@
 //! Program of a target: its modules and their images, its names, and the text in its memory.
 
 pub(crate) mod callees;
+pub(crate) mod departures;
 pub(crate) mod file_id;
 pub(crate) mod gs_search;
 pub(crate) mod identity;

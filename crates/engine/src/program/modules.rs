@@ -103,24 +103,6 @@ pub struct Modules {
 /// Largest number of images of unloaded modules that are kept: programs reload only few modules.
 const WAITING_MAX: usize = 16;
 
-/// Ways in which threads of a process may end so that they are unwound.
-#[derive(Clone, Copy, Debug)]
-pub struct Departures {
-    /// Whether code of the process may end its thread.
-    pub ends: bool,
-    /// Whether code of the process may cancel threads.
-    pub cancels: bool,
-    /// Whether functions of the process have landing pads.
-    pub cleans_up: bool,
-}
-
-impl Departures {
-    /// Whether such a thread may have something to clean up.
-    pub fn is_possible(self) -> bool {
-        (self.ends || self.cancels) && self.cleans_up
-    }
-}
-
 impl ModuleFile {
     /// Identity of the mapped file.
     pub fn id(&self) -> FileId {
@@ -298,31 +280,6 @@ impl Modules {
     /// Sets the name of the signal handler that may end its thread.
     pub fn set_departing_handler(&mut self, name: Option<String>) {
         self.departing_handler = name;
-    }
-
-    /// Says how threads of the process may end so that they are unwound.
-    pub fn departures(&self, target: &Target) -> Departures {
-        let any = |is: fn(&Unwinding) -> bool| self.mapped().any(|file| is(&file.unwinding(target)));
-        Departures {
-            ends: any(|u| u.ends_threads),
-            cancels: any(|u| u.cancels_threads),
-            cleans_up: any(|u| u.cleans_up),
-        }
-    }
-
-    /// The text of the files whose functions may call, without a pointer, one that ends its thread: files that call such a function of the C
-    /// library, and those that are linked with a file of this kind.
-    pub fn texts_that_end_threads(&self, target: &Target) -> Vec<AvmaRange> {
-        let (mut ending, mut others): (Vec<&ModuleFile>, Vec<&ModuleFile>) =
-            self.mapped().partition(|file| file.unwinding(target).ends_threads);
-        let mut at = 0;
-        while let Some(file) = ending.get(at).copied() {
-            let (more, rest) = others.iter().partition(|other| other.linkage(target).may_use(file.linkage(target)));
-            others = rest;
-            ending.extend::<Vec<&ModuleFile>>(more);
-            at += 1;
-        }
-        ending.into_iter().map(ModuleFile::text).collect()
     }
 
     /// Notes that other tools may set uprobes in the process at any time.
@@ -690,11 +647,13 @@ impl ModuleFile {
         result
     }
 
-    fn unwinding(&self, target: &Target) -> Unwinding {
+    /// Answer of the file about unwinders that begin at an instruction that is no call.
+    pub(super) fn unwinding(&self, target: &Target) -> Unwinding {
         self.unwinding_and_linkage(target).0
     }
 
-    fn linkage(&self, target: &Target) -> &Linkage {
+    /// The names by which the file is linked with others.
+    pub(super) fn linkage(&self, target: &Target) -> &Linkage {
         &self.unwinding_and_linkage(target).1
     }
 

@@ -246,11 +246,10 @@ impl Session {
         }
         let own = internals::of_request(&library, &request, &control.modules)?;
         let rest = internals::without(&request, &own);
-        let modules = &control.modules;
         let asked = KindRequest {
             id,
             target: &self.target,
-            modules,
+            modules: &control.modules,
             library: &library,
             request: &rest,
             missing: Missing::MayCome,
