@@ -11,6 +11,7 @@ pub mod error;
 mod kinds;
 mod measure;
 mod names;
+mod pairs;
 mod program;
 mod readings;
 mod recovery;

@@ -1,6 +1,7 @@
 //! Program of a target: its modules and their images, its names, and the text in its memory.
 
 pub(crate) mod callees;
+pub(crate) mod cancellation;
 pub(crate) mod departures;
 pub(crate) mod file_id;
 pub(crate) mod gs_search;
@@ -14,5 +15,6 @@ pub(crate) mod pattern;
 pub(crate) mod suggestions;
 pub(crate) mod symbols;
 pub(crate) mod text_pages;
+pub(crate) mod unwind_targets;
 pub(crate) mod variables;
 pub(crate) mod wall;

@@ -7,11 +7,9 @@ use ingraft_model::{Shape, Variable};
 use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
+use crate::pairs::{Group, Pair};
 use crate::readings::values::Columns;
 use crate::weaving::cost::Prices;
-
-use super::pair::Pair;
-use super::sharing::Group;
 
 /// Account of a pair: hits and costs of its snippets.
 #[derive(Clone, Debug)]

@@ -16,7 +16,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{EnableRequest, FunctionRef, Kind, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
 use crate::error::{Error, Reason};
-use crate::readings::values::{CounterAllocator, RECORDS_ONLY};
+use crate::pairs::PairKey;
+use crate::pairs::counters::CounterPool;
+use crate::readings::values::RECORDS_ONLY;
 use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, PointChain, Record};
 use crate::recovery::{journal, leftover, restore};
 use crate::weaving::plan::Woven;
@@ -27,7 +29,6 @@ use super::control::{Attached, Control};
 use super::driver::{Session, lock_target};
 use super::errors::journal_error;
 use super::measurement::Measurement;
-use super::pair::PairKey;
 use super::shared::Shared;
 use super::unfinished::Unfinished;
 use super::view::View;
@@ -229,7 +230,7 @@ impl Session {
         {
             let mut control = session.control();
             control.family = family;
-            control.counters = CounterAllocator::starting_at(contents.counters);
+            control.counters = CounterPool::starting_at(contents.counters);
             *session.shared_mut() = Shared {
                 area: Some(Arc::clone(&area)),
                 identity: Some(identity),

@@ -67,14 +67,15 @@ impl Session {
         let distinct = identity != ThreadIdentity::Locked && !family;
         let goroutine = control.modules.goroutine_pointer().filter(|_| distinct);
         if goroutine.is_some() {
-            control.stride = control.stride.max(goroutine::STRIDE_MIN);
+            control.counters.set_stride(control.counters.stride().max(goroutine::STRIDE_MIN));
         }
         if distinct && Scheduler::of(&self.target).is_some() {
             // The memory may stay for later measurements, which need more counters than this one.
-            control.stride = control.stride.max(resolution::stride_to_stay(control.modules.text_bytes()));
+            let to_stay = resolution::stride_to_stay(control.modules.text_bytes());
+            control.counters.set_stride(control.counters.stride().max(to_stay));
         }
-        let request =
-            DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(control.stride) };
+        let stride = control.counters.stride();
+        let request = DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(stride) };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         control.births = Births::NotNeeded;
         let since_ns = now_ns();

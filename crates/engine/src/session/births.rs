@@ -9,20 +9,19 @@ use std::sync::Arc;
 use ingraft_mdl::Program as _;
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
 use ingraft_model::{
-    Clock, Expr, FunctionRef as MdlFunction, Instrumentation, Kept, Parts, PointKind, Record as CallRecord, Restore,
-    Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableKind, WallClock,
+    Clock, Expr, FunctionRef as MdlFunction, Instrumentation, Kept, PointKind, Record as CallRecord, Restore, Shape,
+    Snippet, Stmt, ThreadIdentity, Variable, VariableKind, WallClock,
 };
 use ingraft_process::SharedArea;
 
 use crate::error::Error;
+use crate::pairs::Bound;
 use crate::program::modules::{ModuleFile, Modules};
-use crate::weaving::exits::Exits;
 use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
-use super::insert::Bound;
 
 /// Names of the function that makes the fork system call and sets the id of the child's thread. The first list is for glibc since 2.34 and
 /// for musl, the second for earlier versions of glibc.
@@ -115,25 +114,11 @@ impl Session {
             return Births::Absent;
         }
         let [before, after] = [Stmt::Fork, Stmt::Forked].map(|stmt| Arc::new(Snippet { stmts: vec![stmt] }));
-        let mut mini = |snippet| {
-            let id = control.next_mini;
-            control.next_mini += 1;
-            NewMini {
-                id,
-                pair: 0,
-                role: None,
-                snippet,
-                counters: &[],
-                except: &[],
-                parts: Parts::All,
-                exits: Exits::All,
-                in_place: false,
-            }
-        };
         let mut wanted = Vec::new();
         for function in functions {
             for (spot, snippet) in [(PointKind::Entry, &before), (PointKind::Exit, &after)] {
-                wanted.push(WantedPoints { function, spot, minis: vec![mini(snippet)] });
+                let minis = vec![NewMini::plain(control.minis.take(), 0, snippet)];
+                wanted.push(WantedPoints { function, spot, minis });
             }
         }
         match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {

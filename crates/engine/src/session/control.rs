@@ -1,6 +1,5 @@
 //! State that the driver of a session changes.
 
-use ingraft_model::FunctionRef as MdlFunction;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -8,22 +7,21 @@ use std::time::{Duration, Instant};
 
 use ingraft_analysis::Unwinder;
 use ingraft_codegen::Environment;
+use ingraft_model::{FunctionRef as MdlFunction, Instrumentation};
 use ingraft_process::SharedArea;
-use rustc_hash::FxHashMap;
 
-use crate::api::MeasurementId;
-use crate::measure::event_places::EventPlaces;
+use crate::api::{MeasurementId, PairInfo};
+use crate::error::Error;
+use crate::pairs::counters::CounterPool;
+use crate::pairs::{AdmittedPairs, PairKey, Pairs, SnippetIds, pair_info, write_word};
 use crate::program::modules::Modules;
-use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
 
 use super::births;
 use super::handlers::Handlers;
 use super::measurement::Measurement;
-use super::pair::{Pair, PairKey};
 use super::rewritten::Looks;
-use super::sharing::{Group, GroupId};
 use super::unfinished::Unfinished;
 
 /// Memory and records of a target in which something was woven.
@@ -44,18 +42,10 @@ pub(super) struct Attached {
 pub(super) struct Control {
     pub(super) modules: Modules,
     pub(super) attached: Option<Attached>,
-    pub(super) counters: CounterAllocator,
-    /// Distance between shards that the first request needs; used before the first code is woven.
-    pub(super) stride: u64,
-    pub(super) events: EventPlaces,
-    pub(super) pairs: FxHashMap<PairKey, Pair>,
-    /// Pairs that share their code.
-    pub(super) groups: BTreeMap<GroupId, Group>,
-    pub(super) next_group: GroupId,
-    /// Pairs whose code was taken out because it cost too much, while measurements still read their values.
-    pub(super) retired: Vec<Pair>,
+    pub(super) counters: CounterPool,
+    pub(super) pairs: Pairs,
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
-    pub(super) next_mini: u64,
+    pub(super) minis: SnippetIds,
     pub(super) lock: Option<File>,
     /// Whether a loaded module could not be measured yet, so that the engine tries again.
     pub(super) has_unmeasured: bool,
@@ -82,11 +72,46 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub(super) fn add_users(&mut self, keys: &[(PairKey, Option<MdlFunction>)]) {
-        for (key, _) in keys {
-            if let Some(pair) = self.pairs.get_mut(key) {
-                pair.users += 1;
-            }
-        }
+    /// Number of counters that a shard of the target has, or will have.
+    pub(super) fn counters_max(&self) -> u32 {
+        self.counters.limit(self.attached.as_ref().map(|attached| attached.area.layout()))
+    }
+
+    /// Admits the pairs of a request; see [`Pairs::admit`].
+    pub(super) fn admit(
+        &mut self,
+        wanted: impl Iterator<Item = (PairKey, Instrumentation)>,
+    ) -> Result<AdmittedPairs, Error> {
+        let limit = self.counters_max();
+        self.pairs.admit(wanted, &mut self.counters, limit, &mut writer(self.attached.as_ref()))
+    }
+
+    /// Removes pairs again that have joined groups for a request that failed.
+    pub(super) fn part(&mut self, joined: &[PairKey]) {
+        self.pairs.part(joined, &mut writer(self.attached.as_ref()));
+    }
+
+    /// Removes the keys of pairs from their tables, so that look-ups of them fail from now on.
+    pub(super) fn retire_keys<'k>(&mut self, going: impl Iterator<Item = &'k PairKey>) {
+        self.pairs.retire_keys(going, &mut writer(self.attached.as_ref()));
+    }
+
+    /// Pairs in the form for clients.
+    pub(super) fn pair_infos(&self, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<PairInfo> {
+        let woven = self.attached.as_ref().map(|attached| &attached.woven);
+        let info = |(key, function): &(PairKey, _)| {
+            Some(pair_info(&self.modules, woven, (key, self.pairs.get(key)?), *function))
+        };
+        keys.iter().filter_map(info).collect()
+    }
+}
+
+/// Writes words into counters of shard 0, if there is a data area.
+fn writer(attached: Option<&Attached>) -> impl FnMut(u32, u64) -> bool {
+    move |counter, word| {
+        attached.is_some_and(|attached| {
+            let written = write_word(&attached.area, counter, word);
+            written.inspect_err(|error| tracing::debug!(%error, "a table of keys was not written")).is_ok()
+        })
     }
 }

@@ -6,13 +6,14 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Shape, Snippet, Tid, Variable};
+use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Snippet, Tid};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};
 use crate::error::{Error, Reason};
 use crate::measure::internal::{Internal, processors};
 use crate::measure::request::Wanted;
+use crate::pairs::{Pair, PairKey, is_costly};
 use crate::readings::values::{Raw, Shards};
 use crate::weaving::cost::Prices;
 
@@ -21,9 +22,7 @@ use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::left::LeftCalls;
-use super::pair::{Pair, PairKey};
 use super::shared::Shared;
-use super::view::View;
 
 /// Number of consecutive readings at which a measurement must be over its limit. So a short burst of hits removes no pair.
 const WINDOWS: u32 = 2;
@@ -48,47 +47,13 @@ pub(super) struct Predicted {
     pub hits_per_s: f64,
 }
 
-/// Whether code with these variables does more than count.
-pub(super) fn is_costly(variables: &[Variable]) -> bool {
-    let has_buffer = variables.iter().any(|v| matches!(v.shape, Shape::Buffer(_)));
-    !has_buffer && variables.iter().any(|v| !matches!(v.shape, Shape::Counter | Shape::Alias(_)))
-}
-
-impl Pair {
-    /// Whether the pair's code does more than count.
-    fn is_costly(&self) -> bool {
-        is_costly(&self.variables)
-    }
-
-    /// The clock of the pair's value, if the value is a timer.
-    fn timer(&self) -> Option<Clock> {
-        match self.variables.first()?.shape {
-            Shape::Timer(clock) => Some(clock),
-            Shape::Counter
-            | Shape::Histogram(_)
-            | Shape::Activations
-            | Shape::Table(_)
-            | Shape::Vector(_)
-            | Shape::Listed(_)
-            | Shape::Buffer(_)
-            | Shape::Event
-            | Shape::Alias(_) => None,
-        }
-    }
-
-    /// Whether a view reads this pair, and not an earlier or later one with the same key.
-    pub(super) fn is_seen_by(&self, view: &View) -> bool {
-        self.counters.first() == Some(&view.value.first)
-    }
-}
-
 impl Session {
     /// Recomputes the accounts of all pairs after a change of the woven code.
     pub(super) fn settle_accounts(&self, control: &Control) {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
         let mut shared = self.shared_mut();
         let columns = shared.columns();
-        let group = |pair: &Pair| control.groups.get(&pair.group?.0);
+        let group = |pair: &Pair| control.pairs.group_of(pair);
         let account = |pair: &Pair| shared.ledger.account((pair, group(pair)), &costs, columns.as_ref());
         let accounts = control.pairs.values().filter_map(account);
         let accounts = accounts.collect();
@@ -160,7 +125,7 @@ impl Session {
         let shared = self.shared();
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.own.is_none()).chain(&measurement.hidden) {
-            let pair = control.pairs.get(&view.key).filter(|p| p.is_costly() && p.is_seen_by(view));
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_costly() && p.begins_at(view.value.first));
             let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.ledger.get(*first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {
                 costs.insert(&view.key, rate);
@@ -195,7 +160,7 @@ impl Session {
 
     /// Takes the code of pairs out and freezes their values.
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
-        let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
+        let minis = control.pairs.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         let mut left = LeftCalls::of(self, control, pairs.iter().map(|(key, _)| key));
         self.withdraw_fitting(control, &minis, &|plan| plan, Some(&mut left))?;
         for (key, why) in pairs {
@@ -208,16 +173,14 @@ impl Session {
     /// when its code was taken out; `None` if no other code has run since.
     pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut, left: Option<&LeftCalls<'_>>) {
         control.retire_keys(std::iter::once(key));
-        let Some(mut pair) = control.pairs.remove(key) else { return };
-        pair.minis.clear();
-        pair.unwind_targets.clear();
+        let Some(pair) = control.pairs.retire(key) else { return };
         let Some((value, activations, unit)) = pair.value() else { return };
         self.close_accounts(std::iter::once(value.first));
         let (now, cpu) = (|| self.clocks.now(), |tid| self.clocks.cpu_ticks(&self.target, tid));
         let ruler = self.clocks.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();
         let rows = shared.columns().map(|columns| {
-            let since = left.map(|left| left.since(&pair, &columns)).unwrap_or_default();
+            let since = left.map(|left| left.since(pair, &columns)).unwrap_or_default();
             let mut rows = columns.threads(value, &activations, ruler);
             for (tid, raw) in &mut rows {
                 raw.activations.left -= since.get(tid).copied().unwrap_or(0).min(raw.activations.left);
@@ -231,7 +194,6 @@ impl Session {
         }
         drop(shared);
         tracing::info!(metric = key.pair.metric, focus = %key.pair.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
-        control.retired.push(pair);
     }
 
     /// Calls per second of the functions in which something counts already.
@@ -358,7 +320,7 @@ impl Session {
         let seconds = attached.seconds();
         let Some(columns) = shared.columns() else { return Costs::default() };
         let mut pairs = Vec::with_capacity(control.pairs.len());
-        for (key, pair) in &control.pairs {
+        for (key, pair) in control.pairs.iter() {
             let Some(account) = pair.counters.first().and_then(|first| shared.ledger.get(*first)) else { continue };
             let spent = account.spent_ns(&columns);
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));

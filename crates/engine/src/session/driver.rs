@@ -6,16 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Duration;
 
 use ingraft_model::Pid;
-use ingraft_model::layout::DEFAULT_STRIDE;
 use ingraft_process::Target;
-use rustc_hash::FxHashMap;
 
 use crate::api::Inserted;
 use crate::error::Error;
-use crate::measure::event_places::EventPlaces;
+use crate::pairs::counters::CounterPool;
+use crate::pairs::{Pairs, SnippetIds};
 use crate::program::identity::describe;
 use crate::program::modules::Modules;
-use crate::readings::values::CounterAllocator;
 use crate::recovery::leftover;
 
 use super::accounts::Rates;
@@ -75,18 +73,13 @@ impl Session {
         let control = Control {
             modules,
             attached: None,
-            counters: CounterAllocator::default(),
-            stride: DEFAULT_STRIDE,
-            pairs: FxHashMap::default(),
-            groups: BTreeMap::new(),
-            next_group: 0,
-            retired: Vec::new(),
+            counters: CounterPool::default(),
+            pairs: Pairs::default(),
             measurements: BTreeMap::new(),
-            next_mini: 1,
+            minis: SnippetIds::default(),
             lock: Some(lock),
             has_unmeasured: false,
             unrun: false,
-            events: EventPlaces::default(),
             has_stragglers: false,
             family: false,
             births: births::Births::NotNeeded,

@@ -6,15 +6,15 @@ use std::time::Instant;
 use ingraft_mdl::Library;
 use ingraft_model::{Clock, FunctionRef as MdlFunction, Instrumentation, Resolution, Shape, Variable};
 use ingraft_process::Rights;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, Enabled, MAX_HOLD, MeasurementId};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
 use crate::measure::resolution::Coarsening;
 use crate::measure::{request, resolution};
+use crate::pairs::{AdmittedPairs, COUNTERS_A_PAIR, PairKey};
 use crate::weaving::catch_up::CaughtUp;
-use crate::weaving::cost::{Metered, Meters};
 use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
@@ -24,9 +24,8 @@ use super::errors::{ending, over};
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
-use super::pair::{PairKey, Unloaded, pair_infos};
 use super::staged::Inserted;
-use super::{insert, internals, sharing, warnings};
+use super::{insert, internals, warnings};
 
 /// A measurement that is asked for.
 pub struct NewMeasurement<'a> {
@@ -108,8 +107,8 @@ impl Session {
         let hidden = self.begun(control, id, &mut *kind, begun);
         let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
-        let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
-        control.add_users(&keys);
+        let (mut views, mut pairs) = (self.views(control, &keys), control.pair_infos(&keys));
+        control.pairs.add_users(&keys);
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
             views: Arc::new(views.into()),
@@ -216,70 +215,11 @@ impl Session {
         observer: &mut Observer,
     ) -> Result<Inserted, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
-        let mut unmet = Vec::new();
-        let mut more = Vec::new();
-        let mut meters = Vec::new();
-        let mut joined = Vec::new();
-        let mut seen = FxHashSet::default();
-        let limit = insert::counters_max(control);
-        let mut made = Metered::default();
-        for (w, (key, _)) in wanted.into_iter().zip(&keys) {
-            if !seen.insert(key.clone()) {
-                continue;
-            }
-            let mut instrumentation = w.instrumentation;
-            if !control.pairs.contains_key(key)
-                && let Some(pair) = control.join(key, &instrumentation)
-            {
-                control.pairs.insert(key.clone(), pair);
-                joined.push(key.clone());
-            }
-            let Some(pair) = control.pairs.get_mut(key) else {
-                unmet.push((key.clone(), instrumentation));
-                continue;
-            };
-            // An existing pair grows by the functions of modules that were loaded since.
-            let known: FxHashSet<MdlFunction> =
-                pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
-            // A probe that was taken out has told all that it can, so it does not come again.
-            if pair.unloaded == Unloaded::Gone {
-                pair.unloaded = Unloaded::Back;
-            }
-            instrumentation.insertions.retain(|i| pair.probes.is_empty() && !known.contains(&i.function));
-            // even a pair that has all its functions may need a module that was loaded since, because exceptions and longjmp land there
-            if !instrumentation.insertions.is_empty() || pair.restores {
-                let counters = if instrumentation.insertions.is_empty() {
-                    pair.counters.clone()
-                } else {
-                    let free = &mut control.counters;
-                    match pair.counters_for(&mut instrumentation, &mut made, free, limit) {
-                        Ok(counters) => counters,
-                        Err(e) => {
-                            control.part(&joined);
-                            return Err(e.about(self.target.pid()));
-                        }
-                    }
-                };
-                more.push((key.clone(), instrumentation, counters));
-            }
-        }
-        let whole = whole && unmet.len() == seen.len();
-        let mut fresh = sharing::form(unmet, limit.saturating_sub(control.counters.used()));
-        for fresh in &mut fresh {
-            let mut known = Meters::default();
-            known.apply(&mut fresh.instrumentation, &mut made);
-            if fresh.forming.is_none() {
-                meters.push((fresh.key.clone(), known));
-            }
-        }
-        let inserted = self.insert(control, fresh, whole, observer);
+        let wanted = keys.iter().map(|(key, _)| key.clone()).zip(wanted.into_iter().map(|w| w.instrumentation));
+        let AdmittedPairs { fresh, more, joined, all_new } = control.admit(wanted).map_err(|e| e.about(self.pid()))?;
+        let inserted = self.insert(control, fresh, whole && all_new, observer);
         let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more, observer)?)));
         let (mut caught_up, extended) = inserted.inspect_err(|_| control.part(&joined))?;
-        for (key, meters) in meters {
-            if let Some(pair) = control.pairs.get_mut(&key) {
-                pair.meters = meters;
-            }
-        }
         caught_up.add(extended);
         Ok(Inserted { keys, caught_up, dear: Vec::new() })
     }
@@ -302,7 +242,7 @@ impl Session {
             let of = |i: &Instrumentation| {
                 // one hidden counter for each snippet; most pairs have two snippets
                 let hidden = i.insertions.len().max(2) as u64;
-                let tables = if i.object.is_some() { sharing::COUNTERS_A_PAIR } else { 0 };
+                let tables = if i.object.is_some() { COUNTERS_A_PAIR } else { 0 };
                 resolution::slots(&i.variables) + hidden - u64::from(saved) * histograms(&i.variables) as u64 + tables
             };
             u64::from(control.counters.used()) + coming + new().map(of).sum::<u64>()
@@ -310,7 +250,7 @@ impl Session {
         let usual = resolution::of(count);
         let resolution = match &control.attached {
             None => {
-                control.stride = resolution::stride_for(slots_at(usual));
+                control.counters.set_stride(resolution::stride_for(slots_at(usual)));
                 usual
             }
             Some(attached) => {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_analysis::Unwinder;
-use ingraft_model::{FunctionRef as MdlFunction, ModuleRef, ThreadIdentity};
+use ingraft_model::{ModuleRef, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{Enabled, MeasurementId, PairInfo, TakenOut};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
+use crate::pairs::{Pair, PairKey};
 use crate::program::pattern::Pattern;
 use crate::recovery::restore;
 
@@ -21,7 +22,6 @@ use super::internals;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
-use super::pair::{Pair, PairKey, Unloaded, pair_infos};
 use super::staged::Inserted;
 use super::view::View;
 
@@ -53,24 +53,10 @@ impl Session {
 
     /// Forgets the points of modules whose text is gone. Their counts stay.
     fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
-        let is_gone = |f: &MdlFunction| gone.contains(&f.module);
-        for pair in control.pairs.values_mut() {
-            let before = pair.minis.len();
-            pair.minis.retain(|(f, _)| !is_gone(f));
-            if !pair.probes.is_empty() && pair.minis.len() < before {
-                pair.unloaded = Unloaded::Gone;
-            }
-            pair.unwind_targets.retain(|(f, ..)| !is_gone(f));
-            pair.unlanded.retain(|f| !is_gone(f));
-            pair.unwoven.retain(|(f, _)| !is_gone(f));
-        }
-        for group in control.groups.values_mut() {
-            group.minis.retain(|(f, _)| !is_gone(f));
-            group.unwoven.retain(|(f, _)| !is_gone(f));
-        }
+        control.pairs.forget_modules(gone);
         for measurement in control.measurements.values_mut() {
             for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
-                if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view)) {
+                if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.begins_at(view.value.first)) {
                     (info.points, info.refused) = (pair.functions().len() as u32, pair.refused());
                 }
             }
@@ -280,9 +266,9 @@ impl Session {
         let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
         let now = now_ns();
         let as_it_is = |(view, known): (&View, &PairInfo)| {
-            let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
+            let pair = control.pairs.get(&view.key).filter(|p| p.begins_at(view.value.first));
             let key = (view.key.clone(), functions.get(&view.key).copied().flatten());
-            let Some(mut info) = pair.and_then(|_| pair_infos(control, &[key]).pop()) else { return known.clone() };
+            let Some(mut info) = pair.and_then(|_| control.pair_infos(&[key]).pop()) else { return known.clone() };
             info.function = info.function.or_else(|| known.function.clone());
             let late = !exact && known.points < info.points;
             info.exact_since_ns = if late { Some(now) } else { known.exact_since_ns };
@@ -290,17 +276,17 @@ impl Session {
         };
         let mut pairs: Vec<PairInfo> = old.iter().zip(before.iter()).map(as_it_is).collect();
         let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
-        pairs.extend(pair_infos(control, &new).into_iter().map(late));
+        pairs.extend(control.pair_infos(&new).into_iter().map(late));
         let mut views = old.to_vec();
         // the activations that a pair follows may have changed with the new code
         for view in &mut views {
-            let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
+            let pair = control.pairs.get(&view.key).filter(|p| p.begins_at(view.value.first));
             if let Some((_, activations, _)) = pair.and_then(Pair::value) {
                 view.activations = activations;
             }
         }
         views.extend(self.views(control, &new));
-        control.add_users(&new);
+        control.pairs.add_users(&new);
         self.settle_accounts(control);
         let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
         measurement.views = Arc::new(views.into());

@@ -13,7 +13,7 @@ impl Session {
         let control = self.control();
         let attached = control.attached.as_ref()?;
         let mut pairs: FxHashMap<(FunctionRef, u64), String> = FxHashMap::default();
-        for (key, pair) in &control.pairs {
+        for (key, pair) in control.pairs.iter() {
             for mini in &pair.minis {
                 pairs.entry(*mini).or_insert_with(|| match key.pair.focus.to_string() {
                     focus if focus.is_empty() => key.pair.metric.clone(),

@@ -7,10 +7,10 @@ use ingraft_model::{Avma, AvmaRange, Callee, FunctionRef as MdlFunction, ModuleR
 use rustc_hash::FxHashSet;
 
 use crate::error::Error;
+use crate::program::cancellation;
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::undertaking;
 
-use super::cancellation;
 use super::control::Control;
 use super::driver::Session;
 

@@ -3,43 +3,40 @@
 use std::sync::Arc;
 
 use ingraft_codegen::Readable;
-use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::machine::PAGE;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Parts,
-    PointKind, Refusal, Shape, Snippet, Stmt, ThreadIdentity, Variable, VariableId, WallClock,
+    AvmaRange, Clock, CpuClock, DataArea, Instrumentation, Refusal, Shape, ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{ApplyOptions, EventError, MemoryNeed, PerfEvent, SharedArea, Visitor};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use crate::error::{Error, Reason};
-use crate::measure::{calls, resolution};
+use crate::measure::calls;
+use crate::pairs::{
+    Bound, CommonSnippets, Forming, Fresh, Minis, Pair, PointDraft, Refused, TailCalls, WovenGroup, apart,
+    await_results, joined, pieces_of, write_keys,
+};
 use crate::program::modules::Modules;
 use crate::program::symbols::Symbols;
+use crate::program::unwind_targets::unwind_targets;
 use crate::program::variables::data_of;
 use crate::program::wall;
-use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{Entries, Journal, Record};
 use crate::recovery::waiting::{self, Purpose};
 use crate::undertaking;
 use crate::weaving::catch_up::{CatchUp, CaughtUp, Counters};
 use crate::weaving::cost::Meters;
-use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, PRUNE, Planned, WovenAnew};
+use crate::weaving::plan::{Change, Planned, WovenAnew};
 use crate::weaving::positions::{CodeMap, Observer, PositionVisitor};
-use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
+use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::buffers::WITHOUT_WAITS;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
-use super::pair::{Pair, PairKey, Unloaded, UnwindTarget};
 use super::refusals::{is_unmeasured, refused_of};
-use super::sharing::{Forming, Fresh, write_keys};
-use super::tails::{TailCalls, await_results};
-use super::unwind_targets::restores;
 
 /// Largest number of threads that are asked whether they may read the time stamp counter.
 const ASKED_MAX: usize = 64;
@@ -50,86 +47,8 @@ const FILTERED: &str =
 const CLOCK_FILTERED: &str =
     "a filter of system calls (seccomp) or syscall user dispatch is active, and the clock may need one";
 
-/// Reason why a pair, given by its index in the request, is not woven in a function.
-pub(super) type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
-
-/// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which pairs share.
-#[derive(Debug, Default)]
-pub(super) struct Minis {
-    points: Vec<(MdlFunction, u64)>,
-    unwind_targets: Vec<UnwindTarget>,
-    unlanded: Vec<MdlFunction>,
-}
-
-/// Number of the pieces of a pair that are woven or refused by themselves.
-fn pieces_of(instrumentation: &Instrumentation) -> usize {
-    if instrumentation.apart { instrumentation.insertions.len() } else { 1 }
-}
-
-/// The pieces of pairs: the insertions that are woven apart, each with its counter, and all other pairs as they are.
-fn apart(bound: &[Bound]) -> Vec<Bound> {
-    let increment = Arc::new(Snippet::increment(VariableId(0)));
-    let mut pieces = Vec::with_capacity(bound.iter().map(|(_, i, _)| pieces_of(i)).sum());
-    for (key, instrumentation, counters) in bound {
-        if !instrumentation.apart {
-            pieces.push((key.clone(), instrumentation.clone(), counters.clone()));
-            continue;
-        }
-        let variables: Arc<[Variable]> = instrumentation.variables.iter().take(1).cloned().collect();
-        for insertion in &instrumentation.insertions {
-            let own = insertion.snippet.as_increment().and_then(|variable| counters.get(variable.0 as usize).copied());
-            let insertion = Insertion { snippet: Arc::clone(&increment), ..insertion.clone() };
-            let (variables, insertions) = (Arc::clone(&variables), vec![insertion]);
-            let piece = Instrumentation { variables, insertions, ..instrumentation.without_code() };
-            pieces.push((key.clone(), piece, own.into_iter().collect()));
-        }
-    }
-    pieces
-}
-
-/// Joins what was woven for the pieces of a pair, of which `first` is the number of the first one. If they were woven apart, also returns
-/// the snippet of each piece, or the reason why it is not woven.
-fn joined(
-    instrumentation: &Instrumentation,
-    pieces: impl Iterator<Item = Minis>,
-    (first, refused): (usize, &Refused),
-) -> (Minis, Vec<Result<u64, Refusal>>) {
-    let (mut joined, mut probes) = (Minis::default(), Vec::new());
-    let functions = instrumentation.insertions.iter().map(|insertion| Some(insertion.function));
-    for (n, (piece, function)) in pieces.zip(functions.chain(std::iter::repeat(None))).enumerate() {
-        if let (true, Some(function)) = (instrumentation.apart, function) {
-            let why = || refused.get(&(function, first + n)).cloned().unwrap_or(Refusal::NoSuchPoint);
-            probes.push(piece.points.first().map(|(_, id)| *id).ok_or_else(why));
-        }
-        joined.points.extend(piece.points);
-        joined.unwind_targets.extend(piece.unwind_targets);
-        joined.unlanded.extend(piece.unlanded);
-    }
-    (joined, probes)
-}
-
-/// A snippet with its sort key among all snippets of a request.
-struct Placed<'a> {
-    /// Function and kind of its points; then the pair, so that the pair that begins first ends last; then the position in its pair.
-    rank: (MdlFunction, PointKind, i64, i64),
-    mini: NewMini<'a>,
-}
-
-impl<'a> Placed<'a> {
-    /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before.
-    fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
-        let spot = insertion.point;
-        let pair = mini.pair as i64;
-        let place = match insertion.order {
-            Order::Append => n,
-            Order::Prepend => -1 - n,
-        };
-        Placed { rank: (insertion.function, spot, if spot.opens() { pair } else { -pair }, place), mini }
-    }
-}
-
-/// A new pair with its code, and the first counter of each of its variables.
-pub(super) type Bound = (PairKey, Instrumentation, Vec<u32>);
+/// The group that a new pair forms with others, and the meters of the pair.
+type Formed = (Option<Forming>, Meters);
 
 impl Session {
     /// Weaves the code of new pairs, and attaches to the target if nothing was woven there yet. On an error the target and the session are
@@ -144,10 +63,10 @@ impl Session {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
         }
-        let (bound, forming) = self.bind(control, fresh)?;
+        let (bound, rest) = self.bind(control, fresh)?;
         self.shared_mut().used_counters = control.counters.used();
-        let tables = || bound.iter().zip(&forming).filter_map(|((.., c), f)| Some((*c.first()?, &f.as_ref()?.keys)));
-        let pieces = bound.iter().any(|(_, i, _)| i.apart).then(|| apart(&bound));
+        let tables = || bound.iter().zip(&rest).filter_map(|((.., c), (f, _))| Some((*c.first()?, &f.as_ref()?.keys)));
+        let pieces = apart(&bound);
         let pieces = pieces.as_deref().unwrap_or(&bound);
         let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole, observer);
         let (refused, minis, caught_up) = match result {
@@ -172,100 +91,46 @@ impl Session {
         drop(shared);
         control.pairs.reserve(bound.len());
         let (mut pieces, mut number) = (minis.into_iter(), 0);
-        for ((key, instrumentation, counters), forming) in bound.into_iter().zip(forming) {
+        for ((key, instrumentation, counters), (forming, meters)) in bound.into_iter().zip(rest) {
             let first = number;
             number += pieces_of(&instrumentation);
             let (minis, probes) = joined(&instrumentation, pieces.by_ref().take(number - first), (first, &refused));
             let is_refused = probes.iter().all(Result::is_err);
             let unwoven = if is_refused { refused_of(control, &instrumentation, &refused, first) } else { Vec::new() };
             let unmeasured = is_refused && is_unmeasured(&instrumentation, first, &refused);
+            let Minis { points: minis, unwind_targets, unlanded } = minis;
             if let Some(forming) = forming {
-                let pairs = control.gather(forming, &counters, minis.points, unwoven, unmeasured);
-                control.pairs.extend(pairs);
+                control.pairs.gather(forming, &counters, WovenGroup { minis, unwoven, unmeasured });
                 continue;
             }
-            let restores = restores(&instrumentation);
-            let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
-            let index_names = instrumentation.index_names;
-            let variables = instrumentation.variables;
-            let Minis { points: minis, unwind_targets, unlanded } = minis;
-            let meters = Meters::default();
-            let pair = Pair {
-                metric,
-                variables,
-                counters,
-                minis,
-                probes,
-                unloaded: Unloaded::No,
-                unwind_targets,
-                unlanded,
-                restores,
-                unwoven,
-                unmeasured,
-                thread,
-                object,
-                index_names,
-                meters,
-                numberings: Vec::new(),
-                group: None,
-                users: 0,
-            };
+            let mut pair = Pair::new(instrumentation, counters);
+            (pair.minis, pair.probes, pair.unwind_targets) = (minis, probes, unwind_targets);
+            (pair.unlanded, pair.unwoven, pair.unmeasured, pair.meters) = (unlanded, unwoven, unmeasured, meters);
             control.pairs.insert(key, pair);
         }
         Ok(caught_up)
     }
 
-    /// Allocates counters for the variables of new pairs. Also returns the groups that the pairs form. On an error no counter stays
-    /// allocated.
-    pub(super) fn bind(
-        &self,
-        control: &mut Control,
-        fresh: Vec<Fresh>,
-    ) -> Result<(Vec<Bound>, Vec<Option<Forming>>), Error> {
-        let limit = counters_max(control);
+    /// Allocates counters for the variables of new pairs. Also returns the groups that the pairs form, and their meters. On an error no counter
+    /// stays allocated.
+    pub(super) fn bind(&self, control: &mut Control, fresh: Vec<Fresh>) -> Result<(Vec<Bound>, Vec<Formed>), Error> {
+        let limit = control.counters_max();
         let mut bound: Vec<Bound> = Vec::with_capacity(fresh.len());
-        let mut forming: Vec<Option<Forming>> = Vec::with_capacity(fresh.len());
-        for Fresh { key, mut instrumentation, forming: group } in fresh {
+        let mut rest = Vec::with_capacity(fresh.len());
+        let attributes = |name: &str| {
+            let event = PerfEvent::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
+            event.map_err(events::refused)
+        };
+        for Fresh { key, mut instrumentation, meters, forming } in fresh {
             await_results(&self.target, &control.modules, &mut instrumentation);
-            let taken = self.event_number(control, &instrumentation).and_then(|event| {
-                let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
-                    if instrumentation.event.is_some() && control.events.leave(event) {
-                        control.events.free(event);
-                    }
-                    return Err(too_many(limit).about(self.pid()));
-                };
-                let variables = instrumentation.variables.iter().zip(&mut counters);
-                for (variable, number) in variables {
-                    match variable.shape {
-                        Shape::Event => *number = event,
-                        Shape::Alias(counter) => *number = counter,
-                        _ => {}
-                    }
-                }
-                Ok(counters)
-            });
-            let counters = match taken {
-                Ok(counters) => counters,
-                Err(e) => {
-                    give_back(control, &bound);
-                    return Err(e);
-                }
-            };
+            let counters = control.counters.bind(&instrumentation, limit, attributes).map_err(|e| {
+                give_back(control, &bound);
+                e.about(self.pid())
+            })?;
             bound.push((key, instrumentation, counters));
-            forming.push(group);
+            rest.push((forming, meters));
         }
-        Ok((bound, forming))
-    }
-
-    /// The number of the processor event that code reads.
-    fn event_number(&self, control: &mut Control, instrumentation: &Instrumentation) -> Result<u32, Error> {
-        let Some(name) = &instrumentation.event else { return Ok(0) };
-        let attributes = || PerfEvent::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
-        let number = control.events.take(name, attributes).map_err(|e| events::refused(e).about(self.pid()))?;
-        number.ok_or_else(|| {
-            let what = format!("threads read {EVENTS_MAX} events of the processor themselves already");
-            Error::new(Reason::TooManyEvents, what, "end another measurement").about(self.pid())
-        })
+        Ok((bound, rest))
     }
 
     /// Weaves more points for existing pairs.
@@ -280,14 +145,10 @@ impl Session {
         }
         let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false, observer)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
-            let mut unwoven = refused_of(control, &instrumentation, &refused, number);
-            let Some(pair) = control.pairs.get_mut(&key) else { continue };
-            pair.minis.extend(minis.points);
-            pair.unwind_targets.extend(minis.unwind_targets);
-            pair.unlanded.extend(minis.unlanded);
-            pair.restores |= restores(&instrumentation);
-            pair.unwoven.append(&mut unwoven);
-            pair.unmeasured &= is_unmeasured(&instrumentation, number, &refused);
+            let unwoven = refused_of(control, &instrumentation, &refused, number);
+            if let Some(pair) = control.pairs.get_mut(&key) {
+                pair.add(&instrumentation, minis, unwoven, is_unmeasured(&instrumentation, number, &refused));
+            }
         }
         Ok(caught_up)
     }
@@ -301,42 +162,43 @@ impl Session {
         whole: bool,
         observer: &mut Observer,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
-        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
-        let mut refused = Refused::default();
-        let (mut wanted, mut minis) = wanted_points(control, bound, &prune);
+        let common = CommonSnippets::default();
+        let mut draft = PointDraft::of(bound, &common, &mut control.minis);
         let first = control.attached.is_none();
         if first || whole {
             // The target is not changed for a request if no pair of it can be woven.
-            self.refuse_hopeless(control, &wanted, bound)?;
+            self.refuse_hopeless(control, draft.wanted(), bound)?;
         }
         if first {
-            self.refuse_without_room(control, rough_need(&control.modules, &wanted))?;
+            self.refuse_without_room(control, rough_need(&control.modules, draft.wanted()))?;
         }
         undertaking::touch()?;
         if first {
             control.attached = Some(self.attach(control)?);
         }
-        let mut brought = self.prune_at_unwind_targets(control, bound, &prune, &mut wanted, &mut minis);
-        let barred = control.pairs.values().flat_map(|pair| &pair.unlanded).copied().collect();
-        let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Arc::<Snippet>::default());
-        add_tail_calls(control, &tails, bound, (&prune, &anchor), &mut wanted, &mut minis, &mut brought);
+        let (target, images, Control { modules, pairs, minis, .. }) =
+            (&*self.target, &*self.context.images, &mut *control);
+        draft.add_landings(pairs, bound, || unwind_targets(target, images, modules), &common, minis);
+        let tails = TailCalls::of((target, modules, images), bound, &pairs.unlanded());
+        draft.add_tail_calls(pairs, bound, &tails, &common, minis);
+        let wanted = draft.wanted();
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // the existing pairs need none of the modules that were mapped since
-            return Ok((refused, minis, CaughtUp::default()));
+            return Ok((Refused::default(), draft.woven(&Refused::default()), CaughtUp::default()));
         }
         if let Some(attached) = &control.attached {
-            let mut events = control.events.attributes();
+            let mut events = control.counters.events();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
         let ready = self.make_ready(control, bound);
         let ready = ready.and_then(|()| self.list_keys(control, tables));
         let variables = |pair: usize| &*bound[pair].1.variables;
-        let outcome = ready.and_then(|()| self.change(control, &wanted, &variables, observer));
+        let outcome = ready.and_then(|()| self.change(control, wanted, &variables, observer));
         let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
             reasons.map_or(Ok((woven, caught_up)), Err)
         });
-        let (woven_refused, caught_up) = match outcome {
+        let (refused, caught_up) = match outcome {
             Ok((mut woven, caught_up)) => {
                 self.name_kept(control, &mut woven);
                 (woven, caught_up)
@@ -344,9 +206,7 @@ impl Session {
             // the other parts of the request go on; the functions of the library are reported as refused
             Err(e) if e.is_shortage() && !first && !whole => {
                 tracing::warn!(error = %e, "a library is left alone");
-                let refusal = || Refusal::NoMemory { what: e.what.clone() };
-                let all = wanted.iter().flat_map(|w| w.minis.iter().map(|m| ((w.function, m.pair), refusal())));
-                (all.collect(), CaughtUp::default())
+                (draft.all_refused(&Refusal::NoMemory { what: e.what.clone() }), CaughtUp::default())
             }
             Err(e) => {
                 if first {
@@ -359,14 +219,7 @@ impl Session {
         if first {
             self.hook_loader(control);
         }
-        refused.extend(woven_refused);
-        for (pair, own) in minis.iter_mut().enumerate() {
-            own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            let is_woven = |(f, spot, _): &UnwindTarget| {
-                brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
-            };
-            own.unlanded = own.unwind_targets.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
-        }
+        let minis = draft.woven(&refused);
         Ok((refused, minis, caught_up))
     }
 
@@ -391,61 +244,6 @@ impl Session {
             self.may_call(control)?;
         }
         self.prepare_births(control, bound)
-    }
-
-    /// Adds the snippet that pairs with restored states need where exceptions and longjmp land; the pairs share one snippet for each
-    /// landing. Returns, for each landing that is new, the pair that weaves it.
-    fn prune_at_unwind_targets<'w>(
-        &self,
-        control: &mut Control,
-        bound: &[Bound],
-        prune: &'w Arc<Snippet>,
-        wanted: &mut Vec<WantedPoints<'w>>,
-        minis: &mut [Minis],
-    ) -> FxHashMap<(MdlFunction, PointKind), usize> {
-        let mut brought = FxHashMap::default();
-        let puts_back = |(key, instrumentation, _): &(PairKey, Instrumentation, _)| {
-            restores(instrumentation) || control.pairs.get(key).is_some_and(|pair| pair.restores)
-        };
-        let restoring: Vec<usize> = (0..).zip(bound).filter(|(_, bound)| puts_back(bound)).map(|(n, _)| n).collect();
-        if restoring.is_empty() {
-            return brought;
-        }
-        for (function, spot) in self.unwind_targets(&control.modules) {
-            let there = |pair: &Pair| pair.landing(function, spot);
-            let needs = |pair: &usize| {
-                let known = bound.get(*pair).and_then(|(key, ..)| control.pairs.get(key));
-                known.is_none_or(|known| there(known).is_none() && !known.unlanded.contains(&function))
-            };
-            let needing: Vec<usize> = restoring.iter().copied().filter(needs).collect();
-            let Some(&pair) = needing.first() else { continue };
-            let known = control.pairs.values().find_map(there);
-            let id = known.unwrap_or(control.next_mini);
-            for pair in needing {
-                minis[pair].unwind_targets.push((function, spot, id));
-            }
-            if known.is_some() {
-                continue;
-            }
-            control.next_mini += 1;
-            brought.insert((function, spot), pair);
-            let mini = NewMini {
-                id,
-                pair,
-                role: None,
-                snippet: prune,
-                counters: &[],
-                except: &[],
-                parts: Parts::All,
-                exits: Exits::All,
-                in_place: false,
-            };
-            match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
-                Some(known) => known.minis.insert(0, mini),
-                None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
-            }
-        }
-        brought
     }
 
     /// Prepares clocks and shards for code that follows calls. `cpu` asks for the clock of processor time too. Fails if there is no usable
@@ -704,155 +502,6 @@ impl Session {
     }
 }
 
-impl Pair {
-    /// Id of the snippet that the pair shares with others at a kind of points of a function.
-    fn landing(&self, function: MdlFunction, spot: PointKind) -> Option<u64> {
-        self.unwind_targets.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
-    }
-}
-
-/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `prune` is the snippet that prunes stale
-/// activations where a call begins.
-pub(super) fn wanted_points<'w>(
-    control: &mut Control,
-    bound: &'w [Bound],
-    prune: &'w Arc<Snippet>,
-) -> (Vec<WantedPoints<'w>>, Vec<Minis>) {
-    let mut placed: Vec<Placed<'w>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
-    let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
-    for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
-        let mut own = Vec::with_capacity(instrumentation.insertions.len());
-        for (n, insertion) in instrumentation.insertions.iter().enumerate() {
-            let id = control.next_mini;
-            control.next_mini += 1;
-            let (snippet, except) = (&insertion.snippet, &insertion.except);
-            let (role, parts) = (Some(insertion.role), insertion.parts.clone());
-            let (exits, in_place) = (Exits::All, instrumentation.in_place);
-            let mini = NewMini { id, pair, role, snippet, counters, except, parts, exits, in_place };
-            placed.push(Placed::new(insertion, n as i64, mini));
-            own.push((insertion.function, id));
-        }
-        minis.push(Minis { points: own, ..Minis::default() });
-    }
-    placed.sort_unstable_by_key(|placed| placed.rank);
-    let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
-    for Placed { rank: (function, spot, ..), mini } in placed {
-        match wanted.last_mut() {
-            Some(last) if (last.function, last.spot) == (function, spot) => last.minis.push(mini),
-            _ => {
-                // mostly alone, with room for what may come first
-                let mut minis = Vec::with_capacity(2);
-                minis.push(mini);
-                wanted.push(WantedPoints { function, spot, minis });
-            }
-        }
-    }
-    for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
-        if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
-            let first = NewMini {
-                id: PRUNE,
-                pair,
-                role: None,
-                snippet: prune,
-                counters: &[],
-                except: &[],
-                parts: Parts::All,
-                exits: Exits::All,
-                in_place: false,
-            };
-            w.minis.insert(0, first);
-        }
-    }
-    (wanted, minis)
-}
-
-/// Adds the snippets that follow calls across tail jumps. `prune` prunes stale activations at an entry; `anchor` is an empty snippet that
-/// keeps `prune` there.
-fn add_tail_calls<'w>(
-    control: &mut Control,
-    tails: &'w TailCalls,
-    bound: &'w [Bound],
-    (prune, anchor): (&'w Arc<Snippet>, &'w Arc<Snippet>),
-    wanted: &mut Vec<WantedPoints<'w>>,
-    minis: &mut [Minis],
-    brought: &mut FxHashMap<(MdlFunction, PointKind), usize>,
-) {
-    for w in wanted.iter_mut().filter(|w| w.spot == PointKind::Exit) {
-        for mini in &mut w.minis {
-            if let Some(jumps) = tails.jumps_without(w.function, mini.pair, mini.snippet) {
-                mini.exits = Exits::But(Arc::clone(jumps));
-            }
-        }
-    }
-    let mut places: FxHashMap<(MdlFunction, PointKind), usize> =
-        wanted.iter().enumerate().map(|(i, w)| ((w.function, w.spot), i)).collect();
-    let mut at = |function: MdlFunction, spot: PointKind, wanted: &mut Vec<WantedPoints<'w>>| {
-        *places.entry((function, spot)).or_insert_with(|| {
-            wanted.push(WantedPoints { function, spot, minis: Vec::new() });
-            wanted.len() - 1
-        })
-    };
-    for (&function, &pair) in &tails.entries {
-        let known = control.pairs.values().find_map(|pair| pair.landing(function, PointKind::Entry));
-        let id = known.unwrap_or(control.next_mini);
-        let users = tails.users.get(&function).into_iter().flatten();
-        users.for_each(|user| minis[*user].unwind_targets.push((function, PointKind::Entry, id)));
-        if known.is_some() {
-            continue;
-        }
-        control.next_mini += 1;
-        brought.insert((function, PointKind::Entry), pair);
-        let place = at(function, PointKind::Entry, wanted);
-        let all = &mut wanted[place].minis;
-        let mini = |id, snippet| NewMini {
-            id,
-            pair,
-            role: None,
-            snippet,
-            counters: &[],
-            except: &[],
-            parts: Parts::All,
-            exits: Exits::All,
-            in_place: false,
-        };
-        if all.first().is_none_or(|first| first.id != PRUNE) {
-            all.insert(0, mini(PRUNE, prune));
-        }
-        all.push(mini(id, anchor));
-    }
-    for derived in &tails.derived {
-        let id = control.next_mini;
-        control.next_mini += 1;
-        let (pair, role, exits) = (derived.pair, Some(derived.role), derived.exits.clone());
-        minis[pair].points.push((derived.function, id));
-        let place = at(derived.function, derived.spot, wanted);
-        let counters = &*bound[pair].2;
-        wanted[place].minis.push(NewMini {
-            id,
-            pair,
-            role,
-            snippet: &derived.snippet,
-            counters,
-            except: &[],
-            parts: Parts::All,
-            exits,
-            in_place: false,
-        });
-    }
-}
-
-/// Number of counters that a shard of the target has, or will have.
-pub(super) fn counters_max(control: &Control) -> u32 {
-    let to_be = || resolution::counters_in(control.stride);
-    control.attached.as_ref().map_or_else(to_be, |a| a.area.layout().counters())
-}
-
-pub(super) fn too_many(limit: u32) -> Error {
-    let what = format!("more than {limit} counters would be needed in one process");
-    let hint = "measure fewer functions at a time, or end the other measurements of the process first: the first one sets the room";
-    Error::new(Reason::TooManyCounters, what, hint)
-}
-
 /// Estimated size of a point in the journal's copy, in bytes, before the point is written.
 fn journal_need(point: &WovenAnew) -> u64 {
     point.records().fold(JOURNAL_POINT, |need, record| need + JOURNAL_MOVE * record.moves.len() as u64)
@@ -877,40 +526,14 @@ fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
     MemoryNeed::of_pages(pages.len() as u64 + code)
 }
 
-/// Whether a pair follows calls from beginning to end. If so, stale activations are pruned wherever one of its calls begins.
-fn follows(instrumentation: &Instrumentation) -> bool {
-    instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
-}
-
 /// Whether a pair's code reads a clock.
 pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
     instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
 }
 
-/// Counters for all variables; `None`, and none allocated, if they do not fit.
-pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limit: u32) -> Option<Vec<u32>> {
-    let mut taken = Vec::with_capacity(variables.len());
-    for variable in variables {
-        match counters.take(variable.shape.slots(), limit) {
-            Some(first) => taken.push(first),
-            None => {
-                let shapes = variables.iter().map(|v| v.shape);
-                taken.iter().zip(shapes).for_each(|(first, shape)| counters.give_back(*first, shape.slots()));
-                return None;
-            }
-        }
-    }
-    Some(taken)
-}
-
+/// Gives the counters of pairs back whose code was not inserted.
 pub(super) fn give_back(control: &mut Control, bound: &[Bound]) {
     for (_, instrumentation, counters) in bound {
-        for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
-            control.counters.give_back(*first, variable.shape.slots());
-            // its code was never inserted, so no thread has opened the event
-            if variable.shape == Shape::Event && control.events.leave(*first) {
-                control.events.free(*first);
-            }
-        }
+        control.counters.unbind(&instrumentation.variables, counters);
     }
 }

@@ -11,13 +11,13 @@ use crate::api::{EnableRequest, MetricFocus, PairInfo};
 use crate::error::{Error, Reason};
 use crate::measure::internal;
 use crate::measure::internal::Internal;
+use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 use crate::readings::values::{Raw, Slots};
 
 use super::driver::Session;
 use super::events;
 use super::measurement::Measurement;
-use super::pair::PairKey;
 use super::view::View;
 
 /// A pair whose value the engine knows without code: its position in the request, its key, and the kind of its value.

@@ -13,6 +13,7 @@ use rustc_hash::FxHashSet;
 use crate::api::{EnableRequest, MeasurementId, Removed};
 use crate::error::Error;
 use crate::measure::request::{self, Missing, Wanted};
+use crate::pairs::PairKey;
 use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::catch_up::CaughtUp;
@@ -22,7 +23,6 @@ use super::control::Control;
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::locked::Locked;
-use super::pair::PairKey;
 use super::view::View;
 
 /// The kinds of all measurements. Their lock is taken after that of the control.
@@ -184,6 +184,6 @@ impl Session {
         let Some(measurement) = control.measurements.get_mut(&id) else { return };
         let keys: Vec<_> = new.iter().map(|view| (view.key.clone(), None)).collect();
         measurement.hidden.extend(new);
-        control.add_users(&keys);
+        control.pairs.add_users(&keys);
     }
 }

@@ -7,11 +7,11 @@ use ingraft_model::{Avma, Tid};
 use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::FxHashMap;
 
-use crate::readings::values::{Columns, RECORDS_ONLY, Rows, Shards};
+use crate::pairs::{Pair, PairKey};
+use crate::readings::values::{Columns, Rows, Shards};
 
 use super::control::Control;
 use super::driver::Session;
-use super::pair::{Pair, PairKey};
 
 /// The counters of left calls of pairs, and their values in the stop in which the code of the pairs is taken out.
 pub(super) struct LeftCalls<'s> {
@@ -23,14 +23,14 @@ pub(super) struct LeftCalls<'s> {
 impl<'s> LeftCalls<'s> {
     /// The counters of these pairs. Their values are read when this visits the stop.
     pub fn of<'k>(session: &'s Session, control: &Control, keys: impl Iterator<Item = &'k PairKey>) -> Self {
-        let counters = keys.filter_map(|key| control.pairs.get(key)).flat_map(counters).collect();
+        let counters = keys.filter_map(|key| control.pairs.get(key)).flat_map(Pair::left_calls).collect();
         LeftCalls { session, counters, in_stop: None }
     }
 
     /// Number of calls of a pair that each thread has counted as left since the stop; nothing if there was no stop.
     pub fn since<S: Shards>(&self, pair: &Pair, now: &Columns<'_, S>) -> FxHashMap<Option<Tid>, u64> {
         let Some(then) = &self.in_stop else { return FxHashMap::default() };
-        let own: Vec<u32> = counters(pair).collect();
+        let own: Vec<u32> = pair.left_calls().collect();
         let is_own = |index: usize| self.counters.get(index).is_some_and(|counter| own.contains(counter));
         let mut since = by_thread(&now.rows(&own), |_| true);
         for (tid, earlier) in by_thread(then, is_own) {
@@ -51,12 +51,6 @@ impl Visitor for LeftCalls<'_> {
             self.in_stop = self.session.shared().columns().map(|columns| columns.rows(&self.counters));
         }
     }
-}
-
-/// The counters of the left calls of a pair.
-fn counters(pair: &Pair) -> impl Iterator<Item = u32> {
-    let activations = pair.value().map(|(_, activations, _)| activations).unwrap_or_default();
-    activations.into_iter().filter(|first| first & RECORDS_ONLY == 0)
 }
 
 /// Sums by thread of the counters that are meant.

@@ -6,10 +6,9 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ingraft_model::{Parts, PointKind, Snippet, Stmt, VariableId};
+use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
-use crate::weaving::exits::Exits;
 use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
@@ -74,19 +73,8 @@ impl Session {
             (Snippet::increment(VariableId(0)), vec![counter])
         };
         let snippet = Arc::new(snippet);
-        let id = control.next_mini;
-        control.next_mini += 1;
-        let mini = NewMini {
-            id,
-            pair: 0,
-            role: None,
-            snippet: &snippet,
-            counters: &counters,
-            except: &[],
-            parts: Parts::All,
-            exits: Exits::All,
-            in_place: false,
-        };
+        let id = control.minis.take();
+        let mini = NewMini { counters: &counters, ..NewMini::plain(id, 0, &snippet) };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {
             Ok((refused, _)) => {

@@ -10,7 +10,10 @@ use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, RefusedFunction};
 use crate::error::Error;
+use crate::pairs::counters::too_many;
+use crate::pairs::{Pair, PairKey};
 use crate::program::modules::{ModuleFile, Modules};
+use crate::program::unwind_targets::marks;
 use crate::readings::values::Columns;
 use crate::weaving::plan::Woven;
 use crate::weaving::positions::{Observer, Seen};
@@ -18,8 +21,6 @@ use crate::weaving::positions::{Observer, Seen};
 use super::buffers::{LastRecords, NewBuffers, Records};
 use super::control::Control;
 use super::driver::Session;
-use super::insert;
-use super::pair::{Pair, PairKey};
 
 /// A session with its lock held, for the kind of one measurement.
 pub(crate) struct Locked<'s> {
@@ -99,10 +100,10 @@ impl<'s> Locked<'s> {
 
     /// Takes a counter for which there is no code. A pair without code holds it until the measurement ends.
     pub fn hold_counter(&mut self, key: PairKey, metric: Arc<MetricInfo>, variable: Variable) -> Result<u32, Error> {
-        let limit = insert::counters_max(self.control);
+        let limit = self.control.counters_max();
         let counter = self.control.counters.take(1, limit);
-        let counter = counter.ok_or_else(|| insert::too_many(limit).about(self.session.pid()))?;
-        self.control.pairs.insert(key, Pair::without_code(metric, variable, counter));
+        let counter = counter.ok_or_else(|| too_many(limit).about(self.session.pid()))?;
+        self.control.pairs.insert(key, Pair::holding(metric, [variable].into(), vec![counter]));
         Ok(counter)
     }
 
@@ -138,7 +139,7 @@ impl<'s> Locked<'s> {
 
     /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.
     pub fn leaving_points(&self) -> Vec<(MdlFunction, PointKind, Token)> {
-        self.session.marks(&self.control.modules)
+        marks(&self.session.target, &self.session.context.images, &self.control.modules)
     }
 
     /// Begins to drain the buffers of the measurement, whose code was inserted.

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Activations, FunctionRef as MdlFunction, Shape, ValueUnit, VariableKind};
+use ingraft_model::{Activations, FunctionRef as MdlFunction, Shape, ValueUnit};
 
 use crate::api::{Details, MeasurementId, Reading, Value};
 use crate::error::{Error, Reason};
-use crate::readings::values::{RECORDS_ONLY, Slots};
+use crate::pairs::PairKey;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::internals::OwnValue;
-use super::pair::{Pair, PairKey};
 use super::view::{Plain, View, Views};
 
 impl Session {
@@ -33,7 +32,7 @@ impl Session {
                     key: key.clone(),
                     value,
                     activations,
-                    owner: pair.group.and_then(|(id, _)| Some(control.groups.get(&id)?.first)),
+                    owner: control.pairs.group_of(pair).map(|group| group.first),
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
@@ -132,17 +131,5 @@ impl Session {
             _ => views.iter().map(value).collect(),
         };
         Reading { time_ns: now_ns(), values, ended }
-    }
-}
-
-impl Pair {
-    /// Counters of the pair's value, counters of the activations that the pair follows, and unit of the value.
-    pub(super) fn value(&self) -> Option<(Slots, Vec<u32>, ValueUnit)> {
-        let (first, own) = (*self.counters.first()?, self.variables.first()?);
-        let variables = self.counters.iter().zip(self.variables.iter());
-        let activations = variables.filter(|(_, v)| v.kind == VariableKind::Activations);
-        let activations =
-            activations.map(|(first, v)| if v.sampled { *first } else { *first | RECORDS_ONLY }).collect();
-        Some((Slots { first, shape: own.shape }, activations, own.unit))
     }
 }

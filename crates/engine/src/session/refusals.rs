@@ -1,14 +1,14 @@
 //! Refusals of an insertion: requests of which nothing can be measured, and the reasons that they are told.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
 
-use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, Refusal, Snippet, Stmt};
+use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, Refusal};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::RefusedFunction;
 use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
+use crate::pairs::{Bound, CommonSnippets, Fresh, PairKey, PointDraft, Refused, function_ref};
 use crate::program::modules::Modules;
 use crate::weaving::bodies::Copies;
 use crate::weaving::sites::{Text, sites};
@@ -16,9 +16,7 @@ use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::control::Control;
 use super::driver::Session;
-use super::insert::{Bound, Refused, give_back, wanted_points};
-use super::pair::{PairKey, function_ref};
-use super::sharing::Fresh;
+use super::insert::give_back;
 
 /// Number of pairs that are looked at together for one that can be measured.
 const A_FEW: usize = 64;
@@ -41,9 +39,9 @@ impl Session {
         }
         let fresh = |(key, w): (PairKey, &Wanted)| Fresh::alone(key, w.instrumentation.clone());
         let (bound, _) = self.bind(control, keys.into_iter().zip(wanted).map(fresh).collect())?;
-        let prune = Arc::new(Snippet { stmts: vec![Stmt::Prune] });
-        let (points, _) = wanted_points(control, &bound, &prune);
-        let hopeless = self.refuse_hopeless(control, &points, &bound);
+        let common = CommonSnippets::default();
+        let draft = PointDraft::of(&bound, &common, &mut control.minis);
+        let hopeless = self.refuse_hopeless(control, draft.wanted(), &bound);
         give_back(control, &bound);
         hopeless
     }

@@ -1,16 +1,13 @@
 //! Removal of woven code: of pairs that no measurement uses any more, or of all code.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use ingraft_model::layout::COUNTERS;
-use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
+use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid};
 use ingraft_process::{ApplyOptions, FaultFrames, ProcessIdentity, Rights, Visitor};
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{MeasurementId, Removed};
 use crate::error::{Error, ErrorClass};
-use crate::measure::event_places::EventPlaces;
+use crate::pairs::PairKey;
 use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
@@ -22,7 +19,6 @@ use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::locked::Locked;
-use super::pair::{Pair, PairKey};
 use super::view::View;
 
 impl Session {
@@ -108,13 +104,8 @@ impl Session {
     /// Takes out the code of pairs that only this measurement uses.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
         self.target.take_longest_hold(); // discards the holds of earlier operations
-        let mut uses: FxHashMap<&PairKey, u32> = FxHashMap::default();
-        for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
-            *uses.entry(&view.key).or_default() += 1;
-        }
-        let last = |(key, uses): &(&PairKey, u32)| control.pairs.get(*key).is_some_and(|p| p.users == *uses);
-        let going: FxHashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
-        let minis = control.minis_of(&going);
+        let going = control.pairs.used_only_by(views.iter().map(|view| (&view.key, view.value.first)));
+        let minis = control.pairs.minis_of(&going);
         let going: Vec<PairKey> = going.into_iter().cloned().collect();
         self.withdraw(control, &minis)?;
         control.retire_keys(going.iter());
@@ -201,43 +192,19 @@ impl Session {
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         let counted_elsewhere = control.has_stragglers || self.has_heirs(control);
-        let (mut unused, mut records, mut counters) = (Vec::new(), FxHashSet::default(), Vec::new());
-        let last_use = |view: &View| Some((view.value.first, control.last_use(view)?));
-        let gone: Vec<(u32, Pair)> = views.iter().filter_map(last_use).collect();
-        self.close_accounts(gone.iter().map(|(first, _)| *first));
-        for (first, pair) in gone {
-            let mut shared = self.shared_mut();
-            shared.frozen.remove(&first);
-            records.extend(pair.records());
-            if let Some(group) = pair.group.and_then(|group| control.leave_group(group)) {
-                let (first, slots) = group.table();
-                shared.shapes.remove(first);
-                counters.push(first..first + slots);
-                counters.extend(group.hits.iter().map(|hits| *hits..hits + 1));
-            }
-            // the place of a value in a table of listed keys belongs to the table
-            let own = usize::from(pair.group.is_some());
-            let all = pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
-            for (first, shape) in all.skip(own) {
-                if matches!(shape, Shape::Alias(_)) {
-                    continue; // the counter is that of another pair
-                }
-                if shape == Shape::Event {
-                    unused.extend(Some(first).filter(|number| control.events.leave(*number)));
-                } else {
-                    shared.shapes.remove(first);
-                    counters.push(first..first + shape.slots());
-                }
-            }
-        }
-        let counters = joined(counters);
+        let released = control.pairs.drop_users(views.iter().map(|view| (&view.key, view.value.first)));
+        let counters = released.counters();
+        self.close_accounts(released.values.iter().copied());
         {
             let shared = &mut *self.shared_mut();
+            released.values.iter().for_each(|first| drop(shared.frozen.remove(first)));
+            released.variables.iter().for_each(|first| shared.shapes.remove(*first));
             if let Some(area) = &shared.area {
-                area.forget(&records);
+                area.forget(&released.records);
                 counters.iter().for_each(|range| shared.ended.clear(&**area, range.clone()));
             }
         }
+        let unused: Vec<u32> = released.events.into_iter().filter(|n| control.counters.leave_event(*n)).collect();
         if !counted_elsewhere {
             counters.iter().for_each(|range| control.counters.give_back(range.start, range.end - range.start));
             unused.into_iter().for_each(|number| self.close_event(control, number));
@@ -248,7 +215,7 @@ impl Session {
     fn close_event(&self, control: &mut Control, number: u32) {
         let Some(attached) = &control.attached else { return };
         match self.target.close_events(&attached.area, number) {
-            Ok(()) => control.events.free(number),
+            Ok(()) => control.counters.free_event(number),
             Err(error) => tracing::debug!(%error, "threads keep their counters of an event"),
         }
     }
@@ -340,7 +307,7 @@ impl Session {
     /// Discards the journal and the lock, once nothing of the engine is in the target any more.
     pub(super) fn discard(&self, control: &mut Control) {
         control.unfinished = None;
-        control.events = EventPlaces::default();
+        control.counters.forget_events();
         if let Some(attached) = control.attached.take()
             && let Err(error) = attached.journal.discard()
         {
@@ -361,8 +328,6 @@ impl Session {
         self.kinds().clear();
         self.shared_mut().buffers.clear();
         control.pairs.clear();
-        control.groups.clear();
-        control.retired.clear();
         Ok(removed)
     }
 
@@ -391,60 +356,4 @@ impl Session {
             None
         })
     }
-}
-
-impl Control {
-    /// The snippets of pairs that are removed. Snippets where exceptions and longjmp land, and those of groups, stay while other pairs need
-    /// them.
-    pub(super) fn minis_of(&self, going: &FxHashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
-        let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
-        let unwind_targets = |pairs: &[(_, &Pair)]| -> FxHashSet<_> {
-            pairs.iter().flat_map(|(_, p)| &p.unwind_targets).copied().collect()
-        };
-        let shared = unwind_targets(&staying);
-        let own =
-            unwind_targets(&going).into_iter().filter(|target| !shared.contains(target)).map(|(f, _, id)| (f, id));
-        let grouped = |(_, pair): &&(_, &Pair)| pair.group.is_some();
-        let mut taken: FxHashSet<u64> =
-            staying.iter().filter(grouped).flat_map(|(_, p)| p.minis.iter().map(|(_, id)| *id)).collect();
-        let once = |pair: &Pair, id: u64| pair.group.is_none() || taken.insert(id);
-        let all = going.iter().flat_map(|(_, p)| p.minis.iter().map(move |mini| (*p, *mini)));
-        let mut once = once;
-        all.filter_map(|(pair, mini)| once(pair, mini.1).then_some(mini)).chain(own).collect()
-    }
-
-    /// Removes one user of the pair that a view reads. Returns the pair if that was the last user.
-    fn last_use(&mut self, view: &View) -> Option<Pair> {
-        let less = |pair: &mut Pair| {
-            pair.users = pair.users.saturating_sub(1);
-            pair.users == 0
-        };
-        if let Some(pair) = self.pairs.get_mut(&view.key).filter(|p| p.is_seen_by(view)) {
-            return if less(pair) { self.pairs.remove(&view.key) } else { None };
-        }
-        let at = self.retired.iter().position(|p| p.is_seen_by(view))?;
-        if less(self.retired.get_mut(at)?) { Some(self.retired.swap_remove(at)) } else { None }
-    }
-}
-
-impl Pair {
-    /// The names of the pair's activation records: the offsets of the counters of its activations in a shard.
-    pub(super) fn records(&self) -> FxHashSet<u32> {
-        let variables = self.counters.iter().zip(self.variables.iter());
-        let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
-        named.map(|(first, _)| COUNTERS + 8 * first).collect()
-    }
-}
-
-/// Sorts ranges and merges adjacent ones.
-fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|later, first| {
-        let follows = later.start == first.end;
-        if follows {
-            first.end = later.end;
-        }
-        follows
-    });
-    ranges
 }

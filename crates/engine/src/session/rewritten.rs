@@ -22,7 +22,6 @@ use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::left::LeftCalls;
-use super::pair::PairKey;
 
 /// Number of times that the pause after a look is longer than the look.
 const SHARE: u32 = 100;
@@ -98,14 +97,9 @@ impl Session {
         let functions: FxHashSet<MdlFunction> = found.iter().map(|rewritten| rewritten.function).collect();
         let mut changed: Vec<Avma> = found.iter().flat_map(|rewritten| rewritten.bytes.iter().copied()).collect();
         changed.sort_unstable();
-        let has_code = |key: &PairKey| {
-            control
-                .pairs
-                .get(key)
-                .is_some_and(|pair| pair.minis.iter().any(|(function, _)| functions.contains(function)))
-        };
-        let keys: Vec<PairKey> = control.pairs.keys().filter(|key| has_code(key)).cloned().collect();
-        let mut minis: FxHashSet<(MdlFunction, u64)> = control.minis_of(&keys.iter().collect()).into_iter().collect();
+        let keys = control.pairs.with_code_in(&functions);
+        let going = control.pairs.minis_of(&keys.iter().collect());
+        let mut minis: FxHashSet<(MdlFunction, u64)> = going.into_iter().collect();
         // snippets that pairs of other functions need there
         let woven = control.attached.iter().flat_map(|attached| functions.iter().map(|f| (*f, &attached.woven)));
         let at_points = woven.flat_map(|(function, woven)| {

@@ -9,13 +9,13 @@ use rustc_hash::FxHashSet;
 
 use crate::api::{MeasurementId, TakenOut};
 use crate::error::Error;
+use crate::pairs::PairKey;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::left::LeftCalls;
 use super::measurement::Measurement;
-use super::pair::PairKey;
 
 impl Session {
     /// Whether the caller of a measurement has lost its rights.
@@ -63,7 +63,7 @@ impl Session {
         if others.is_empty() {
             self.take_down(control)?;
         } else {
-            let minis = control.minis_of(&going.iter().collect());
+            let minis = control.pairs.minis_of(&going.iter().collect());
             self.withdraw_fitting(control, &minis, &|plan| plan, Some(&mut left))?;
         }
         self.retire_ended_threads();

@@ -11,14 +11,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::TakenOut;
 use crate::error::Error;
 use crate::measure::request::Wanted;
+use crate::pairs::{PairKey, is_costly};
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
-use super::cost::{PERCENT, Predicted, is_costly};
+use super::cost::{PERCENT, Predicted};
 use super::driver::Session;
-use super::pair::PairKey;
 
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
@@ -116,7 +116,7 @@ impl Session {
     fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<MdlFunction>)]) {
         let mut seen = FxHashSet::default();
         let keys: Vec<_> = keys.iter().filter(|(key, _)| seen.insert(key.clone())).cloned().collect();
-        control.add_users(&keys);
+        control.pairs.add_users(&keys);
         let views = self.views(control, &keys);
         let last = control.measurements.is_empty();
         if let Err(error) = self.take_measurement_out(control, &views, last) {

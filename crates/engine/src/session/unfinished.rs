@@ -11,7 +11,6 @@ use ingraft_process::{ProcessIdentity, Target};
 
 use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
-use crate::readings::values::CounterAllocator;
 use crate::recovery::journal::{PointRecord, Record};
 use crate::weaving::plan::Woven;
 
@@ -80,10 +79,8 @@ impl Session {
         code.sort_unstable_by_key(|arena| arena.start);
         let read = |at: Avma, into: &mut [u8]| self.target.read_some(at, into).unwrap_or(0);
         let Some(reached) = counters_in_reach(&attached.area.layout(), &code, &read, from) else { return };
-        let counters = CounterAllocator::without(control.counters.used(), &reached);
         let mut shared = self.shared_mut();
-        counters.free().for_each(|range| shared.ended.clear(&*attached.area, range));
-        control.counters = counters;
+        control.counters.reuse_all_but(&reached).for_each(|range| shared.ended.clear(&*attached.area, range));
         control.has_stragglers = false;
     }
 

@@ -4,11 +4,11 @@ use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, Keys, ThreadValue};
+use crate::pairs::PairKey;
 use crate::readings::values::{Raw, Slots};
 
 use super::events::Counting;
 use super::internals::OwnValue;
-use super::pair::PairKey;
 
 /// One measurement's view of a pair.
 #[derive(Debug, Clone)]

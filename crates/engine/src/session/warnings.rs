@@ -6,6 +6,7 @@ use ingraft_process::TickClock;
 
 use crate::measure::request::{Missing, Wanted};
 use crate::measure::{calls, request, resolution};
+use crate::pairs::PairKey;
 use crate::program::labels;
 use crate::program::modules::Modules;
 use crate::weaving::cost::Prices;
@@ -15,7 +16,6 @@ use super::control::Control;
 use super::driver::Session;
 use super::enable::NewMeasurement;
 use super::measurement::warnings_of;
-use super::pair::PairKey;
 use super::view::View;
 
 /// Beginning of the warning that each clock of processor time needs a system call.

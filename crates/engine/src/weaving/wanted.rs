@@ -69,6 +69,14 @@ pub struct NewMini<'a> {
     pub in_place: bool,
 }
 
+impl<'a> NewMini<'a> {
+    /// A snippet without variables for all points of its kind.
+    pub fn plain(id: u64, pair: usize, snippet: &'a Arc<Snippet>) -> Self {
+        let (parts, exits) = (Parts::All, Exits::All);
+        NewMini { id, pair, role: None, snippet, counters: &[], except: &[], parts, exits, in_place: false }
+    }
+}
+
 /// A point that is to be woven.
 pub(super) struct NewPoint<'a> {
     pub place: Place,

@@ -12,9 +12,10 @@ use crate::kinds::code::metric_named;
 use crate::kinds::profile::functions::{Functions, Moment, Plan as _, Profiled};
 use crate::kinds::profile::stands::Stand;
 use crate::measure::request::{Owner, Wanted};
+use crate::pairs::PairKey;
 use crate::program::modules::Modules;
 use crate::readings::values::{Row, Rows};
-use crate::session::{Locked, PairKey};
+use crate::session::Locked;
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::positions::Seen;
 

@@ -19,9 +19,10 @@ use crate::background::each;
 use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::measure::resolution;
+use crate::pairs::{Pair, PairKey};
 use crate::program::modules::Modules;
 use crate::readings::values::Columns;
-use crate::session::{InsertedPairs, KindRequest, Locked, Pair, PairKey, Running};
+use crate::session::{InsertedPairs, KindRequest, Locked, Running};
 use crate::weaving::positions::Observer;
 
 use super::graph::FunctionGraph;

@@ -15,8 +15,9 @@ use crate::error::{Error, Reason};
 use crate::kinds::code;
 use crate::kinds::graph::{FunctionGraph, module_info};
 use crate::measure::request::{Owner, Wanted};
+use crate::pairs::PairKey;
 use crate::readings::values::Columns;
-use crate::session::{InsertedPairs, KindRequest, Locked, PairKey, now_ns};
+use crate::session::{InsertedPairs, KindRequest, Locked, now_ns};
 use crate::weaving::positions::{Observer, Seen};
 
 use super::leaps::{LeapCounter, Leaps};

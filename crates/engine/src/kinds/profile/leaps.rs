@@ -14,9 +14,10 @@ use ingraft_model::{CallSite, Focus, FunctionRef, Insertion, Instrumentation, Of
 use crate::api::{MeasurementId, MetricFocus};
 use crate::kinds::code;
 use crate::measure::request::{Owner, Wanted};
+use crate::pairs::PairKey;
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
-use crate::session::{InsertedPairs, Locked, Occasion, PairKey};
+use crate::session::{InsertedPairs, Locked, Occasion};
 
 /// Name of the metric that the pair of leaps has.
 const METRIC: &str = "handler_leaps";

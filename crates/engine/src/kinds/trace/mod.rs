@@ -19,10 +19,11 @@ use crate::api::{MeasurementId, MetricFocus, RefusedFunction, Removed, TraceOpti
 use crate::background::in_background;
 use crate::error::{Error, Reason};
 use crate::measure::request::{Owner, Wanted};
+use crate::pairs::PairKey;
 use crate::program::callees::may_unwind;
 use crate::program::modules::Modules;
 use crate::session::{
-    Drained, InsertedPairs, KindRequest, LastRecords, Locked, NewBuffers, PairKey, Records, Running, Session, now_ns,
+    Drained, InsertedPairs, KindRequest, LastRecords, Locked, NewBuffers, Records, Running, Session, now_ns,
 };
 use crate::weaving::positions::Observer;
 

@@ -160,7 +160,7 @@ const BEGINNINGS: [&str; 6] = ["__isoc99_", "__isoc23_", "__libc_", "_IO_", "__"
 const ENDS: [&str; 7] = ["_chk", "64_chk", "_2", "64_2", "64", "_unlocked", "_unlocked_chk"];
 
 /// Whether a function of a C library is a cancellation point.
-pub(super) fn is_point(name: &str) -> bool {
+pub fn is_point(name: &str) -> bool {
     let name = BEGINNINGS.iter().find_map(|beginning| name.strip_prefix(beginning)).filter(|_| !INNER.contains(&name));
     name.is_none_or(|name| {
         let plain = std::iter::once(name).chain(ENDS.iter().filter_map(|end| name.strip_suffix(end)));

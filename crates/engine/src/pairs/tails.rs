@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_model::{
-    Avma, BinaryOp, CallSite, Callee, Expr, FunctionRef as MdlFunction, Insertion, Instrumentation, PointKind,
+    Avma, BinaryOp, CallSite, Callee, Expr, FunctionRef as FunctionId, Insertion, Instrumentation, PointKind,
     Record as CallRecord, Restore, Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId,
     VariableKind, Whose,
 };
@@ -26,8 +26,7 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
 
-use super::driver::Session;
-use super::insert::Bound;
+use super::admitted::Bound;
 
 /// The library that has the functions of most slots.
 const LIBC: &str = "libc";
@@ -42,7 +41,7 @@ struct Jump {
     /// Address of the jump instruction.
     at: Svma,
     /// Function that the jump leads to; `None` if unknown.
-    to: Option<MdlFunction>,
+    to: Option<FunctionId>,
     /// Address and value of the pointer that the jump goes through; the jump leads to `to` as long as the pointer has this value.
     while_pointer: Option<(Avma, u64)>,
 }
@@ -50,9 +49,9 @@ struct Jump {
 type Jumps = Vec<Jump>;
 
 /// Snippet that the engine adds because of tail jumps.
-pub(super) struct Derived {
+pub struct Derived {
     /// Function of its points.
-    pub function: MdlFunction,
+    pub function: FunctionId,
     /// Kind of its points: the exits or the entry.
     pub spot: PointKind,
     /// Index of its pair in the request.
@@ -67,7 +66,7 @@ pub(super) struct Derived {
 
 /// The code at the exits of one function that ends a call.
 struct Closer<'a> {
-    function: MdlFunction,
+    function: FunctionId,
     snippet: &'a Snippet,
     role: Role,
     /// The record to open at jumps, if the code itself closes no record but uses the result of the call.
@@ -93,35 +92,34 @@ const RESULTS: &str = "results behind jumps";
 
 /// Additions to a request because of tail jumps.
 #[derive(Default)]
-pub(super) struct TailCalls {
+pub struct TailCalls {
     /// Snippets to add to those of the request.
     pub derived: Vec<Derived>,
     /// The functions that are jumped to, whose entries must tell handed records from left ones, each with the first pair that needs this.
-    pub entries: FxHashMap<MdlFunction, usize>,
+    pub entries: FxHashMap<FunctionId, usize>,
     /// All pairs that need such an entry, by function.
-    pub users: FxHashMap<MdlFunction, FxHashSet<usize>>,
+    pub users: FxHashMap<FunctionId, FxHashSet<usize>>,
     /// The exits of functions that are jumps to other functions.
-    jumps: FxHashMap<MdlFunction, Arc<FxHashSet<Svma>>>,
+    pub(super) jumps: FxHashMap<FunctionId, Arc<FxHashSet<Svma>>>,
     /// The code of pairs that ends calls of a function, and that must not stand at jumps.
-    enders: FxHashSet<(MdlFunction, usize, *const Snippet)>,
+    pub(super) enders: FxHashSet<(FunctionId, usize, *const Snippet)>,
 }
 
 impl TailCalls {
     /// The exits at which a snippet of a pair, given by its index, does not stand; `None` if it stands at all exits.
-    pub fn jumps_without(
-        &self,
-        function: MdlFunction,
-        pair: usize,
-        snippet: &Snippet,
-    ) -> Option<&Arc<FxHashSet<Svma>>> {
+    pub fn jumps_without(&self, function: FunctionId, pair: usize, snippet: &Snippet) -> Option<&Arc<FxHashSet<Svma>>> {
         self.jumps.get(&function).filter(|_| self.enders.contains(&(function, pair, std::ptr::from_ref(snippet))))
     }
 }
 
-impl Session {
+impl TailCalls {
     /// Determines where the calls of pairs continue. No call is followed into a function of `barred`: an earlier attempt has shown that its
     /// entry cannot be woven.
-    pub(super) fn tail_calls(&self, modules: &Modules, bound: &[Bound], barred: &FxHashSet<MdlFunction>) -> TailCalls {
+    pub fn of(
+        (target, modules, images): (&Target, &Modules, &ImageStore),
+        bound: &[Bound],
+        barred: &FxHashSet<FunctionId>,
+    ) -> TailCalls {
         let mut found = TailCalls::default();
         let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
         for (_, instrumentation, _) in bound {
@@ -143,12 +141,12 @@ impl Session {
                 closing.map(|(i, record)| Closer { function: i.function, snippet: &i.snippet, role: i.role, record });
             closers.push(closing.collect());
         }
-        let starts: FxHashSet<MdlFunction> = closers.iter().flatten().map(|c| c.function).collect();
+        let starts: FxHashSet<FunctionId> = closers.iter().flatten().map(|c| c.function).collect();
         if starts.is_empty() {
             return found;
         }
-        let graph = Graph::new(&self.target, modules, &self.context.images, starts);
-        let mut at_exits: FxHashMap<MdlFunction, usize> = FxHashMap::default();
+        let graph = Graph::new(target, modules, images, starts);
+        let mut at_exits: FxHashMap<FunctionId, usize> = FxHashMap::default();
         for (pair, closers) in
             closers.iter().enumerate().flat_map(|(pair, all)| by_records(all).map(move |some| (pair, some)))
         {
@@ -159,7 +157,7 @@ impl Session {
 }
 
 /// Adds the variable that a pair needs if results of its functions come from other functions, to which they jump.
-pub(super) fn await_results(target: &Target, modules: &Modules, instrumentation: &mut Instrumentation) {
+pub fn await_results(target: &Target, modules: &Modules, instrumentation: &mut Instrumentation) {
     let jumps = |i: &&Insertion| jumps_of(target, modules, i.function).is_some_and(|jumps| !jumps.is_empty());
     if instrumentation.insertions.iter().filter(|i| awaits_result(i)).any(|i| jumps(&i)) {
         let mut variables = instrumentation.variables.to_vec();
@@ -175,7 +173,7 @@ pub(super) fn await_results(target: &Target, modules: &Modules, instrumentation:
 }
 
 /// The variables that code at the calls of a function changes: timers that it stops, flags that it clears.
-fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(MdlFunction, u32, VariableId)> {
+fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(FunctionId, u32, VariableId)> {
     fn changed(stmts: &[Stmt], found: &mut Vec<VariableId>) {
         for stmt in stmts {
             if let Stmt::Add(v, _) | Stmt::Set(v, _) | Stmt::Start(v, _) | Stmt::Stop(v, _) = stmt {
@@ -257,22 +255,22 @@ fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c
 
 /// Graph of the jumps between functions.
 struct Graph {
-    jumps: FxHashMap<MdlFunction, Jumps>,
+    jumps: FxHashMap<FunctionId, Jumps>,
     /// Number of the cycle of each function; functions from which jumps lead to each other have the same number.
-    circle: FxHashMap<MdlFunction, usize>,
+    circle: FxHashMap<FunctionId, usize>,
 }
 
 impl Graph {
     /// Builds the graph of all jumps that are reachable from these functions.
-    fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<MdlFunction>) -> Graph {
-        let mut jumps: FxHashMap<MdlFunction, Jumps> = FxHashMap::default();
-        let mut next: Vec<MdlFunction> = starts.into_iter().collect();
+    fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<FunctionId>) -> Graph {
+        let mut jumps: FxHashMap<FunctionId, Jumps> = FxHashMap::default();
+        let mut next: Vec<FunctionId> = starts.into_iter().collect();
         while !next.is_empty() {
             load_targets(target, modules, images, &next);
-            let of = |f: &MdlFunction| (*f, jumps_of(target, modules, *f).unwrap_or_default());
+            let of = |f: &FunctionId| (*f, jumps_of(target, modules, *f).unwrap_or_default());
             let found: Vec<_> = in_background(|| next.par_iter().map(of).collect());
             jumps.extend(found);
-            let new: FxHashSet<MdlFunction> = next
+            let new: FxHashSet<FunctionId> = next
                 .iter()
                 .filter_map(|f| jumps.get(f))
                 .flatten()
@@ -285,19 +283,19 @@ impl Graph {
         Graph { jumps, circle }
     }
 
-    fn jumps_of(&self, function: MdlFunction) -> &[Jump] {
+    fn jumps_of(&self, function: FunctionId) -> &[Jump] {
         self.jumps.get(&function).map_or(&[], Vec::as_slice)
     }
 
-    fn in_one_circle(&self, a: MdlFunction, b: MdlFunction) -> bool {
+    fn in_one_circle(&self, a: FunctionId, b: FunctionId) -> bool {
         self.circle.get(&a).is_some_and(|circle| self.circle.get(&b) == Some(circle))
     }
 }
 
 /// Analyses the libraries to which functions jump through slots of the loader. A slot that the loader has not filled yet is assumed to be
 /// for a function of the C library.
-fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functions: &[MdlFunction]) {
-    let pointers = |f: &MdlFunction| -> Vec<Option<Avma>> {
+fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functions: &[FunctionId]) {
+    let pointers = |f: &FunctionId| -> Vec<Option<Avma>> {
         let Some((file, module, function)) = modules.resolve(*f) else { return Vec::new() };
         let sites = module.image.exit_sites(function).unwrap_or_default();
         let slot = |callee| match callee {
@@ -329,7 +327,7 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
 }
 
 /// The jumps of a function to other functions; `None` if not all of its exits are known.
-fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option<Jumps> {
+fn jumps_of(target: &Target, modules: &Modules, function: FunctionId) -> Option<Jumps> {
     let (_, module, f) = modules.resolve(function)?;
     let sites = module.image.exit_sites(f).ok()?;
     let data = data_of(modules);
@@ -363,7 +361,7 @@ fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option
 }
 
 /// Whether the calls of other functions can end in a function: as far as its code tells, its entry and all of its exits can be woven.
-fn takes_over(modules: &Modules, to: MdlFunction) -> bool {
+fn takes_over(modules: &Modules, to: FunctionId) -> bool {
     modules.resolve(to).is_some_and(|(_, module, f)| {
         let exits = || module.image.exit_sites(f).is_ok_and(|sites| sites.iter().all(Result::is_ok));
         f.kind() == FunctionKind::Normal && module.image.entry_site(f).is_ok() && exits()
@@ -372,15 +370,15 @@ fn takes_over(modules: &Modules, to: MdlFunction) -> bool {
 
 /// Numbers functions so that those from which jumps lead to each other have the same number (Tarjan's algorithm for strongly connected
 /// components, without recursion).
-fn circles(jumps: &FxHashMap<MdlFunction, Jumps>) -> FxHashMap<MdlFunction, usize> {
-    let mut circle: FxHashMap<MdlFunction, usize> = FxHashMap::default();
-    let mut seen: FxHashMap<MdlFunction, usize> = FxHashMap::default();
-    let (mut lowest, mut open): (Vec<usize>, Vec<MdlFunction>) = (Vec::new(), Vec::new());
+fn circles(jumps: &FxHashMap<FunctionId, Jumps>) -> FxHashMap<FunctionId, usize> {
+    let mut circle: FxHashMap<FunctionId, usize> = FxHashMap::default();
+    let mut seen: FxHashMap<FunctionId, usize> = FxHashMap::default();
+    let (mut lowest, mut open): (Vec<usize>, Vec<FunctionId>) = (Vec::new(), Vec::new());
     for &root in jumps.keys() {
         if seen.contains_key(&root) {
             continue;
         }
-        let mut path: Vec<(MdlFunction, usize)> = vec![(root, 0)];
+        let mut path: Vec<(FunctionId, usize)> = vec![(root, 0)];
         while let Some((function, taken)) = path.last_mut() {
             let function = *function;
             if *taken == 0 {
@@ -421,22 +419,22 @@ fn circles(jumps: &FxHashMap<MdlFunction, Jumps>) -> FxHashMap<MdlFunction, usiz
 /// Follows the calls of one pair.
 struct Follow<'a> {
     graph: &'a Graph,
-    barred: &'a FxHashSet<MdlFunction>,
+    barred: &'a FxHashSet<FunctionId>,
     pair: usize,
     /// The code at the exits of functions that open the same records.
     closers: &'a [&'a Closer<'a>],
     /// Number of records of other functions that the exits of each function close.
-    at_exits: &'a mut FxHashMap<MdlFunction, usize>,
+    at_exits: &'a mut FxHashMap<FunctionId, usize>,
     found: &'a mut TailCalls,
 }
 
 impl Follow<'_> {
     fn run(&mut self) {
-        let own: FxHashSet<MdlFunction> = self.closers.iter().map(|c| c.function).collect();
+        let own: FxHashSet<FunctionId> = self.closers.iter().map(|c| c.function).collect();
         // records with one name can only be closed by the same code
         let alike = self.closers.windows(2).all(|two| two[0].snippet == two[1].snippet);
-        let mut targets: FxHashMap<(MdlFunction, Svma), Option<MdlFunction>> = FxHashMap::default();
-        let mut passed: FxHashSet<MdlFunction> = FxHashSet::default();
+        let mut targets: FxHashMap<(FunctionId, Svma), Option<FunctionId>> = FxHashMap::default();
+        let mut passed: FxHashSet<FunctionId> = FxHashSet::default();
         for closer in self.closers {
             if self.graph.jumps_of(closer.function).is_empty() {
                 continue;
@@ -460,17 +458,17 @@ impl Follow<'_> {
     /// The functions in which calls of `start` may end.
     fn reached(
         &mut self,
-        start: MdlFunction,
-        own: &FxHashSet<MdlFunction>,
+        start: FunctionId,
+        own: &FxHashSet<FunctionId>,
         alike: bool,
-        targets: &mut FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
-    ) -> Vec<MdlFunction> {
+        targets: &mut FxHashMap<(FunctionId, Svma), Option<FunctionId>>,
+    ) -> Vec<FunctionId> {
         let mut reached = Vec::new();
         let mut seen = FxHashSet::from_iter([start]);
         let mut next = VecDeque::from([start]);
         while let Some(function) = next.pop_front() {
             for &Jump { at, to, .. } in self.graph.jumps_of(function) {
-                let is_free = |to: &MdlFunction| {
+                let is_free = |to: &FunctionId| {
                     let back = own.contains(to) && self.graph.in_one_circle(function, *to);
                     let room = self.at_exits.get(to).is_none_or(|count| *count < CLOSERS_MAX);
                     alike && !back && room && seen.len() < FUNCTIONS_MAX && !self.barred.contains(to)
@@ -486,7 +484,7 @@ impl Follow<'_> {
     }
 
     /// Notes that the entry of a function must tell handed records from left ones.
-    fn need(&mut self, function: MdlFunction) {
+    fn need(&mut self, function: FunctionId) {
         self.found.entries.entry(function).or_insert(self.pair);
         self.found.users.entry(function).or_default().insert(self.pair);
     }
@@ -494,10 +492,10 @@ impl Follow<'_> {
     /// Adds the code at the jumps of a function, for its own records or for those of functions that have jumped to it.
     fn pass(
         &mut self,
-        function: MdlFunction,
+        function: FunctionId,
         closer: &Closer<'_>,
         whose: Whose,
-        targets: &FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
+        targets: &FxHashMap<(FunctionId, Svma), Option<FunctionId>>,
     ) {
         for &Jump { at, while_pointer, .. } in self.graph.jumps_of(function) {
             let to = targets.get(&(function, at)).copied().flatten();
@@ -529,14 +527,14 @@ impl Follow<'_> {
         }
     }
 
-    fn add(&mut self, function: MdlFunction, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
+    fn add(&mut self, function: FunctionId, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
         let snippet = Arc::new(Snippet { stmts });
         let derived = Derived { function, spot: PointKind::Exit, pair: self.pair, role: closer.role, snippet, exits };
         self.found.derived.push(derived);
     }
 
     /// The exits of a function that are no jumps to other functions.
-    fn returns(&mut self, function: MdlFunction) -> Exits {
+    fn returns(&mut self, function: FunctionId) -> Exits {
         let jumps = self.graph.jumps_of(function);
         if jumps.is_empty() {
             return Exits::All;
@@ -550,11 +548,11 @@ impl Follow<'_> {
 mod tests {
 
     use super::*;
-    use ingraft_model::ModuleRef;
+    use ingraft_model::ModuleRef as ModuleId;
 
     #[test]
     fn functions_that_jump_to_each_other_are_one_circle() {
-        let f = |function| MdlFunction { module: ModuleRef(0), function };
+        let f = |function| FunctionId { module: ModuleId(0), function };
         let jump = |to| Jump { at: Svma(0), to: Some(f(to)), while_pointer: None };
         // 1 leads to 2; 2 and 3 lead to each other; 3 leads to 4; 4 leads to no known function
         let unknown = Jump { at: Svma(0), to: None, while_pointer: None };

@@ -1,19 +1,19 @@
 //! Numbers by which code names the variables of its pair. Each evaluation of the pair assigns new numbers. If a library was loaded since,
 //! the new evaluation may have the variables in another order, or additional ones among them.
 
-use ingraft_model::{Instrumentation, Variable};
 use std::sync::Arc;
 
+use ingraft_model::{Instrumentation, Variable};
+
 use crate::error::Error;
-use crate::readings::values::CounterAllocator;
 use crate::weaving::cost::{Metered, Meters};
 
-use super::insert::{take, too_many};
+use super::counters::CounterPool;
 use super::pair::Pair;
 
 /// An order of a pair's variables.
 #[derive(Debug)]
-pub(super) struct Numbering {
+pub struct Numbering {
     /// Variables as they were evaluated, without the meters of snippets.
     variables: Arc<[Variable]>,
     /// First counter of each variable, meters included.
@@ -24,11 +24,11 @@ pub(super) struct Numbering {
 impl Pair {
     /// Adds meters of its snippets to an instrumentation. Returns the first counter of each of its variables: the pair's counter for a
     /// known variable, a free one for a new variable.
-    pub(super) fn counters_for(
+    pub fn counters_for(
         &mut self,
         more: &mut Instrumentation,
         made: &mut Metered,
-        free: &mut CounterAllocator,
+        free: &mut CounterPool,
         limit: u32,
     ) -> Result<Vec<u32>, Error> {
         if self.numberings.is_empty() {
@@ -60,12 +60,7 @@ impl Pair {
 
     /// The counters of variables in another order: each counter of an equal variable of the pair is used once, and new variables get new
     /// counters.
-    fn counters_of(
-        &mut self,
-        variables: &[Variable],
-        free: &mut CounterAllocator,
-        limit: u32,
-    ) -> Result<Vec<u32>, Error> {
+    fn counters_of(&mut self, variables: &[Variable], free: &mut CounterPool, limit: u32) -> Result<Vec<u32>, Error> {
         let mut left: Vec<(&Variable, u32)> = self.variables.iter().zip(self.counters.iter().copied()).collect();
         let own = |variable: &Variable| {
             let at = left.iter().position(|(known, _)| *known == variable)?;
@@ -79,11 +74,11 @@ impl Pair {
     }
 
     /// Allocates counters for variables that the pair has not had so far.
-    fn grow(&mut self, new: &[Variable], free: &mut CounterAllocator, limit: u32) -> Result<Vec<u32>, Error> {
+    fn grow(&mut self, new: &[Variable], free: &mut CounterPool, limit: u32) -> Result<Vec<u32>, Error> {
         if new.is_empty() {
             return Ok(Vec::new());
         }
-        let taken = take(free, new, limit).ok_or_else(|| too_many(limit))?;
+        let taken = free.take_for(new, limit)?;
         self.counters.extend(&taken);
         self.variables = self.variables.iter().chain(new).cloned().collect();
         Ok(taken)
