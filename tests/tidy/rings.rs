@@ -11,7 +11,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("cli", 6),
     ("codegen", 12),
     ("daemon", 3),
-    ("engine", 28),
+    ("engine", 20),
     ("mdl", 8),
     ("model", 2),
     ("process", 7),

@@ -7,11 +7,11 @@ use ingraft_model::{HoldTime, Pid};
 
 use crate::{PairInfo, RefusedFunction};
 
-/// Number of a measurement (one [`EnableRequest`] that succeeded) in its engine.
+/// Number of a measurement (one [`EnableRequest`](crate::EnableRequest) that succeeded) in its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MeasurementId(pub u64);
 
-/// Answer to an [`EnableRequest`].
+/// Answer to an [`EnableRequest`](crate::EnableRequest).
 #[derive(Clone, Debug)]
 pub struct Enabled {
     /// Id of the measurement.

@@ -38,7 +38,7 @@ pub struct EnableRequest {
     pub flavors: Vec<Flavor>,
     /// Whether the measurement stays when the client or the engine ends.
     pub keep: bool,
-    /// Limit of the cost of those pairs that do more than count, in percent of one processor; `None` for [`Config::max_overhead`].
+    /// Limit of the cost of those pairs that do more than count, in percent of one processor; `None` for that of the engine.
     pub max_overhead: Option<f64>,
     /// Longest time for which one step of the insertion may hold the target's threads, without the time in which no processor was free for
     /// them; `None` for [`MAX_HOLD`]. See `Target::bound_holds` of `ingraft_process`.

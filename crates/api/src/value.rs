@@ -2,7 +2,7 @@
 
 use ingraft_model::{Activations, Distribution, Fold, ObjectState, Pid, Table, Tid};
 
-/// The values of a measurement at one time, in the order of [`Enabled::pairs`].
+/// The values of a measurement at one time, in the order of [`Enabled::pairs`](crate::Enabled::pairs).
 #[derive(Clone, Debug)]
 pub struct Reading {
     /// Unix time in nanoseconds.

@@ -11,6 +11,7 @@ use rustc_hash::FxHashSet;
 
 use crate::api::{FunctionRef, MetricFocus, RefusedFunction};
 
+use super::pair::Unloaded;
 use super::*;
 
 /// A metric without a definition.

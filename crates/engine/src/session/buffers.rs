@@ -67,7 +67,7 @@ pub(crate) struct Drained {
     pub gap: bool,
 }
 
-/// What is left in the buffers of a measurement whose code was taken out.
+/// Rest of the buffers of a measurement whose code was taken out.
 #[derive(Debug)]
 pub(crate) struct LastRecords {
     /// The last records.

@@ -1,4 +1,4 @@
-//! What a session asks of the kind of a measurement: which pairs it needs, and its part at the insertion, in the rounds of the thread `watch`,
+//! Questions of a session to the kind of a measurement: which pairs it needs, and its part at the insertion, in the rounds of the thread `watch`,
 //! when libraries are loaded, and at the end. The session itself knows no kind.
 
 use std::any::Any;
@@ -76,7 +76,7 @@ pub(crate) struct KindRequest<'a> {
     pub id: MeasurementId,
     /// The target.
     pub target: &'a Target,
-    /// Its modules.
+    /// Modules of the target.
     pub modules: &'a Modules,
     /// Definitions of metrics.
     pub library: &'a Library,

@@ -1,4 +1,4 @@
-//! What the probes of a function tell of its blocks and edges, by the values of their counters.
+//! Answers of the probes of a function about its blocks and edges, by the values of their counters.
 
 use ingraft_model::{Cfg, Refusal};
 use ingraft_profile::{Counted, Coverage, Inside};
@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 
 use crate::kinds::graph::FunctionGraph;
 
-/// What the probes of a function tell.
+/// Answers of the probes of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeAnswers {
     /// For each probe whether control has come there; `None` if that is not known.

@@ -85,7 +85,7 @@ impl CoverageKind {
         CoverageKind { options, functions: Functions::default(), rounds: Rounds::default(), last: None }
     }
 
-    /// What has run, at one moment at which all threads are held.
+    /// Returns which blocks and edges have run, at one moment at which all threads are held.
     pub fn read(&self, at: &Locked<'_>) -> Result<SavedProfile, Error> {
         let functions = &self.functions;
         let (counters, mut values): (_, Vec<Vec<u64>>) = (functions.counters(at), Vec::new());
@@ -178,7 +178,7 @@ impl Running for CoverageKind {
     }
 }
 
-/// What the probes of a function tell, with the function's pair; `None` if no probe that is still woven has counted.
+/// Answers of the probes of a function, with the function's pair; `None` if no probe that is still woven has counted.
 fn news<'c>(
     at: &'c Locked<'_>,
     columns: &Columns<'_>,

@@ -73,7 +73,7 @@ impl<P> Default for Functions<P> {
 pub struct Profiled<P> {
     /// Key of its pair.
     pub key: PairKey,
-    /// Its plan.
+    /// Plan of the function.
     pub plan: Arc<P>,
     /// Threads in the function when counting began.
     pub late: Vec<Late>,
