@@ -105,7 +105,7 @@ for step in call("ingraft.v1.Instrumentation", "Enable", target={"pid": int(pid)
     if step.WhichOneof("event") == "enabled":
         profile = step.enabled.measurement
 parts = [step.part for step in call("ingraft.v1.Profiles", "Query", measurement=profile)]
-seen["profiled"] = [counts.name for part in parts for counts in part.functions]
+seen["profiled"] = [counts.details.name for part in parts for counts in part.functions]
 parts = list(call("ingraft.v1.Profiles", "EventTotals", measurement=profile))
 seen["totals"] = {"functions": parts[0].head.functions, "inexact": parts[0].head.inexact}
 seen["threads"] = [[thread.tid, thread.instructions] for part in parts for thread in part.threads]
