@@ -29,9 +29,9 @@ pub fn rows() -> Vec<Row> {
             let times = ["latency", "-p", &pid, "postgres:*"];
             let what = "all functions of a PostgreSQL backend";
             rows.push(attached(&format!("an edge profile of {what}, cold"), &edges, (1, 4.0), None));
-            let warm = warm_tool(&edges);
+            let warm = warm_tool(&edges, 1);
             rows.push(attached(&format!("an edge profile of {what}, cached"), &edges, (1, 1.5), Some(&warm)));
-            let warm = warm_tool(&times);
+            let warm = warm_tool(&times, 1);
             rows.push(attached(&format!("times of {what}, cached"), &times, (1, 1.0), Some(&warm)));
         }
         Err(why) => rows.push(Row::skipped("all functions of a PostgreSQL backend", why)),
@@ -41,11 +41,11 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// A tool with the files that a command leaves for later ones.
-fn warm_tool(arguments: &[&str]) -> Tool {
+/// A tool with the files that a command leaves for later ones. The command attaches to `targets` targets.
+fn warm_tool(arguments: &[&str], targets: usize) -> Tool {
     let tool = tool();
     let mut session = tool.start(arguments);
-    session.wait_for("attached");
+    (0..targets).for_each(|_| drop(session.wait_for("attached")));
     let _ = session.interrupt().assert_code(0);
     tool
 }
@@ -75,7 +75,7 @@ fn processes() -> Row {
     let mut arguments = vec!["count"];
     pids.iter().for_each(|pid| arguments.extend(["-p", pid]));
     arguments.push("*");
-    let warm = warm_tool(&arguments);
+    let warm = warm_tool(&arguments, PROCESSES);
     let what = format!("counts of all functions of {PROCESSES} processes");
     attached(&what, &arguments, (PROCESSES, 1.2), Some(&warm))
 }
