@@ -36,15 +36,19 @@ impl Modules {
     }
 
     /// The text of the files whose functions may call, without a pointer, one that ends its thread: files that call such a function of the C
-    /// library, and those that are linked with a file of this kind.
+    /// library or cannot be read, and those that are linked with a file of this kind.
     pub fn texts_that_end_threads(&self, target: &Target) -> Vec<AvmaRange> {
-        let (mut ending, mut others): (Vec<&ModuleFile>, Vec<&ModuleFile>) =
-            self.mapped().partition(|file| file.unwinding(target).ends_threads);
+        let ends = |file: &&ModuleFile| file.unwinding(target).ends_threads || file.linkage(target).is_none();
+        let (mut ending, mut others): (Vec<&ModuleFile>, Vec<&ModuleFile>) = self.mapped().partition(ends);
         let mut at = 0;
         while let Some(file) = ending.get(at).copied() {
-            let (more, rest) = others.iter().partition(|other| other.linkage(target).may_use(file.linkage(target)));
+            let uses = |other: &&ModuleFile| {
+                let linkages = other.linkage(target).zip(file.linkage(target));
+                linkages.is_some_and(|(other, file)| other.may_use(file))
+            };
+            let (more, rest): (Vec<&ModuleFile>, Vec<&ModuleFile>) = others.into_iter().partition(uses);
             others = rest;
-            ending.extend::<Vec<&ModuleFile>>(more);
+            ending.extend(more);
             at += 1;
         }
         ending.into_iter().map(ModuleFile::text).collect()

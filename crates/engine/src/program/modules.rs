@@ -49,8 +49,9 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
     sets_gs: OnceLock<bool>,
-    /// Answer of the file about unwinders that begin at an instruction that is no call, and the names by which it is linked with others.
-    unwinding: OnceLock<(Unwinding, Linkage)>,
+    /// Answer of the file about unwinders that begin at an instruction that is no call, and the names by which it is linked with others;
+    /// `None` if the file cannot be read.
+    unwinding: OnceLock<Option<(Unwinding, Linkage)>>,
     /// Offset of this library's thread-local data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
@@ -649,23 +650,21 @@ impl ModuleFile {
 
     /// Answer of the file about unwinders that begin at an instruction that is no call.
     pub(super) fn unwinding(&self, target: &Target) -> Unwinding {
-        self.unwinding_and_linkage(target).0
+        self.unwinding_and_linkage(target).map(|(unwinding, _)| *unwinding).unwrap_or_default()
     }
 
-    /// The names by which the file is linked with others.
-    pub(super) fn linkage(&self, target: &Target) -> &Linkage {
-        &self.unwinding_and_linkage(target).1
+    /// The names by which the file is linked with others; `None` if the file cannot be read.
+    pub(super) fn linkage(&self, target: &Target) -> Option<&Linkage> {
+        self.unwinding_and_linkage(target).map(|(_, linkage)| linkage)
     }
 
-    fn unwinding_and_linkage(&self, target: &Target) -> &(Unwinding, Linkage) {
+    fn unwinding_and_linkage(&self, target: &Target) -> Option<&(Unwinding, Linkage)> {
         let of = |elf: &Elf| (elf.unwinding(), elf.linkage());
-        self.unwinding.get_or_init(|| match self.loaded.get() {
-            Some(Some(module)) => of(module.image.elf()),
-            _ => {
-                let elf = bytes_of(target, &self.file).ok().and_then(|(bytes, _)| Elf::parse(bytes).ok());
-                elf.as_ref().map(of).unwrap_or_default()
-            }
-        })
+        let read = || match self.loaded.get() {
+            Some(Some(module)) => Some(of(module.image.elf())),
+            _ => Some(of(&Elf::parse(bytes_of(target, &self.file).ok()?.0).ok()?)),
+        };
+        self.unwinding.get_or_init(read).as_ref()
     }
 
     /// Determines the place of the module's thread-local data from the word that the loader sets when it relocates the module.
