@@ -123,7 +123,7 @@ reasons! {
     NothingAsked => row("nothing_asked", Usage),
     /// The MDL of the request cannot be used; the diagnostics say why.
     Mdl => row("mdl", Usage),
-    /// There is no event of the kernel of this name.
+    /// No event of the kernel has this name.
     NoSuchEvent => row("no_such_event", Usage),
     /// Histories of more pairs were asked for than may be kept.
     TooManyHistories => row("too_many_histories", Usage),
@@ -131,7 +131,7 @@ reasons! {
     TooManyFunctions => row("too_many_functions", Usage),
     /// The patterns mean more pairs than a quota allowed when they were resolved.
     TooManyPairs => row("too_many_pairs", Usage),
-    /// There is no process of this id or name.
+    /// No process has this id or name.
     NoSuchProcess => row("no_such_process", NotFound),
     /// Several processes have this name.
     AmbiguousProcess => row("ambiguous_process", NotFound),
@@ -139,7 +139,7 @@ reasons! {
     Zombie => row("zombie", NotFound),
     /// No image of this name is mapped in the target.
     NoSuchModule => row("no_such_module", NotFound),
-    /// There is no control group of this path, or its processes cannot be read.
+    /// No control group has this path, or its processes cannot be read.
     NoSuchGroup => row("no_such_group", NotFound),
     /// No function matches.
     NoSuchFunction => row("no_such_function", NotFound),
@@ -179,9 +179,9 @@ reasons! {
     NotLoadedYet => row("not_loaded_yet", NotFound),
     /// The metric measures nothing without a focus.
     NeedsFocus => row("needs_focus", Usage),
-    /// There is no metric of this name, or the metric has no meaning here.
+    /// No metric has this name, or the metric has no meaning here.
     NoSuchMetric => row("no_such_metric", NotFound),
-    /// There is no measurement of this number, or it was removed.
+    /// No measurement has this number, or it was removed.
     NoSuchMeasurement => row("no_such_measurement", NotFound),
     /// The target has no thread of this id.
     NoSuchThread => row("no_such_thread", NotFound),
@@ -277,7 +277,7 @@ reasons! {
     NoOwnData => row("no_own_data", Precondition),
     /// The engine may not open as many files as the events need.
     TooManyFiles => row("too_many_files", Precondition),
-    /// There is no free address near the module, or no room in the process for the record of what would be changed.
+    /// The process has no free address near the module, or no room for the record of what would be changed.
     NoRoom => row("no_room", Precondition).unchanged(),
     /// A limit on the memory of the target leaves too little room.
     TargetMemoryLimit => row("target_memory_limit", Precondition).unchanged(),

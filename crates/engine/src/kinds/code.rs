@@ -14,18 +14,23 @@ pub fn refused(function: FunctionRef, metric: &str, why: Refusal) -> Instrumenta
 
 /// An insertion that is refused in a function for this reason.
 pub fn missing(function: FunctionRef, why: Refusal) -> Insertion {
-    insertion(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
+    increment(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
 }
 
 /// Code that increments a counter.
-pub fn insertion(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+pub fn increment(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+    insertion(function, point, parts, Snippet::increment(variable))
+}
+
+/// Code of a metric of the engine's own at points of a function.
+pub fn insertion(function: FunctionRef, point: PointKind, parts: Parts, snippet: Snippet) -> Insertion {
     Insertion {
         function,
         point,
         parts,
         order: Order::Append,
         role: Role::Metric,
-        snippet: Arc::new(Snippet::increment(variable)),
+        snippet: Arc::new(snippet),
         group: 0,
         except: [].into(),
     }

@@ -73,7 +73,7 @@ impl FunctionGraph {
     pub fn counting(&self, places: &[Counted], metric: Arc<MetricInfo>) -> Instrumentation {
         let insertion = |(n, counted): (usize, &Counted)| {
             let (point, parts) = self.point(*counted)?;
-            Some(code::insertion(self.function, point, parts, VariableId(u32::try_from(n).ok()?)))
+            Some(code::increment(self.function, point, parts, VariableId(u32::try_from(n).ok()?)))
         };
         let insertions = places.iter().enumerate().filter_map(insertion).collect();
         let variables = (0..places.len()).map(code::variable).collect();

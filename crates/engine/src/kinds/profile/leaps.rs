@@ -146,7 +146,7 @@ fn instrumentation(modules: &Modules) -> Option<Instrumentation> {
         return None;
     }
     let setting = modules.functions_named_exactly(SETS_HANDLERS).into_iter();
-    insertions.extend(setting.map(|f| code::insertion(f, PointKind::Entry, Parts::All, HANDLERS)));
+    insertions.extend(setting.map(|f| code::increment(f, PointKind::Entry, Parts::All, HANDLERS)));
     let variables = [code::variable(0), code::variable(1)].into();
     Some(Instrumentation { variables, ..code::empty(insertions, code::metric_named(METRIC)) })
 }
@@ -175,7 +175,7 @@ fn restores(module: &Module, caller: FunctionRef, call: &CallSite) -> bool {
 }
 
 fn insertion(function: FunctionRef, point: PointKind, parts: Parts) -> Insertion {
-    code::insertion(function, point, parts, LEAPS)
+    code::increment(function, point, parts, LEAPS)
 }
 
 #[cfg(test)]

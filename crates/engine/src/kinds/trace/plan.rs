@@ -7,8 +7,8 @@ use ingraft_codegen::TextSpace;
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::{FUNCTIONS_MAX, PLACES_MAX, Token};
 use ingraft_model::{
-    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Order, Parts, PointKind,
-    Refusal, Role, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Parts, PointKind, Refusal,
+    Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{Counted, NotCounted, NotTraced, Place, TracedFunction};
 
@@ -129,16 +129,8 @@ fn insertion(
     buffer: Buffer,
     appended: Appended,
 ) -> Insertion {
-    Insertion {
-        function,
-        point,
-        parts,
-        order: Order::Append,
-        role: Role::Metric,
-        snippet: Arc::new(Snippet { stmts: vec![Stmt::Append(buffer.variable, buffer.capacity, appended)] }),
-        group: 0,
-        except: [].into(),
-    }
+    let append = Stmt::Append(buffer.variable, buffer.capacity, appended);
+    code::insertion(function, point, parts, Snippet { stmts: vec![append] })
 }
 
 /// The blocks that end in a call which may return several times.
