@@ -4,8 +4,9 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use rustc_hash::FxHashMap;
 
-/// Largest number of functions whose results are kept; the cache is emptied when it is full.
-const KEPT: usize = 4096;
+/// Largest number of functions whose results are kept; the cache is emptied when it is full. A request for all functions asks for each
+/// several times, so all functions of a large program have to fit: PostgreSQL has 13,760.
+const KEPT: usize = 1 << 15;
 
 /// Results about functions of one image, by the functions' first address.
 #[derive(Debug)]
