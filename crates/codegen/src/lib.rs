@@ -44,9 +44,10 @@ pub use code::woven::{Inner, MiniCode, RemovalRecord, StackView, WovenMini, Wove
 pub use patch::bodies::{weave_bodies_on, weave_body};
 pub use patch::body::{BodyPoint, BodyRequest, BodyWeave};
 pub use patch::chain::{Chain, Linked};
-pub use patch::change::{add_mini, remove_mini, remove_points, remove_within};
+pub use patch::change::{add_mini, add_mini_from, remove_mini, remove_points, remove_within};
 pub use patch::lower::{Line, Lowered, generic_site, lower};
 pub use patch::rehost::{Rehosted, rehost};
 pub use patch::text_space::TextSpace;
 pub use patch::weave::{PointRequest, Weave, weave_points, weave_points_on};
 pub use snippet::mini::MiniRequest;
+pub use snippet::template::Templates;

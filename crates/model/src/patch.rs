@@ -4,7 +4,7 @@
 use crate::addr::{Avma, AvmaRange};
 
 /// A write of at most 8 bytes within one page. If the writer is killed, no write is done in one page and missing in the next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TextWrite {
     /// Address of the first byte.
     pub at: Avma,

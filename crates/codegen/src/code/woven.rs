@@ -131,6 +131,11 @@ impl WovenPoint {
     pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
         std::iter::once(&self.removal).chain(self.minis.iter().map(|m| &m.removal))
     }
+
+    /// Ranges of the point's code, with that of its snippets.
+    pub fn code(&self) -> impl Iterator<Item = &AvmaRange> {
+        self.records().map(|record| &record.code).filter(|code| code.start < code.end)
+    }
 }
 
 /// A snippet at a woven point.

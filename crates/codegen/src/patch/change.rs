@@ -21,13 +21,25 @@ pub fn add_mini(
     request: &MiniRequest<'_>,
     index: usize,
 ) -> Result<PatchPlan, CodegenError> {
+    add_mini_from(env, arena, point, request, index, &mut Templates::default())
+}
+
+/// Adds a snippet as [`add_mini`] does, and compiles it from a template if a snippet was compiled before that differs in its counters only.
+pub fn add_mini_from<'a>(
+    env: &Environment,
+    arena: &mut Arena,
+    point: &mut WovenPoint,
+    request: &MiniRequest<'a>,
+    index: usize,
+    templates: &mut Templates<'a>,
+) -> Result<PatchPlan, CodegenError> {
     env.check()?;
     mini::check(env, request)?;
     if point.lacks_input_of(request.snippet) {
         return Err(CodegenError::ArgumentOverwritten { at: point.at.0 });
     }
     let frame = point.frame(arena)?;
-    let code = mini::compile(env, &frame, request, &mut Templates::default())?;
+    let code = mini::compile(env, &frame, request, templates)?;
     let mut plan = PatchPlan::default();
     code.routines(env, arena, &mut plan.code).map_err(no_room)?;
     let slot = Slot::of(point);

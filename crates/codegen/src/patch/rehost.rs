@@ -104,6 +104,22 @@ fn united(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
 /// The writes that have the effect of `first` and then of `second`. A write of the result begins where one of theirs begins, so that a
 /// thread at the beginning of an instruction is not inside of a write.
 fn joined(first: &[TextWrite], second: &[TextWrite]) -> Vec<TextWrite> {
+    // Few writes of an insertion overlap those of a removal.
+    let (second, mut apart): (Vec<_>, Vec<_>) = second.iter().copied().partition(|write| overlaps(first, write));
+    apart.extend(overlaid(first, &second));
+    apart.sort_unstable_by_key(|write| write.at);
+    apart
+}
+
+/// Whether a write overlaps one of these, which are sorted and disjoint.
+fn overlaps(writes: &[TextWrite], write: &TextWrite) -> bool {
+    let end = |w: &TextWrite| w.at.0 + u64::from(w.len);
+    let next = writes.get(writes.partition_point(|w| end(w) <= write.at.0));
+    next.is_some_and(|next| next.at.0 < end(write))
+}
+
+/// [`joined`] of writes that overlap.
+fn overlaid(first: &[TextWrite], second: &[TextWrite]) -> Vec<TextWrite> {
     let mut bytes: BTreeMap<u64, (u8, u8)> = BTreeMap::new();
     for write in first.iter().chain(second) {
         for (at, (old, new)) in (write.at.0..).zip(write.old_bytes().iter().zip(write.new_bytes())) {

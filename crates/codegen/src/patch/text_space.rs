@@ -108,6 +108,12 @@ impl TextSpace {
         }
     }
 
+    /// Takes all text again that a point has taken in `before`.
+    pub fn take_again(&mut self, point: &WovenPoint, before: &TextSpace) {
+        let starts = point.removal.text.iter().map(|w| w.at.0).chain([point.start().0]);
+        self.taken.extend(starts.filter_map(|start| Some((start, before.taken.get(&start)?.clone()))));
+    }
+
     /// Releases the bytes of a text write that was undone.
     pub fn release(&mut self, range: &AvmaRange) {
         self.taken.remove(&range.start.0);

@@ -18,10 +18,10 @@ const KEPT: usize = 32;
 const VARIABLES_MAX: usize = 32;
 
 /// Templates that were compiled so far for one environment.
-#[derive(Clone, Default)]
-pub(crate) struct Templates<'a>(Vec<Template<'a>>);
+#[derive(Clone, Debug, Default)]
+pub struct Templates<'a>(Vec<Template<'a>>);
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Template<'a> {
     snippet: &'a Snippet,
     form: Form,
@@ -29,7 +29,7 @@ struct Template<'a> {
     places: Places,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Places {
     /// The code was needed only once.
     NotSought,
@@ -39,7 +39,7 @@ enum Places {
 }
 
 /// Properties of a point on which the code of a snippet depends.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Form {
     stack: StackView,
     private: bool,
@@ -95,7 +95,7 @@ impl<'a> Bound<'a> {
 
 impl<'a> Templates<'a> {
     /// Returns code for a snippet that is more than a count, and the counters to write over it.
-    pub fn compile(
+    pub(crate) fn compile(
         &mut self,
         env: &Environment,
         frame: &Frame,

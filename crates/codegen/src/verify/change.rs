@@ -1,5 +1,6 @@
 //! Proofs of smaller plans: adding one snippet to a woven point, removing one, and removing points.
 
+use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
 
@@ -10,8 +11,8 @@ use crate::code::arena::Arena;
 use crate::code::block::{LINK, link_target};
 use crate::code::body::{Held, Probe};
 use crate::code::environment::Environment;
-use crate::code::woven::WovenMini;
-use crate::code::woven::{Inner, WovenPoint};
+use crate::code::spread::{self, OneThread, Spread};
+use crate::code::woven::{Inner, MiniCode, WovenMini, WovenPoint};
 use crate::snippet::mini::MiniRequest;
 use crate::snippet::slot::{OPCODE, Slot};
 use crate::snippet::slow::{COUNT, LOCKED_COUNT};
@@ -122,6 +123,17 @@ fn equivalent(probe: Option<&Probe>, to: Avma) -> Avma {
     ways.into_iter().flatten().find(|way| way.original == to).map_or(to, |way| way.copy)
 }
 
+/// A snippet that was added to a woven point, as the verifier reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Added<'a> {
+    /// The plan, without its code.
+    pub plan: &'a PatchPlan,
+    /// The point after the change, with the requested snippet.
+    pub after: &'a WovenPoint,
+    /// What was requested.
+    pub request: MiniRequest<'a>,
+}
+
 /// Proves the plan of [`crate::add_mini`]: `after` is the point after the change, with the requested snippet.
 pub fn verify_added(
     env: &Environment,
@@ -130,72 +142,118 @@ pub fn verify_added(
     after: &WovenPoint,
     request: &MiniRequest<'_>,
 ) -> Result<(), VerifyError> {
-    let change = check_live_jump(plan, after)?;
-    let Some(index) = after.minis.iter().position(|m| m.id == request.id) else {
-        return fail(after.at.0, Flaw::Unmatched);
-    };
-    if !plan.moves.is_empty() || !plan.retired.is_empty() {
-        return fail(after.at.0, Flaw::BadMove);
-    }
-    if after.lacks_input_of(request.snippet) {
-        return fail(after.at.0, Flaw::Lost);
-    }
-    let memory = Memory::new(&plan.code, &arena.range())?;
-    let facts = Facts::new(env, arena, &memory, std::iter::once(request));
-    let mut interpreter = Interpreter::new(&facts);
-    let mut proven = Vec::with_capacity(2);
-    prove_routines(&mut interpreter, arena, &memory, &mut proven)?;
-    let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
-    let mut new = Vec::with_capacity(2);
-    if change.counted.is_some() && !stepped_out(plan, &arena.slow_routines()) {
-        return fail(after.slot.0, Flaw::BadMove);
-    }
-    for (i, (mini, code)) in minis.iter().enumerate() {
-        // The count that stood alone in the slot gets code of its own, next to the code of the new snippet.
-        let unslotted = change.counted.is_some() && minis.len() == 2;
-        let is_new = mini.id == request.id;
-        if !is_new && !unslotted {
-            continue;
-        }
-        let next = minis.get(i + 1).map_or(after.leave, |(_, next)| next.start).0;
-        proven.push((code.range.start.0, code.range.end.0));
-        interpreter.begin_added(after, code, next);
-        interpreter.added(code.start.0)?;
-        interpreter.twin(code)?;
-        let right = |count: u32| interpreter.counts(code.start.0, code.link.0, count);
-        if mini.count.is_some_and(|count| !right(count)) || !is_new && mini.count != change.counted {
-            return fail(code.start.0, Flaw::NotEquivalent);
-        }
-        interpreter.tile(&code.range)?;
-        interpreter.conclude()?;
-        let home = after.resume.filter(|_| after.pushed == 0);
-        let allowed = |_, harmless: Option<bool>| home.filter(|_| harmless == Some(true));
-        let used = ways_out(&mini.removal, interpreter.visited(&code.range), allowed)?;
-        if used != mini.removal.moves.len() {
-            return fail(code.start.0, Flaw::BadMove);
-        }
-        // The snippet's code is not part of the point's own code.
-        if mini.removal.code != code.range || code.range.start != code.start {
-            return fail(code.start.0, Flaw::BadMove);
-        }
-        new.push(i);
-    }
-    // The rewritten link must lead to the new code.
-    let leads = match (new.first(), after.minis.get(index).and_then(|m| m.count)) {
-        (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted.is_some(),
-        // The new snippet is a count in a slot that led to no snippet.
-        (None, Some(count)) => {
-            let place = u64::from(count);
-            let counter = place >= u64::from(env.data.counter(0)) && place < env.data.base.0 + env.data.stride;
-            let alone = after.minis.len() == 1;
-            alone && counter && count % 8 == env.data.counter(0) % 8 && stepped_out(plan, &arena.slow_routines())
-        }
-        (None, None) => false,
-    };
-    if !leads {
-        return fail(after.slot.0, Flaw::Astray);
+    verify_all_added(&OneThread, env, arena, &plan.code, &[Added { plan, after, request: *request }])
+}
+
+/// Proves plans of [`crate::add_mini_from`] that are applied in one stop, in the order in which they were made. `code` is the new code of
+/// all of them. Snippets that differ in their addresses and counters only are executed once. The proof is made in parts that `spread` runs.
+pub fn verify_all_added(
+    spread: &dyn Spread,
+    env: &Environment,
+    arena: &Arena,
+    code: &[ArenaCode],
+    added: &[Added<'_>],
+) -> Result<(), VerifyError> {
+    let memory = Memory::new(code, &arena.range())?;
+    let facts = Facts::new(env, arena, &memory, added.iter().map(|added| &added.request));
+    let mut proven = Vec::with_capacity(2 * added.len() + 4);
+    prove_routines(&mut Interpreter::new(&facts), arena, &memory, &mut proven)?;
+    // The plans are applied together, so a thread leaves these ranges if one of the plans demands it.
+    let mut step_out: Vec<&AvmaRange> = added.iter().flat_map(|added| &added.plan.step_out).collect();
+    step_out.sort_unstable_by_key(|range| (range.start, range.end));
+    step_out.dedup();
+    let steps_out = arena.slow_routines().iter().all(|range| step_out.contains(&range));
+    let parts = spread::map(spread, added.chunks(ADDED_OF_PART).collect(), |added| {
+        let (mut interpreter, mut proven) = (Interpreter::new(&facts), Vec::with_capacity(2 * added.len()));
+        added.iter().try_for_each(|added| added.prove(&mut interpreter, steps_out, &mut proven)).map(|()| proven)
+    });
+    for part in parts {
+        proven.extend(part?);
     }
     memory.all_proven(&mut proven)
+}
+
+/// Number of added snippets that one part of the proof covers.
+const ADDED_OF_PART: usize = 400;
+
+impl Added<'_> {
+    /// Proves one added snippet, and the count that got code of its own because of it. `steps_out` says whether no thread is in a slow
+    /// routine when the plan is applied.
+    fn prove(
+        &self,
+        interpreter: &mut Interpreter<'_>,
+        steps_out: bool,
+        proven: &mut Vec<(u64, u64)>,
+    ) -> Result<(), VerifyError> {
+        let Added { plan, after, request } = self;
+        let change = check_live_jump(plan, after)?;
+        let Some(index) = after.minis.iter().position(|m| m.id == request.id) else {
+            return fail(after.at.0, Flaw::Unmatched);
+        };
+        if !plan.moves.is_empty() || !plan.retired.is_empty() {
+            return fail(after.at.0, Flaw::BadMove);
+        }
+        if after.lacks_input_of(request.snippet) {
+            return fail(after.at.0, Flaw::Lost);
+        }
+        let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
+        let mut new = Vec::with_capacity(2);
+        if change.counted.is_some() && !steps_out {
+            return fail(after.slot.0, Flaw::BadMove);
+        }
+        for (i, (mini, code)) in minis.iter().enumerate() {
+            // The count that stood alone in the slot gets code of its own, next to the code of the new snippet.
+            let unslotted = change.counted.is_some() && minis.len() == 2;
+            let is_new = mini.id == request.id;
+            if !is_new && !unslotted {
+                continue;
+            }
+            if !is_new && mini.count != change.counted {
+                return fail(code.start.0, Flaw::NotEquivalent);
+            }
+            let next = minis.get(i + 1).map_or(after.leave, |(_, next)| next.start).0;
+            proven.push((code.range.start.0, code.range.end.0));
+            interpreter.begin_added(after, code, next);
+            prove_code(interpreter, after, mini, code)?;
+            new.push(i);
+        }
+        // The rewritten link must lead to the new code.
+        let data = &interpreter.environment().data;
+        let leads = match (new.first(), after.minis.get(index).and_then(|m| m.count)) {
+            (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted.is_some(),
+            // The new snippet is a count in a slot that led to no snippet.
+            (None, Some(count)) => {
+                let place = u64::from(count);
+                let counter = place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride;
+                after.minis.len() == 1 && counter && count % 8 == data.counter(0) % 8 && steps_out
+            }
+            (None, None) => false,
+        };
+        if leads { Ok(()) } else { fail(after.slot.0, Flaw::Astray) }
+    }
+}
+
+/// Proves the code of a snippet that was added to a point, after [`Interpreter::begin_added`].
+fn prove_code(
+    interpreter: &mut Interpreter<'_>,
+    after: &WovenPoint,
+    mini: &WovenMini,
+    code: &MiniCode,
+) -> Result<(), VerifyError> {
+    interpreter.added(code)?;
+    interpreter.twin(code)?;
+    if mini.count.is_some_and(|count| !interpreter.counts(code.start.0, code.link.0, count)) {
+        return fail(code.start.0, Flaw::NotEquivalent);
+    }
+    interpreter.keep();
+    interpreter.tile(&code.range)?;
+    interpreter.conclude()?;
+    let home = after.resume.filter(|_| after.pushed == 0);
+    let allowed = |_, harmless: Option<bool>| home.filter(|_| harmless == Some(true));
+    let used = ways_out(&mini.removal, interpreter.visited(&code.range), allowed)?;
+    // The snippet's code is not part of the point's own code.
+    let is_own = mini.removal.code == code.range && code.range.start == code.start;
+    if used == mini.removal.moves.len() && is_own { Ok(()) } else { fail(code.start.0, Flaw::BadMove) }
 }
 
 /// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point before and after the change.

@@ -53,7 +53,7 @@ use crate::snippet::slot;
 use inner::Hosts;
 
 pub use body::{verify_bodies_on, verify_body};
-pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
+pub use change::{Added, verify_added, verify_all_added, verify_removal, verify_removed, verify_removed_within};
 use equivalence::Pair;
 use interpreter::{Facts, Interpreter};
 use memory::Memory;

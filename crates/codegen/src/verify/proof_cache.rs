@@ -2,7 +2,8 @@
 //! So if many points run the same snippets, few of them are executed.
 //!
 //! Execution examines the operands of an instruction, the targets of branches among the parts of the point's own code, and constants of
-//! the plan. Execution asks of a counter only whether it is one, and ignores the number that names a record and the operands of a nop.
+//! the plan. Execution asks of a counter only whether it is one, of a bucket with a bounded number only whether all buckets up to the bound
+//! are counters, and ignores the number that names a record and the operands of a nop.
 //! Other claims about a point, such as its slot, links and markers, are checked on the point's own bytes.
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,16 +12,28 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
 use super::interpreter::Facts;
+use super::rules::number_of;
+use super::state::Bound;
 
 /// Maximum number of known pieces of code with the same shape. With more, the search takes as long as the execution that it saves.
 const KNOWN_MAX: usize = 8;
 
 /// Part of a point's code that moves as a whole: address of the first byte, and end. The parts are the jump to the slow routine; the code
-/// from the first instruction that is not displaced to the tail; and the code aside of each snippet.
+/// from the first instruction that is not displaced to the tail; and the code aside of each snippet. Those of a snippet that is added to a
+/// point are its code, its code aside, and one byte at the address where the chain continues.
 pub(super) type Part = (u64, u64);
 
 /// Index of the part that ends with the tail.
 const MAIN: usize = 1;
+
+/// Result of an execution for one instruction.
+pub(super) struct Visited {
+    pub at: u64,
+    /// Whether a thread at the instruction has changed nothing that is live.
+    pub harmless: bool,
+    /// Knowledge about a register before the instruction.
+    pub bound: Bound,
+}
 
 /// Code that was executed, with the results.
 pub(super) struct Known {
@@ -61,6 +74,8 @@ enum Means {
     Nothing,
     /// The constant is the displacement of a counter.
     Counter,
+    /// The constant is the displacement of the first of several counters, which end so many bytes behind it.
+    Counters(u64),
     /// The constant is not the address of a function that may be called.
     NoCallee,
     /// The constant leads to the same address of the same part, or to the same address outside all parts. `behind` is the end of the
@@ -87,16 +102,16 @@ impl Executed {
         all.iter().find(|known| known.is_like(facts, parts)).map(Arc::clone)
     }
 
-    /// Keeps the results of an execution: the address of each instruction, and whether the instruction is harmless. Keeps nothing if an
-    /// instruction lies outside the parts, or if its bytes alone do not determine the result.
-    pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
+    /// Keeps the results of an execution. Keeps nothing if an instruction lies outside the parts, or if its bytes alone do not determine the
+    /// result.
+    pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<Visited>) {
         let is_full = |all: &Vec<Arc<Known>>| all.len() >= KNOWN_MAX;
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if !is_ordered(parts) || executed.get(shape).is_some_and(is_full) {
             return;
         }
         drop(executed);
-        visited.sort_unstable();
+        visited.sort_unstable_by_key(|visited| visited.at);
         let Some(known) = Known::new(facts, parts, &visited) else { return };
         let mut executed = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let all = executed.entry(shape.into()).or_default();
@@ -113,9 +128,9 @@ fn is_ordered(parts: &[Part]) -> bool {
 }
 
 impl Known {
-    fn new(facts: &Facts<'_>, parts: &[Part], visited: &[(u64, bool)]) -> Option<Self> {
+    fn new(facts: &Facts<'_>, parts: &[Part], visited: &[Visited]) -> Option<Self> {
         let mut known = Known { parts: parts.into(), runs: Vec::new() };
-        for &(at, harmless) in visited {
+        for &Visited { at, harmless, bound } in visited {
             let bytes = facts.memory().bytes(at)?;
             let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
             let instruction = decoder.decode();
@@ -131,7 +146,7 @@ impl Known {
             let displacement = (constants.displacement_offset(), constants.displacement_size());
             let immediate = (constants.immediate_offset(), constants.immediate_size());
             let offset = known.runs.last()?.bytes.len();
-            let means = known.means(facts, &instruction, part, offset + instruction.len())?;
+            let means = known.means(facts, (&instruction, bound), part, offset + instruction.len())?;
             let run = known.runs.last_mut()?;
             run.steps.push(Step { offset: offset as u64, harmless });
             run.bytes.extend_from_slice(bytes);
@@ -148,7 +163,13 @@ impl Known {
 
     /// Conditions for the displacement and the immediate value of an instruction in part `own`, which ends at `behind` in its run. An
     /// inner `None` requires the same value. The result is `None` if an address is used in a way that this function does not know.
-    fn means(&self, facts: &Facts<'_>, i: &Instruction, own: usize, behind: usize) -> Option<[Option<Means>; 2]> {
+    fn means(
+        &self,
+        facts: &Facts<'_>,
+        (i, bound): (&Instruction, Bound),
+        own: usize,
+        behind: usize,
+    ) -> Option<[Option<Means>; 2]> {
         let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
         if branches || i.is_ip_rel_memory_operand() {
             // An address relative to eip depends on the address of the instruction.
@@ -176,7 +197,9 @@ impl Known {
             }
             code => {
                 let is_name = matches!(code, Code::Mov_rm32_imm32 | Code::Cmp_rm32_imm32);
-                [is_counter(facts, i).then_some(Means::Counter), (is_name && accesses(i)).then_some(Means::Nothing)]
+                let counter = is_counter(facts, i).then_some(Means::Counter);
+                let counters = || Some(Means::Counters(bucket_bytes(facts, i, bound)?));
+                [counter.or_else(counters), (is_name && accesses(i)).then_some(Means::Nothing)]
             }
         })
     }
@@ -209,8 +232,8 @@ impl Known {
 
     /// Part that contains an address, and offset in it. The address of the tail belongs to the main part, which ends there.
     fn place(&self, at: u64) -> Option<(usize, u64)> {
-        let tail = self.parts.get(MAIN).is_some_and(|(_, tail)| *tail == at).then_some(MAIN);
-        let part = tail.or_else(|| self.parts.iter().position(|(from, until)| (*from..*until).contains(&at)))?;
+        let tail = || self.parts.get(MAIN).is_some_and(|(_, tail)| *tail == at).then_some(MAIN);
+        let part = self.parts.iter().position(|(from, until)| (*from..*until).contains(&at)).or_else(tail)?;
         Some((part, at - self.parts.get(part)?.0))
     }
 }
@@ -245,6 +268,10 @@ impl Means {
         match self {
             Means::Nothing => true,
             Means::Counter => is_place_of_counter(facts, number.cast_unsigned()),
+            Means::Counters(bytes) => {
+                let first = number.cast_unsigned();
+                is_place_of_counter(facts, first) && are_before_records(facts, first, *bytes)
+            }
             Means::NoCallee => !facts.may_call(u64::from(number as u32)),
             Means::Leads { behind, part, to } => {
                 let moved = part.map_or(Some(*to), |(part, offset)| Some(parts.get(part)?.0 + offset));
@@ -274,6 +301,27 @@ fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
         && i.memory_base() == Register::None
         && i.memory_index() == Register::None
         && is_place_of_counter(facts, i.memory_displacement64())
+}
+
+/// Length of the counters of which the memory operand is one, if its number is bounded and all of them are counters of the thread's shard.
+fn bucket_bytes(facts: &Facts<'_>, i: &Instruction, bound: Bound) -> Option<u64> {
+    let Bound::Most(bounded, most) = bound else { return None };
+    let bytes = 8 * u64::from(most) + 8;
+    let first = i.memory_displacement64();
+    let is_bucket = accesses(i)
+        && i.memory_segment() == Register::GS
+        && i.memory_base() == Register::None
+        && number_of(i.memory_index()) == Some(bounded)
+        && i.memory_index_scale() == 8
+        && is_place_of_counter(facts, first)
+        && are_before_records(facts, first, bytes);
+    is_bucket.then_some(bytes)
+}
+
+/// Whether so many bytes from an address on lie before the activation records.
+fn are_before_records(facts: &Facts<'_>, first: u64, bytes: u64) -> bool {
+    let data = &facts.env().data;
+    first.checked_add(bytes).is_some_and(|end| end <= u64::from(data.displacement(data.records())))
 }
 
 fn is_place_of_counter(facts: &Facts<'_>, place: u64) -> bool {

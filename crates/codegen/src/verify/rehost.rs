@@ -27,7 +27,15 @@ pub fn verify_rehosted(points: &[Rehosted<'_>], insertion: &PatchPlan, plan: &Pa
     }
     let first = plan.text.first().map_or(Avma(0), |write| write.at);
     let removal = points.iter().flat_map(|point| point.old.records()).flat_map(|record| &record.text);
-    let (removed, inserted, all) = (bytes(removal), bytes(insertion.text.iter()), bytes(plan.text.iter()));
+    let removed = bytes(removal);
+    // Writes of the insertion into bytes that no removal writes are the same in the plan. All others are compared byte by byte.
+    let is_apart = |w: &&TextWrite| removed.range(w.at.0..w.at.0 + u64::from(w.len)).next().is_none();
+    let apart: FxHashSet<&TextWrite> = insertion.text.iter().filter(is_apart).collect();
+    if plan.text.iter().filter(|write| apart.contains(write)).count() != apart.len() {
+        return fail(first.0, Flaw::Unmatched);
+    }
+    let others = |writes: &[TextWrite]| bytes(writes.iter().filter(|write| !apart.contains(write)));
+    let (inserted, all) = (others(&insertion.text), others(&plan.text));
     for (at, (old, new)) in &all {
         let right = match (removed.get(at), inserted.get(at)) {
             (Some((woven, original)), Some((before, after))) => woven == old && original == before && after == new,

@@ -20,7 +20,7 @@ use super::event;
 use super::goroutine;
 use super::listed::Listed;
 use super::memory::Memory;
-use super::proof_cache::{Executed, Known, Part};
+use super::proof_cache::{Executed, Known, Part, Visited};
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::slow;
 use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, RED_ZONE_WORDS, State};
@@ -53,6 +53,9 @@ fn called(call: &Call) -> Option<u64> {
         Called::Named(_) => None,
     }
 }
+
+/// First number of the shape of an added snippet. The first number of a point's shape is smaller.
+const ADDED: u64 = u64::MAX;
 
 /// Result for one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,6 +216,10 @@ impl<'a> Interpreter<'a> {
 
     pub fn memory(&self) -> &'a Memory<'a> {
         self.memory
+    }
+
+    pub fn environment(&self) -> &'a Environment {
+        self.env
     }
 
     /// Begins another proof.
@@ -377,15 +384,35 @@ impl<'a> Interpreter<'a> {
         self.shape.extend(lengths);
     }
 
+    /// Determines the parts and the shape of an added snippet, like [`Self::measure`]. The order of the parts is a part of the shape,
+    /// because execution depends on the direction of branches.
+    fn measure_added(&mut self, mini: &MiniCode) {
+        let aside = mini.aside();
+        let own = (mini.start.0, mini.own().end.0);
+        let next = (self.tail, self.tail.saturating_add(1));
+        self.parts.clear();
+        self.parts.extend([own, next]);
+        self.parts.extend(Some((aside.start.0, aside.end.0)).filter(|(from, until)| from < until));
+        self.parts.sort_unstable();
+        let number = |part: (u64, u64)| self.parts.iter().position(|p| *p == part).map_or(u64::MAX, |n| n as u64);
+        let (own_number, next_number) = (number(own), number(next));
+        let registers = u64::from(self.red_zone) << 32 | u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
+        self.shape.clear();
+        self.shape.extend([ADDED, registers, self.pushed as u64, own_number, next_number]);
+        self.shape.push(mini.link.0.wrapping_sub(mini.start.0));
+        self.shape.extend(self.parts.iter().map(|(from, until)| until.wrapping_sub(*from)));
+    }
+
     /// Keeps the results for a point, its twins included, for points with equivalent code.
     pub fn keep(&mut self) {
         if self.alike.is_some() {
             return;
         }
-        let executed =
-            self.visits.iter().filter_map(|(at, (_, visit))| Some((*at, self.harmless(self.state(*visit)?))));
-        let executed = executed.collect();
-        self.facts.executed.keep(self.facts, &self.shape, &self.parts, executed);
+        let executed = self.visits.iter().filter_map(|(at, (_, visit))| {
+            let state = self.state(*visit)?;
+            Some(Visited { at: *at, harmless: self.harmless(state), bound: state.bound })
+        });
+        self.facts.executed.keep(self.facts, &self.shape, &self.parts, executed.collect());
     }
 
     /// Checks the slot: it is the point's only snippet, in the form that the slow routine recognises, or a nop followed by the chain. The
@@ -481,8 +508,14 @@ impl<'a> Interpreter<'a> {
         self.asides = vec![(mini.aside(), mini.start..mini.link)];
     }
 
-    /// Executes an added snippet from its first instruction on.
-    pub fn added(&mut self, at: u64) -> Result<(), VerifyError> {
+    /// Executes an added snippet from its first instruction on. If equivalent code was proven before, executes nothing.
+    pub fn added(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
+        self.measure_added(mini);
+        self.alike = self.facts.executed.alike(self.facts, &self.shape, &self.parts);
+        if self.alike.is_some() {
+            return Ok(());
+        }
+        let at = mini.start.0;
         let mut state = State::entry();
         for _ in 0..self.pushed {
             state.stack.push(at, OTHER)?;
