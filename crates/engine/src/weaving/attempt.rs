@@ -26,7 +26,7 @@ pub(super) struct Attempt {
     /// The change, without the copies of functions.
     pub change: Change,
     /// The copies of functions.
-    made: Made,
+    pub made: Made,
 }
 
 impl Attempt {
@@ -59,26 +59,32 @@ impl Attempt {
         for function in functions.into_iter().filter(|function| !made.has(function)) {
             woven.give_up_counting(function, &mut change.plan);
         }
-        for found in known {
-            woven.extend_point(subject.env, &found, change)?;
-        }
+        woven.extend_points(subject.env, &known, change)?;
         for (module, points) in new {
-            woven.weave_new(subject, module, &points, change, mapped)?;
+            woven.weave_new(subject, module, points, change, mapped)?;
         }
         Ok(())
     }
 
     /// Takes everything out that the change has made in these functions. `before` is the generated code without the change. Returns whether
-    /// that is possible: a function with points of earlier changes cannot be taken out alone.
+    /// that is possible: a change of a copy that was there before cannot be taken out alone.
     pub fn withdraw(&mut self, functions: &FxHashSet<FunctionRef>, before: &Woven) -> bool {
-        let is_new =
-            |function: &FunctionRef| before.places_of(*function).next().is_none() && !before.is_copied(*function);
-        if !functions.iter().all(is_new) {
+        if functions.iter().any(|function| before.is_copied(*function)) {
             return false;
         }
-        let (mut gone, mut copies) = (Vec::new(), Vec::new());
+        let (mut gone, mut stay, mut unused) = (Vec::new(), Vec::new(), Vec::new());
+        let mut copies = Vec::new();
         for function in functions {
-            gone.extend(self.woven.forget_points(*function));
+            let known: Vec<&Arc<Point>> = before.known(*function).map(|(_, point)| point).collect();
+            let known_code: FxHashSet<&AvmaRange> = known.iter().flat_map(|point| point.woven.code()).collect();
+            for point in self.woven.forget_points(*function) {
+                let was_there = known.iter().any(|known| known.woven.removal.key() == point.woven.removal.key());
+                if was_there {
+                    unused.extend(point.woven.code().filter(|code| !known_code.contains(code)).cloned());
+                } else {
+                    gone.push(point);
+                }
+            }
             if let Some(body) = self.made.take(function) {
                 self.woven.remove_body(*function);
                 if let Some(arena) = self.woven.arenas.get_mut(body.arena) {
@@ -87,12 +93,18 @@ impl Attempt {
                 }
                 copies.push(body.woven.removal.code.clone());
             }
+            self.woven.restore_points(*function, before);
+            stay.extend(known.into_iter().map(Arc::clone));
         }
-        let keys: FxHashSet<Avma> = gone.iter().map(|point| point.woven.removal.key()).collect();
+        let key = |point: &Arc<Point>| point.woven.removal.key();
+        let keys: FxHashSet<Avma> = gone.iter().map(key).collect();
+        let stays: FxHashSet<Avma> = stay.iter().map(key).collect();
         self.change.new_points.retain(|point| !keys.contains(&point.key()));
+        self.change.chains.retain(|chain| !stays.contains(&chain.key));
+        self.change.gone.retain(|point| !stays.contains(&point.removal.key()));
         // The code of these points is written and stays unused: it is a part of longer writes.
-        let code = without(&mut self.change.plan, &gone, copies);
-        self.woven.leave_idle(&code);
+        unused.extend(without(&mut self.change.plan, (&gone, &stay), copies));
+        self.woven.leave_idle(&unused);
         true
     }
 
@@ -104,12 +116,19 @@ impl Attempt {
     }
 }
 
-/// Takes the writes and moves of points, and those into the code of copies, out of a plan. Returns the ranges of the points' code.
-fn without(plan: &mut PatchPlan, points: &[Arc<Point>], copies: Vec<AvmaRange>) -> Vec<AvmaRange> {
+/// Takes out of a plan: the writes and moves of the points that go, those into the code of copies, and the writes into the code of points that
+/// stay as they were. Returns the ranges of the code of the points that go.
+fn without(
+    plan: &mut PatchPlan,
+    (points, stay): (&[Arc<Point>], &[Arc<Point>]),
+    copies: Vec<AvmaRange>,
+) -> Vec<AvmaRange> {
     let removal = RemovalRecord::combine(points.iter().flat_map(|point| point.woven.records()));
     let writes: FxHashSet<Avma> = removal.text.iter().map(|write| write.at).collect();
     let (code, copies) = (joined(removal.retired), joined(copies));
-    plan.text.retain(|write| !writes.contains(&write.at) && !contains(&copies, write.at));
+    let stay = joined(stay.iter().flat_map(|point| point.woven.code()).cloned().collect());
+    let is_taken_back = |at: Avma| writes.contains(&at) || contains(&copies, at) || contains(&stay, at);
+    plan.text.retain(|write| !is_taken_back(write.at));
     plan.moves.retain(|m| !contains(&code, m.to) && !contains(&copies, m.to));
     code
 }

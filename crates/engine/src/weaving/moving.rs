@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::program::modules::Modules;
 use crate::recovery::journal::PointRecord;
 use crate::weaving::arenas::NewArenas;
-use crate::weaving::bodies::{Completeness, Copies, Hosted, Made, NewPoints};
+use crate::weaving::attempt::Attempt;
+use crate::weaving::bodies::{Completeness, Copies, Hosted, NewPoints};
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, KEPT, Point, Subject, Woven, defect, point_record};
+use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
 use crate::weaving::wanted::{NewMini, NewPoint, Place};
 
@@ -129,40 +130,42 @@ impl Point {
     }
 }
 
-impl Woven {
-    /// Moves points into copies of their functions. Functions for which that fails are named in `change` as functions without a copy.
+impl Attempt {
+    /// Moves the points of functions for which `is_its` is true into copies of their functions. Functions for which that fails are named in
+    /// the change as functions without a copy.
     pub(super) fn move_points<'a>(
         &mut self,
         subject: Subject<'_>,
-        moving: &'a [Moving<'a>],
+        (moving, is_its): (&'a [Moving<'a>], impl Fn(&FunctionRef) -> bool),
         copies: &Copies,
-        change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
+        let Attempt { woven, change, made } = self;
+        let its = || moving.iter().filter(|points| is_its(&points.function));
         let mut new: NewPoints<'a> = NewPoints::new();
-        for Moving { function, points } in moving.iter().filter(|points| copies.has_chosen(points.function)) {
+        for Moving { function, points } in its().filter(|points| copies.has_chosen(points.function)) {
             for moved in points {
-                change.gone.push(self.forget_point(subject.modules, moved));
+                change.gone.push(woven.forget_point(subject.modules, moved));
                 let (Some(place), Some(hosted)) = (moved.new_place(), &moved.hosted) else { continue };
                 let minis = moved.minis.iter().collect();
                 let point = NewPoint { place, site: &hosted.site, minis, probe: Some(hosted.spot) };
                 new.entry(function.module).or_default().push(point);
             }
         }
-        let mut made = Made::default();
-        self.weave_bodies(subject, copies, &mut new, (Completeness::Some, &mut made), change, mapped)?;
-        made.add_to(change);
+        woven.weave_bodies(subject, copies, &mut new, (Completeness::Some, made), change, mapped)?;
         for (module, points) in new {
-            self.weave_new(subject, module, &points, change, mapped)?;
+            woven.weave_new(subject, module, points, change, mapped)?;
         }
-        let stuck = moving.iter().filter(|points| points.points.iter().any(|moved| self.is_stuck(moved)));
+        let stuck = its().filter(|points| points.points.iter().any(|moved| woven.is_stuck(moved)));
         change.not_copied.extend(stuck.map(|points| (points.function, in_the_way(subject.modules, points.function))));
         // A point that stays must not be lost.
         let lost = change.refused.extract_if(|(_, pair), _| *pair == KEPT);
         change.not_copied.extend(lost.map(|((function, _), refusal)| (function, refusal)));
         Ok(())
     }
+}
 
+impl Woven {
     /// Whether the probe of a point that moves cannot take its threads over.
     fn is_stuck(&self, moved: &Moved<'_>) -> bool {
         let probe = moved.new_place().and_then(|place| self.woven_at(&place)?.probe);
@@ -183,7 +186,7 @@ impl Woven {
         &self,
         moving: &[Moving<'_>],
         copies: &Copies,
-        insertion: PatchPlan,
+        mut insertion: PatchPlan,
     ) -> Result<PatchPlan, Error> {
         let its = moving.iter().filter(|points| copies.has_chosen(points.function)).flat_map(|points| &points.points);
         let new = |moved: &Moved<'_>| self.woven_at(&moved.new_place()?);
@@ -196,8 +199,11 @@ impl Woven {
         if rehosted.is_empty() {
             return Ok(insertion);
         }
-        let plan = rehost(&rehosted, insertion.clone());
+        // The code of the copies stays as it is.
+        let code = std::mem::take(&mut insertion.code);
+        let mut plan = rehost(&rehosted, insertion.clone());
         verify_rehosted(&rehosted, &insertion, &plan).map_err(|e| defect(&e))?;
+        plan.code = code;
         Ok(plan)
     }
 }

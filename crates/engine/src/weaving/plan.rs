@@ -1,34 +1,33 @@
 //! The generated code of one target and its places: arenas, displaced text, woven points; and verified plans that change them.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave_on};
+use ingraft_codegen::verify::{verify_removed, verify_removed_within};
 use ingraft_codegen::{
-    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Probe, RemovalRecord, TextSpace, WovenBody,
-    WovenPoint, add_mini, remove_mini, remove_within, weave_points_on,
+    Arena, Chain, Cost, Environment, Inner, MiniRequest, RemovalRecord, TextSpace, WovenBody, WovenPoint, remove_mini,
+    remove_within,
 };
 use ingraft_model::{
-    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
+    Avma, AvmaRange, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::background::{Quick, each, each_in_background};
+use crate::background::{each, each_in_background};
 use crate::error::{Error, Reason};
 use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
 use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::undertaking::{begin_step, interruptible};
-use crate::weaving::arenas::{ARENA_MAX, NewArenas, SIGNATURE_ROOM, arena_for};
+use crate::weaving::arenas::{NewArenas, SIGNATURE_ROOM};
 use crate::weaving::attempt::{Attempt, Refused, dependents, partial};
 use crate::weaving::bodies::{Bodies, Body, Copies};
 use crate::weaving::cost;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
-use crate::weaving::sites::{Found, Text, are_known, sites};
-use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted};
+use crate::weaving::sites::{Found, Text, are_known, blocks_in_copy, sites};
+use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     let all = arena.range();
@@ -57,7 +56,7 @@ pub struct Woven {
     /// Text that is in use and padding for islands, for each module.
     pub(super) texts: FxHashMap<u32, TextSpace>,
     /// Woven points, in the order of their keys, so that the points of a function are adjacent.
-    points: BTreeMap<Place, Arc<Point>>,
+    pub(super) points: BTreeMap<Place, Arc<Point>>,
     /// Copies of whole functions, into which points are woven that have no room in the text.
     pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
@@ -79,7 +78,8 @@ pub struct Woven {
 #[derive(Clone, Debug)]
 pub(super) struct Point {
     pub woven: WovenPoint,
-    arena: usize,
+    /// Index of the arena that holds the point's code.
+    pub arena: usize,
     /// Data of the snippets, in the order of `woven.minis`.
     pub minis: Vec<Mini>,
 }
@@ -345,6 +345,17 @@ impl Woven {
         gone
     }
 
+    /// Takes back points of a function that were forgotten or changed: `before` is the generated code with them.
+    pub(super) fn restore_points(&mut self, function: FunctionRef, before: &Woven) {
+        for (place, point) in points_of(&before.points, function) {
+            self.points.insert(*place, Arc::clone(point));
+            let spaces = (self.texts.get_mut(&function.module.0), before.texts.get(&function.module.0));
+            if let (Some(text), Some(before)) = spaces {
+                text.take_again(&point.woven, before);
+            }
+        }
+    }
+
     /// Forgets a point.
     pub(super) fn remove_point(&mut self, place: &Place) {
         self.points.remove(place);
@@ -481,8 +492,14 @@ impl Woven {
     ) -> Result<Planned, Error> {
         let modules = subject.modules;
         let text = Text::new(subject.target, self.changes());
+        let in_copies = with_edges(wanted);
         let look = |w: &Wanted<'_>| {
-            let mut found = sites(&text, modules, w.function, w.spot);
+            let mut found = match w.spot {
+                PointKind::Block if w.minis.iter().all(|mini| in_copies.contains(&(w.function, mini.pair))) => {
+                    blocks_in_copy(&text, modules, w.function)
+                }
+                spot => sites(&text, modules, w.function, spot),
+            };
             w.assign(&mut found);
             found
         };
@@ -508,9 +525,8 @@ impl Woven {
             let how = if again.is_some() { " in another way" } else { "" };
             begin_step(|| format!("generating code for {} points{how}", its.len()), 4 * its.len() as u64);
             let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
-            if again.is_none() {
-                attempt.woven.move_points(subject, &moving, &copies, &mut attempt.change, mapped)?;
-            }
+            let moves_again = |function: &FunctionRef| again.as_ref().is_none_or(|again| again.contains(function));
+            attempt.move_points(subject, (&moving, moves_again), &copies, mapped)?;
             attempt.weave(subject, found, (&hosts, &copies), mapped)?;
             let mut anew = std::mem::take(&mut attempt.change.refused);
             let mut not_copied = std::mem::take(&mut attempt.change.not_copied);
@@ -532,7 +548,7 @@ impl Woven {
             if next.is_empty() {
                 break;
             }
-            let kept = moving.is_empty() && attempt.withdraw(&next, self);
+            let kept = attempt.withdraw(&next, self);
             if !kept {
                 attempt = Attempt::at(self, mapped);
             }
@@ -551,27 +567,6 @@ impl Woven {
         Ok(Planned { change, woven })
     }
 
-    /// Adds snippets to an existing point.
-    pub(super) fn extend_point(
-        &mut self,
-        env: &Environment,
-        found: &NewPoint<'_>,
-        change: &mut Change,
-    ) -> Result<(), Error> {
-        let Some(point) = self.points.get_mut(&found.place) else { return Ok(()) };
-        let Some(arena) = self.arenas.get_mut(point.arena) else { return Ok(()) };
-        let lacking = found.minis.iter().filter(|mini| point.woven.lacks_input_of(mini.snippet));
-        let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
-        let refused: Vec<_> = refused.collect();
-        let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
-        for mini in found.minis.iter().filter(|mini| !is_refused(mini)) {
-            Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut change.plan)?;
-        }
-        change.refused.extend(refused.iter().cloned());
-        change.chains.push(point.chain());
-        Ok(())
-    }
-
     /// Adds entries without snippets for exits that only these entries can hold, unless the entries are woven or among the points.
     pub(super) fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionRef> =
@@ -585,61 +580,6 @@ impl Woven {
             let place = Place::entry(function, site.at);
             Some(NewPoint { place, site, minis: Vec::new(), probe: None })
         }));
-    }
-
-    /// Weaves the new points of a module.
-    pub(super) fn weave_new(
-        &mut self,
-        Subject { target, modules, env }: Subject<'_>,
-        number: ModuleRef,
-        points: &[NewPoint<'_>],
-        change: &mut Change,
-        mapped: &mut NewArenas<'_>,
-    ) -> Result<(), Error> {
-        let Some((file, module)) = modules.module(number) else { return Ok(()) };
-        let code = points.iter().map(|p| if p.is_plain() { 1 } else { COMPILED }).sum();
-        let text = self.texts.entry(number.0).or_insert_with(|| {
-            let mut text = TextSpace::new();
-            text.add_padding(module.bias, module.image.padding());
-            text
-        });
-        let known = (&self.points, &self.bodies);
-        let prepared = each(points, |p| Prepared::new(modules, known, p));
-        let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
-        let quick = Quick::of(points.len());
-        let mut bytes = Arena::estimate_bytes(code);
-        let (arena_index, weave) = loop {
-            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
-            let before = (self.arenas[index].clone(), text.clone());
-            quick.check();
-            let weave =
-                weave_points_on(&quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
-            if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
-                break (index, weave);
-            }
-            // the length of the code is known once it is generated
-            (self.arenas[index], *text) = before;
-            bytes = (bytes * 4).min(ARENA_MAX);
-        };
-        verify_weave_on(&quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
-        quick.check();
-        let file = file.id();
-        change.new_points.reserve(points.len());
-        for (p, woven) in points.iter().zip(weave.woven) {
-            match woven {
-                Ok(woven) => {
-                    let minis = p.minis.iter().map(|m| m.known()).collect();
-                    let point = Arc::new(Point { woven, arena: arena_index, minis });
-                    change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
-                    self.points.insert(p.place, point);
-                }
-                Err(refusal) => {
-                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
-                }
-            }
-        }
-        append(&mut change.plan, weave.plan);
-        Ok(())
     }
 
     /// Plans to remove snippets from points; points without snippets are removed.
@@ -789,7 +729,7 @@ pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
 }
 
 /// The points of a function.
-fn points_of(
+pub(super) fn points_of(
     points: &BTreeMap<Place, Arc<Point>>,
     function: FunctionRef,
 ) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
@@ -821,60 +761,12 @@ fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Opti
     (place.function == function && place.spot == PointKind::Entry).then_some(point)
 }
 
-/// Estimated size of a point with compiled snippets, in units of a point with a plain count.
-const COMPILED: usize = 8;
-
 /// Counter of the runs of a snippet.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
     counter: u32,
     /// Whether the snippet does nothing else.
     plain: bool,
-}
-
-/// Inputs for the code of a new point.
-struct Prepared<'a> {
-    site: Cow<'a, Site>,
-    minis: Vec<MiniRequest<'a>>,
-    /// Name of the point's function.
-    name: Cow<'a, str>,
-    beside: Vec<&'a WovenPoint>,
-    probe: Option<Probe>,
-}
-
-impl<'a> Prepared<'a> {
-    fn new(
-        modules: &'a Modules,
-        (known, bodies): (&'a BTreeMap<Place, Arc<Point>>, &Bodies),
-        point: &NewPoint<'a>,
-    ) -> Self {
-        let function = point.place.function;
-        let probe = point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied());
-        Prepared {
-            site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
-            minis: point.minis.iter().map(|m| m.request()).collect(),
-            name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
-            beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
-            probe,
-        }
-    }
-
-    fn request(&self, bias: Bias) -> PointRequest<'_> {
-        PointRequest {
-            site: &self.site,
-            bias,
-            name: &self.name,
-            minis: &self.minis,
-            beside: &self.beside,
-            probe: self.probe,
-        }
-    }
-}
-
-impl NewPoint<'_> {
-    fn is_plain(&self) -> bool {
-        self.minis.iter().all(|m| m.snippet.as_increment().is_some())
-    }
 }
 
 impl NewMini<'_> {
@@ -884,7 +776,7 @@ impl NewMini<'_> {
         Some(Meter { counter, plain: self.snippet.as_increment().is_some() })
     }
 
-    fn known(&self) -> Mini {
+    pub(super) fn known(&self) -> Mini {
         let (snippet, counters) = (Arc::clone(self.snippet), Box::from(self.counters));
         Mini { role: self.role, snippet, counters, meter: self.meter(), owner: self.owner() }
     }
@@ -896,41 +788,19 @@ impl NewMini<'_> {
         self.counters.first().copied().unwrap_or(if serves { NOBODY } else { SHARED })
     }
 
-    fn request(&self) -> MiniRequest<'_> {
+    pub(super) fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
     }
 }
 
 impl Point {
     /// Snippets of the point, for the journal.
-    fn chain(&self) -> PointChain {
+    pub(super) fn chain(&self) -> PointChain {
         let mut chain = Chain::of(&self.woven);
         for ((name, _), mini) in chain.snippets.iter_mut().zip(&self.minis) {
             *name = mini.owner.into();
         }
         PointChain { key: self.woven.removal.key(), chain }
-    }
-
-    /// Adds a snippet among those of its role: before them at points where a call begins, otherwise after them. So the pair that begins
-    /// first ends last.
-    fn add(
-        &mut self,
-        env: &Environment,
-        arena: &mut Arena,
-        spot: PointKind,
-        mini: &NewMini<'_>,
-        plan: &mut PatchPlan,
-    ) -> Result<(), Error> {
-        if self.woven.minis.iter().any(|m| m.id == mini.id) {
-            return Ok(());
-        }
-        let before = |known: &&Mini| if spot.opens() { known.role < mini.role } else { known.role <= mini.role };
-        let index = self.minis.iter().take_while(before).count();
-        let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
-        verify_added(env, arena, &added, &self.woven, &mini.request()).map_err(|e| defect(&e))?;
-        self.minis.insert(index, mini.known());
-        append(plan, added);
-        Ok(())
     }
 }
 

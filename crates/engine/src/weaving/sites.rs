@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
-    Arrival, Avma, BlockPoint, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom, Offset,
-    Parts, PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockPoint, BodyBlock, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom,
+    Offset, Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::{Mapping, Target};
 
@@ -263,6 +263,24 @@ pub fn sites(
             Ok(body.edges.iter().filter_map(found).collect())
         }
     }
+}
+
+/// The blocks of a function as points of a copy of it. They have no sites in the text, which take long to find: a counted function has few
+/// counters, and runs as a copy anyway if an edge has one.
+pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Vec<Found>, Refusal> {
+    let (_, f) = body(modules, function)?;
+    let whole = whole(text, modules, function)?;
+    let found = |block: &BodyBlock| Found {
+        part: Part::Block(Offset::between(f.start().0, block.block.range.start.0)),
+        site: Err(Refusal::NoSuchPoint),
+        callees: Vec::new(),
+        call: None,
+        hosted: None,
+        its: Vec::new(),
+    };
+    let mut points: Vec<Found> = whole.blocks.iter().map(found).collect();
+    host(modules, function, PointKind::Block, &whole, &mut points);
+    Ok(points)
 }
 
 /// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::Spot;
 use ingraft_model::{EdgeId, EdgeKind, FunctionRef, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::bodies::Copies;
 use crate::weaving::exits::Exits;
@@ -85,6 +85,14 @@ pub(super) struct NewPoint<'a> {
     pub minis: Vec<&'a NewMini<'a>>,
     /// Position of the point in the copy of its function; `None` for a point in the text.
     pub probe: Option<Spot>,
+}
+
+/// The pairs that have snippets at edges of a function. Edges are points of copies only, so all points of such a pair are in the copy, or
+/// none is woven.
+pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionRef, usize)> {
+    let has_edges = |mini: &&NewMini<'_>| matches!(&mini.parts, Parts::Edges(edges) if !edges.is_empty());
+    let edges = wanted.iter().filter(|w| w.spot == PointKind::Edge);
+    edges.flat_map(|w| w.minis.iter().filter(has_edges).map(|mini| (w.function, mini.pair))).collect()
 }
 
 impl Wanted<'_> {

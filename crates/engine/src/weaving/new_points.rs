@@ -1,0 +1,170 @@
+//! Points that are woven anew: their code is made and proven for all points of a module together.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ingraft_codegen::verify::verify_weave_on;
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
+use ingraft_model::{Bias, ModuleRef, Site};
+
+use crate::background::{Quick, each};
+use crate::error::Error;
+use crate::program::modules::Modules;
+use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
+use crate::weaving::bodies::Bodies;
+use crate::weaving::plan::{Change, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, points_of};
+use crate::weaving::wanted::{NewPoint, Place};
+
+/// Estimated size of a point with compiled snippets, in units of a point with a plain count.
+const COMPILED: usize = 8;
+
+/// Least number of points in copies that are woven together, if there are more.
+const BATCH: usize = 8192;
+
+/// Estimated size of the code of points, in units of a point with a plain count.
+fn size_of_code(points: &[NewPoint<'_>]) -> usize {
+    points.iter().map(|point| if point.is_plain() { 1 } else { COMPILED }).sum()
+}
+
+impl Woven {
+    /// Weaves the new points of a module. Those in copies of functions do not depend on those of other functions, so they are woven in
+    /// batches, which use the same memory one after the other.
+    pub(super) fn weave_new(
+        &mut self,
+        subject: Subject<'_>,
+        number: ModuleRef,
+        points: Vec<NewPoint<'_>>,
+        change: &mut Change,
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<(), Error> {
+        let (in_copies, in_text): (Vec<_>, Vec<_>) = points.into_iter().partition(|point| point.probe.is_some());
+        if !in_text.is_empty() {
+            self.weave_batch(subject, number, &in_text, change, mapped)?;
+        }
+        if in_copies.len() > BATCH
+            && let Some((file, _)) = subject.modules.module(number)
+        {
+            // One arena for all batches.
+            arena_for(
+                &mut self.arenas,
+                subject.target,
+                &file.text(),
+                Arena::estimate_bytes(size_of_code(&in_copies)),
+                mapped,
+            )?;
+        }
+        let mut rest = in_copies.as_slice();
+        while let Some(last) = rest.get(rest.len().min(BATCH).wrapping_sub(1)) {
+            let function = last.place.function;
+            let end = rest.iter().skip(BATCH).position(|point| point.place.function != function);
+            let (batch, after) = rest.split_at(end.map_or(rest.len(), |end| BATCH + end));
+            self.weave_batch(subject, number, batch, change, mapped)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Weaves new points of a module together.
+    fn weave_batch(
+        &mut self,
+        Subject { target, modules, env }: Subject<'_>,
+        number: ModuleRef,
+        points: &[NewPoint<'_>],
+        change: &mut Change,
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<(), Error> {
+        let Some((file, module)) = modules.module(number) else { return Ok(()) };
+        let code = size_of_code(points);
+        let text = self.texts.entry(number.0).or_insert_with(|| {
+            let mut text = TextSpace::new();
+            text.add_padding(module.bias, module.image.padding());
+            text
+        });
+        let known = (&self.points, &self.bodies);
+        let prepared = each(points, |p| Prepared::new(modules, known, p));
+        let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
+        let quick = Quick::of(points.len());
+        let mut bytes = Arena::estimate_bytes(code);
+        let (arena_index, weave) = loop {
+            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
+            let before = self.arenas[index].clone();
+            // Points in copies take no text, of which a copy is large.
+            let text_before = points.iter().any(|point| point.probe.is_none()).then(|| text.clone());
+            quick.check();
+            let weave =
+                weave_points_on(&quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
+            if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
+                break (index, weave);
+            }
+            // the length of the code is known once it is generated
+            self.arenas[index] = before;
+            text_before.into_iter().for_each(|before| *text = before);
+            bytes = (bytes * 4).min(ARENA_MAX);
+        };
+        verify_weave_on(&quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        quick.check();
+        let file = file.id();
+        change.new_points.reserve(points.len());
+        for (p, woven) in points.iter().zip(weave.woven) {
+            match woven {
+                Ok(woven) => {
+                    let minis = p.minis.iter().map(|m| m.known()).collect();
+                    let point = Arc::new(Point { woven, arena: arena_index, minis });
+                    change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
+                    self.points.insert(p.place, point);
+                }
+                Err(refusal) => {
+                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+                }
+            }
+        }
+        append(&mut change.plan, weave.plan);
+        Ok(())
+    }
+}
+
+/// Inputs for the code of a new point.
+struct Prepared<'a> {
+    site: Cow<'a, Site>,
+    minis: Vec<MiniRequest<'a>>,
+    /// Name of the point's function.
+    name: Cow<'a, str>,
+    beside: Vec<&'a WovenPoint>,
+    probe: Option<Probe>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(
+        modules: &'a Modules,
+        (known, bodies): (&'a BTreeMap<Place, Arc<Point>>, &Bodies),
+        point: &NewPoint<'a>,
+    ) -> Self {
+        let function = point.place.function;
+        let probe = point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied());
+        Prepared {
+            site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
+            minis: point.minis.iter().map(|m| m.request()).collect(),
+            name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
+            beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
+            probe,
+        }
+    }
+
+    fn request(&self, bias: Bias) -> PointRequest<'_> {
+        PointRequest {
+            site: &self.site,
+            bias,
+            name: &self.name,
+            minis: &self.minis,
+            beside: &self.beside,
+            probe: self.probe,
+        }
+    }
+}
+
+impl NewPoint<'_> {
+    fn is_plain(&self) -> bool {
+        self.minis.iter().all(|m| m.snippet.as_increment().is_some())
+    }
+}
