@@ -12,8 +12,13 @@ const SOURCES: &[&str] = &[
     "crates/cli/src/objects/changes.rs",
     "crates/cli/src/objects/code.rs",
     "crates/cli/src/objects/histograms.rs",
+    "crates/cli/src/objects/inserted.rs",
+    "crates/cli/src/objects/lowered.rs",
+    "crates/cli/src/objects/refused.rs",
     "crates/cli/src/objects/totals.rs",
     "crates/cli/src/objects/traces.rs",
+    "crates/api/src/function.rs",
+    "crates/api/src/pair.rs",
 ];
 
 /// Key that any record may have. The document describes it once.
@@ -50,14 +55,12 @@ fn structures() -> (Structures, Vec<(String, String)>) {
                 let all = lines.by_ref().take_while(|line| *line != "}");
                 let pairs = all.filter_map(|line| line.trim().trim_end_matches("),").split_once('('));
                 variants.extend(pairs.map(|(variant, name)| (snake(variant), name.to_owned())));
-            } else if let Some(name) = line.strip_prefix("pub(crate) struct ").and_then(|rest| rest.strip_suffix(" {"))
-            {
+            } else if let Some(name) = public(line).and_then(|line| line.strip_prefix("struct ")?.strip_suffix(" {")) {
                 let (mut fields, mut attributes) = (Vec::new(), String::new());
                 for line in lines.by_ref().map(str::trim).take_while(|line| *line != "}") {
                     if line.starts_with("#[") {
                         attributes += line;
-                    } else if let Some((field, of)) = line.strip_prefix("pub(crate) ").and_then(|l| l.split_once(": "))
-                    {
+                    } else if let Some((field, of)) = public(line).and_then(|line| line.split_once(": ")) {
                         let attributes = std::mem::take(&mut attributes);
                         let renamed = attributes.split_once("rename = \"").and_then(|(_, rest)| rest.split_once('"'));
                         let key = renamed.map_or(field, |(key, _)| key).to_owned();
@@ -69,6 +72,11 @@ fn structures() -> (Structures, Vec<(String, String)>) {
         }
     }
     (found, variants)
+}
+
+/// The line of a public item or field without its visibility; `None` for other lines.
+fn public(line: &str) -> Option<&str> {
+    line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub "))
 }
 
 /// Converts a name such as `TakenOut` to `taken_out`.

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, Cfg, Offset, Pid, PointKind, Refusal, Svma};
+use ingraft_model::{Avma, Cfg, EdgeKind, EdgeTarget, Loops, Offset, Pid, PointKind, Svma, WayInReason};
 
-use crate::{FunctionRef, TargetSpec};
+use crate::{FunctionRef, TargetSpec, WhyNot};
 
 /// Largest number of functions that one request describes in detail.
 pub const INSPECTED_MAX: usize = 20;
 
 /// Request for the code of functions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InspectRequest {
     /// The process.
     pub target: TargetSpec,
@@ -21,7 +21,7 @@ pub struct InspectRequest {
 }
 
 /// Functions of a target in detail.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Inspection {
     /// The process.
     pub pid: Pid,
@@ -29,8 +29,8 @@ pub struct Inspection {
     pub functions: Vec<InspectedFunction>,
 }
 
-/// A function in detail.
-#[derive(Clone, Debug)]
+/// A function in detail. Offsets are distances from its first byte.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct InspectedFunction {
     /// Module, name and offset.
     pub function: FunctionRef,
@@ -38,18 +38,136 @@ pub struct InspectedFunction {
     pub size: u64,
     /// Address of the first byte in the process.
     pub address: Avma,
-    /// Control-flow graph, with addresses as in the file.
-    pub cfg: Cfg,
-    /// Names of the destinations outside of the function to which edges of the graph lead.
-    pub outside: Vec<(Svma, String)>,
+    /// Offset of the block at the entry; `None` if no instruction could be decoded there.
+    pub entry: Option<Offset>,
+    /// Offsets of indirect jumps whose edges are not all known.
+    pub unresolved: Vec<Offset>,
+    /// Reason why the ways in are not proven to be all; `None` if they are.
+    pub ways_in_unproven: Option<WhyNot>,
+    /// Reason why the ways out are not proven to be all; `None` if they are.
+    pub ways_out_unproven: Option<WhyNot>,
+    /// Name and process id of the engine that has woven code into the function; `None` if nothing is woven there.
+    pub holder: Option<String>,
     /// Points, in the order of kinds and offsets.
     pub points: Vec<InspectedPoint>,
+    /// Basic blocks, in order of address.
+    pub blocks: Vec<BasicBlock>,
+    /// Transfers of control between blocks, and out of the function.
+    pub edges: Vec<ControlEdge>,
+    /// Loops, outer ones before those in them.
+    pub loops: Vec<ControlLoop>,
+    /// Places at which control can arrive other than along an edge.
+    pub ways_in: Vec<WayIntoCode>,
     /// Original instructions, in order of address; empty unless asked for.
     pub instructions: Vec<CodeInstruction>,
     /// Instructions of woven code, in the order of points, springboards before the rest; empty unless asked for.
     pub woven: Vec<WovenInstruction>,
-    /// Name and process id of the engine that has woven code into the function; `None` if nothing is woven there.
-    pub holder: Option<String>,
+}
+
+/// A basic block of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BasicBlock {
+    /// Offset of the first byte.
+    pub offset: Offset,
+    /// Size in bytes.
+    pub size: u64,
+    /// Number of instructions.
+    pub instructions: u32,
+    /// Offset of the header of the innermost loop; `None` outside of loops.
+    pub header: Option<Offset>,
+    /// Number of loops around the block.
+    pub depth: u32,
+}
+
+/// A transfer of control at the end of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlEdge {
+    /// Offset of the block that the edge leaves.
+    pub from: Offset,
+    /// Kind of the transfer.
+    pub kind: EdgeKind,
+    /// Offset of the block to which the edge leads; `None` if that is outside of the function.
+    pub to: Option<Offset>,
+    /// Name of the destination outside of the function, if the code states it.
+    pub outside: Option<String>,
+}
+
+/// A loop of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControlLoop {
+    /// Offset of the block at which control enters.
+    pub header: Offset,
+    /// Number of loops around this one.
+    pub depth: u32,
+    /// Offset of the header of the loop around this one; `None` for an outermost loop.
+    pub parent: Option<Offset>,
+    /// Offsets of all blocks of the loop.
+    pub body: Vec<Offset>,
+    /// Offsets of the blocks that lead back to the header.
+    pub latches: Vec<Offset>,
+    /// Offsets of the blocks at which control enters; more than one if the loop is irreducible.
+    pub entries: Vec<Offset>,
+}
+
+/// A place at which control can arrive other than along an edge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WayIntoCode {
+    /// Offset of the place.
+    pub offset: Offset,
+    /// Reason why control can arrive there.
+    pub reason: WayInReason,
+}
+
+impl InspectedFunction {
+    /// A function with its control flow, without points and instructions. `outside` names the places outside of the function to which edges
+    /// lead.
+    pub fn new(function: FunctionRef, cfg: &Cfg, outside: impl Fn(Svma) -> String) -> Self {
+        let first = function.offset;
+        let offset = |at: Svma| Offset::between(first.0, at.0);
+        let start = |block: usize| cfg.blocks.get(block).map_or(Offset(0), |block| offset(block.range.start));
+        let starts = |blocks: &[usize]| blocks.iter().map(|block| start(*block)).collect();
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let loops = Loops::of(cfg);
+        let blocks = cfg.blocks.iter().enumerate().map(|(n, block)| {
+            let around = loops.innermost(n).and_then(|at| loops.all().get(at));
+            BasicBlock {
+                offset: offset(block.range.start),
+                size: block.range.end.0.saturating_sub(block.range.start.0),
+                instructions: block.instructions,
+                header: around.map(|one| start(one.header)),
+                depth: around.map_or(0, |one| number(one.depth + 1)),
+            }
+        });
+        let edges = cfg.edges.iter().map(|edge| {
+            let (to, outside) = match edge.to {
+                EdgeTarget::Block(block) => (Some(start(block)), None),
+                EdgeTarget::Outside(at) => (None, Some(outside(at))),
+                EdgeTarget::Dynamic => (None, None),
+            };
+            ControlEdge { from: start(edge.from), kind: edge.kind, to, outside }
+        });
+        let control_loops = loops.all().iter().map(|one| ControlLoop {
+            header: start(one.header),
+            depth: number(one.depth),
+            parent: one.parent.and_then(|at| loops.all().get(at)).map(|parent| start(parent.header)),
+            body: starts(&one.body),
+            latches: starts(&one.latches),
+            entries: starts(&one.entries),
+        });
+        let ways_in = cfg.ways_in.iter().map(|way| WayIntoCode { offset: offset(way.at), reason: way.reason });
+        InspectedFunction {
+            entry: cfg.entry.map(start),
+            unresolved: cfg.unresolved.iter().map(|at| offset(*at)).collect(),
+            ways_in_unproven: cfg.ways_in_proven.clone().err().map(WhyNot::from),
+            ways_out_unproven: cfg.ways_out_proven.clone().err().map(WhyNot::from),
+            blocks: blocks.collect(),
+            edges: edges.collect(),
+            loops: control_loops.collect(),
+            ways_in: ways_in.collect(),
+            function,
+            ..InspectedFunction::default()
+        }
+    }
 }
 
 /// Method by which control gets from the text to woven code.
@@ -65,15 +183,27 @@ pub enum Springboard {
     Copy,
 }
 
+impl Springboard {
+    /// The stable word for scripts.
+    pub fn word(self) -> &'static str {
+        match self {
+            Springboard::Jump => "jump",
+            Springboard::Island => "island",
+            Springboard::Call => "call",
+            Springboard::Copy => "copy",
+        }
+    }
+}
+
 /// A point of a function.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InspectedPoint {
     /// Kind of the point.
     pub kind: PointKind,
     /// Offset of the instruction of the point in the function.
     pub at: Offset,
     /// Method by which the point can be woven, or the reason why it cannot.
-    pub springboard: Result<Springboard, Refusal>,
+    pub springboard: Result<Springboard, WhyNot>,
     /// Whether an engine has woven code at the point.
     pub woven: bool,
 }
@@ -81,8 +211,8 @@ pub struct InspectedPoint {
 /// An original instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeInstruction {
-    /// Address in the file.
-    pub at: Svma,
+    /// Offset in the function.
+    pub at: Offset,
     /// The bytes.
     pub bytes: Vec<u8>,
     /// The instruction in the syntax of Intel's manuals.
@@ -124,6 +254,29 @@ pub enum CodePart {
     Free,
     /// The data area.
     Data,
+}
+
+impl CodePart {
+    /// The stable word for scripts.
+    pub fn word(self) -> &'static str {
+        match self {
+            CodePart::Springboard => "springboard",
+            CodePart::Island => "island",
+            CodePart::SlowPath => "slow-path",
+            CodePart::Base => "base",
+            CodePart::Slot => "slot",
+            CodePart::Snippet => "snippet",
+            CodePart::SnippetWithoutShard => "snippet-without-shard",
+            CodePart::Restore => "restore",
+            CodePart::Relocated => "relocated",
+            CodePart::Room => "room",
+            CodePart::Routine => "routine",
+            CodePart::Point => "point",
+            CodePart::Signature => "signature",
+            CodePart::Free => "free",
+            CodePart::Data => "data",
+        }
+    }
 }
 
 /// An instruction of woven code.
@@ -194,4 +347,45 @@ pub struct GeneratedPlace {
     pub pair: Option<String>,
     /// Address at which a thread goes on if the code is removed.
     pub original: Option<Avma>,
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{Block, Edge, Refusal, WayIn};
+
+    use super::*;
+
+    #[test]
+    fn offsets_are_distances_from_the_first_byte() {
+        let block = |start, end| Block { range: Svma(start)..Svma(end), instructions: 1 };
+        let edge = |from, to, kind| Edge { from, to, kind };
+        let cfg = Cfg {
+            blocks: vec![block(0xf0, 0x100), block(0x100, 0x110)],
+            edges: vec![
+                edge(0, EdgeTarget::Outside(Svma(0x900)), EdgeKind::TailJump),
+                edge(1, EdgeTarget::Block(0), EdgeKind::Taken),
+                edge(1, EdgeTarget::Block(1), EdgeKind::Taken),
+                edge(1, EdgeTarget::Dynamic, EdgeKind::Return),
+            ],
+            entry: Some(1),
+            ways_in: vec![WayIn { at: Svma(0x100), reason: WayInReason::Entry }],
+            unresolved: vec![Svma(0x10c)],
+            ways_in_proven: Ok(()),
+            ways_out_proven: Err(Refusal::StraddlesPages),
+        };
+        let function = FunctionRef { module: "m".to_owned(), function: "f".to_owned(), offset: Svma(0x100) };
+        let function = InspectedFunction::new(function, &cfg, |at| format!("g at {at}"));
+        assert_eq!((function.entry, &function.unresolved[..]), (Some(Offset(0)), &[Offset(12)][..]));
+        assert!(function.ways_in_unproven.is_none() && function.ways_out_unproven.is_some());
+        let blocks = function.blocks.iter().map(|block| (block.offset.0, block.size, block.depth, block.header));
+        assert_eq!(blocks.collect::<Vec<_>>(), [(-16, 16, 0, None), (0, 16, 1, Some(Offset(0)))]);
+        let edges = function.edges.iter().map(|edge| (edge.from.0, edge.to, edge.outside.as_deref()));
+        let expected = [
+            (-16, None, Some("g at 0x900")),
+            (0, Some(Offset(-16)), None),
+            (0, Some(Offset(0)), None),
+            (0, None, None),
+        ];
+        assert_eq!(edges.collect::<Vec<_>>(), expected);
+    }
 }

@@ -8,11 +8,11 @@ use ingraft_model::{HoldTime, Pid};
 use crate::{PairInfo, RefusedFunction};
 
 /// Number of a measurement (one [`EnableRequest`](crate::EnableRequest) that succeeded) in its engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MeasurementId(pub u64);
 
 /// Answer to an [`EnableRequest`](crate::EnableRequest).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Enabled {
     /// Id of the measurement.
     pub id: MeasurementId,

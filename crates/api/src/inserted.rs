@@ -7,7 +7,7 @@ use ingraft_model::Pid;
 use crate::{MeasurementId, MetricFocus};
 
 /// Code and measurements that are inserted in one target.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Inserted {
     /// The target.
     pub pid: Pid,
@@ -39,12 +39,12 @@ pub struct Inserted {
 pub const PAIRS_TOLD: usize = 100;
 
 /// Costs of the woven code of a target; each run is charged with its worst case.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
     /// Predicted cost in nanoseconds of processor time per second, by the latest frequencies.
     pub cost_ns_per_s: f64,
-    /// Observed cost in nanoseconds of processor time per second since the first insertion.
-    pub observed_ns_per_s: f64,
+    /// Observed cost in nanoseconds of processor time per second since the first insertion; `None` if it is not known.
+    pub observed_ns_per_s: Option<f64>,
     /// Observed cost as a share of the processor time that the target has used since the first insertion; `None` if the target has used
     /// none, or if that time is not known.
     pub of_target: Option<f64>,
@@ -55,7 +55,7 @@ pub struct Costs {
 }
 
 /// Costs of one pair.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PairCost {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,

@@ -6,7 +6,7 @@ use ingraft_model::Capacity;
 use ingraft_profile::EarlierProfile;
 
 /// Kind of a measurement, with its options.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Kind {
     /// The values of metrics at foci: those of `pairs`, and those of `functions` and `function_metrics`.
     #[default]
@@ -40,7 +40,7 @@ impl Kind {
 }
 
 /// Options of exact counts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CountsOptions {
     /// Whether each function has a redundant counter, with which its derived counts are compared.
     pub check: bool,

@@ -1,11 +1,11 @@
 //! The code of metrics, and its costs.
 
-use ingraft_model::{Flavor, Focus, PointKind, Refusal};
+use ingraft_model::{Flavor, Focus, PointKind};
 
-use crate::TargetSpec;
+use crate::{TargetSpec, WhyNot};
 
 /// Request for the code of metrics and its costs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LowerRequest {
     /// Public names of the metrics; empty for all known metrics.
     pub metrics: Vec<String>,
@@ -22,7 +22,7 @@ pub struct LowerRequest {
 }
 
 /// Code of a metric.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoweredMetric {
     /// Public name.
     pub metric: String,
@@ -38,7 +38,7 @@ pub struct LoweredMetric {
 }
 
 /// A snippet, and the code that it is lowered to at a point.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoweredPiece {
     /// Kind of the points that the snippet is for.
     pub point: PointKind,
@@ -55,11 +55,11 @@ pub struct LoweredPiece {
     /// Instructions of the code; empty unless asked for.
     pub code: Vec<LoweredLine>,
     /// Reason why the snippet cannot be woven.
-    pub refused: Option<Refusal>,
+    pub refused: Option<WhyNot>,
 }
 
 /// An instruction of generated code.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoweredLine {
     /// Name of the part of the code that begins at this instruction; empty if none does.
     pub label: String,

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use ingraft_model::{EdgeKind, MetricInfo};
+use serde::Serialize;
 
 use crate::{FunctionRef, MetricFocus, RefusedFunction};
 
 /// A pair of a measurement.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PairInfo {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
@@ -21,10 +22,19 @@ pub struct PairInfo {
     pub points: u32,
     /// Functions of the focus that are not measured, each with the reason; the value lacks their calls.
     pub refused: Vec<RefusedFunction>,
+    /// Facts that are told with every value of the pair.
+    pub facts: PairFacts,
+}
+
+/// Facts about a pair that are told with every value of it. Each is a key of the JSON records of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PairFacts {
     /// Unix time in nanoseconds from which on the value is exact, if that is later than the insertion: a module was loaded, or may have
     /// been, before it could be measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_since_ns: Option<u64>,
     /// Whether code lies over the first instruction of a function of the focus, so that a uprobe that is set there would kill the program.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub exposed: bool,
 }
 
@@ -38,8 +48,12 @@ impl PairInfo {
             edge_kinds: Vec::new(),
             points: 0,
             refused: Vec::new(),
-            exact_since_ns: None,
-            exposed: false,
+            facts: PairFacts::default(),
         }
+    }
+
+    /// Unit of the number of the value, in the plural.
+    pub fn units(&self) -> &str {
+        if self.metric.histogram { "values" } else { &self.metric.unit }
     }
 }

@@ -11,8 +11,15 @@ pub enum TargetSpec {
     Name(String),
 }
 
+/// No process: a program that is to be started has none yet.
+impl Default for TargetSpec {
+    fn default() -> Self {
+        TargetSpec::Name(String::new())
+    }
+}
+
 /// A process as `ps` lists it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ProcessEntry {
     /// Process id.
     pub pid: Pid,

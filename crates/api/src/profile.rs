@@ -5,7 +5,7 @@ use std::time::Duration;
 use ingraft_model::{EVENT_NAMES, Tid};
 
 /// Event totals of a profile at one moment. Each total counts up to the present instruction of its threads.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TotalsReading {
     /// Unix time of the reading in nanoseconds.
     pub time_ns: u64,

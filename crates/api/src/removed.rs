@@ -8,7 +8,7 @@ use ingraft_report::{Chunk, SavedProfile, TraceEnd};
 use crate::{PairInfo, Reading};
 
 /// Answer to a removal.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Removed {
     /// The target.
     pub pid: Pid,

@@ -21,7 +21,7 @@ pub struct MetricFocus {
 pub const MAX_HOLD: Duration = Duration::from_millis(50);
 
 /// Request for a measurement in one target, inserted in one stop.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EnableRequest {
     /// Process to measure.
     pub target: TargetSpec,
@@ -61,7 +61,7 @@ pub struct EnableRequest {
 }
 
 /// Request to start a program and to measure it from its first instruction on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LaunchRequest {
     /// Program and arguments.
     pub command: Vec<OsString>,
@@ -71,4 +71,13 @@ pub struct LaunchRequest {
     pub loader_patience: Option<Duration>,
     /// Whether the program inherits the standard streams of the engine's process (command line); otherwise it gets /dev/null (daemon).
     pub inherit_streams: bool,
+}
+
+/// Terms of a measurement that the services keep, and not the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Whether histories of the values are recorded.
+    pub history: bool,
+    /// Time for which an insertion that may pass is attempted again.
+    pub wait: Duration,
 }

@@ -3,7 +3,7 @@
 use ingraft_model::{Activations, Distribution, Fold, ObjectState, Pid, Table, Tid};
 
 /// The values of a measurement at one time, in the order of [`Enabled::pairs`](crate::Enabled::pairs).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// Unix time in nanoseconds.
     pub time_ns: u64,
@@ -11,6 +11,19 @@ pub struct Reading {
     pub values: Vec<Value>,
     /// End of the target; `None` if the target has not ended.
     pub ended: Option<Ended>,
+}
+
+/// A named span of the time of a measurement with histories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// Number of the phase, from 0.
+    pub number: u32,
+    /// Name for the user; empty for phase 0.
+    pub name: String,
+    /// Start of the phase, as Unix time in nanoseconds.
+    pub start_ns: u64,
+    /// End of the phase and beginning of the next, as Unix time in nanoseconds; `None` for the current phase.
+    pub end_ns: Option<u64>,
 }
 
 /// End of a target.
@@ -37,6 +50,38 @@ impl Value {
     /// A value with its details.
     pub fn new(value: i64, details: Details) -> Self {
         Value { value, details: (details != Details::NONE).then(|| Box::new(details)) }
+    }
+
+    /// Whether the value is more than a number.
+    pub fn has_details(&self) -> bool {
+        self.details.is_some()
+    }
+
+    /// Adds the values of further threads, which `other` has.
+    pub fn add_threads(&mut self, other: Value) {
+        let threads = other.details.map(|details| details.threads).unwrap_or_default();
+        if !threads.is_empty() {
+            self.details.get_or_insert_default().threads.extend(threads);
+        }
+    }
+
+    /// Share of the time in which the event was counted; `None` if it was counted all the time.
+    pub fn counted_share(&self) -> Option<f64> {
+        let Counted { enabled_ns, running_ns } = self.details().counted?;
+        Some(if enabled_ns == 0 { 0.0 } else { running_ns as f64 / enabled_ns as f64 })
+    }
+
+    /// Converts a value that was counted for a part of the time to an estimate for the whole time. An event that was never counted keeps
+    /// its value.
+    pub fn scale(&mut self) {
+        let Some(details) = self.details.as_deref_mut() else { return };
+        let Some(Counted { enabled_ns, running_ns }) = details.counted.filter(|c| c.running_ns > 0) else { return };
+        let all = |value: i64| {
+            let scaled = i128::from(value) * i128::from(enabled_ns) / i128::from(running_ns);
+            i64::try_from(scaled).unwrap_or(i64::MAX)
+        };
+        self.value = all(self.value);
+        details.threads.iter_mut().for_each(|thread| thread.value = all(thread.value));
     }
 
     /// Details of the value.
@@ -188,5 +233,37 @@ impl TakenOut {
     /// A removal at this Unix time in nanoseconds for which the cost was no reason.
     pub fn free(time_ns: u64) -> Self {
         TakenOut { time_ns, hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false, rewritten: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_in_a_part_of_the_time_is_scaled() {
+        let thread = ThreadValue { value: 5, ..ThreadValue::default() };
+        let value = |counted| Value::new(10, Details { threads: vec![thread.clone()], counted, ..Details::default() });
+        let counted = |enabled_ns, running_ns| value(Some(Counted { enabled_ns, running_ns }));
+        let scaled = |mut value: Value| {
+            value.scale();
+            (value.value, value.details().threads[0].value, value.counted_share())
+        };
+        assert_eq!(scaled(counted(400, 100)), (40, 20, Some(0.25)));
+        assert_eq!(scaled(counted(400, 0)), (10, 5, Some(0.0)));
+        assert_eq!(scaled(counted(u64::MAX, 1)).0, i64::MAX);
+        assert_eq!(scaled(value(None)), (10, 5, None));
+    }
+
+    #[test]
+    fn threads_are_added_to_a_value() {
+        let thread = |tid| ThreadValue { tid: Some(Tid(tid)), ..ThreadValue::default() };
+        let of = |tid| Value::new(1, Details { threads: vec![thread(tid)], ..Details::default() });
+        let mut value = Value::from(1);
+        value.add_threads(Value::from(1));
+        assert!(!value.has_details());
+        value.add_threads(of(2));
+        value.add_threads(of(3));
+        assert_eq!(value.details().threads, [thread(2), thread(3)]);
     }
 }

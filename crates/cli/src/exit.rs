@@ -59,6 +59,14 @@ impl Failure {
     }
 }
 
+/// The failure of an engine, without its address.
+impl From<ingraft_wire::Failure> for Failure {
+    fn from(f: ingraft_wire::Failure) -> Self {
+        let (pid, holder) = (f.pid.map(|p| p.0), f.holder.map(|p| p.0));
+        Failure { exit: f.class.exit(), reason: f.reason, what: f.what, hint: f.hint, pid, holder, host: None }
+    }
+}
+
 /// Reason why a command stops early.
 #[derive(Debug)]
 pub(crate) enum Stop {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::TokioIo;
 use ingraft_model::histogram::HEAD;
-use ingraft_model::{Activations, Distribution, Resolution, Scale, Shape};
+use ingraft_model::{Activations, Aggregate, Distribution, MetricInfo, Resolution, Scale, Shape, Style, UnitsType};
 use ingraft_wire::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -67,6 +67,27 @@ pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distributio
     Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)
 }
 
+/// Returns a metric that counts calls.
+pub(crate) fn metric(name: &str) -> Arc<MetricInfo> {
+    Arc::new(MetricInfo {
+        name: name.to_owned(),
+        unit: "calls".to_owned(),
+        aggregate: Aggregate::Sum,
+        style: Style::EventCounter,
+        units_type: UnitsType::Unnormalized,
+        histogram: false,
+        constraints: Vec::new(),
+        flavors: Vec::new(),
+        developer: false,
+        doc: String::new(),
+        text: "".into(),
+    })
+}
+
+fn metric_message(name: &str) -> v1::Metric {
+    metric(name).as_ref().clone().into()
+}
+
 /// Serves a script.
 pub(crate) async fn serve(script: Script) -> Channel {
     let (ours, theirs) = tokio::io::duplex(64 << 10);
@@ -119,7 +140,7 @@ impl Script {
     fn sample(&self, sequence: usize, values: &[i64], threads: bool) -> v1::Sample {
         let activations = Some(self.missing.into());
         let values = values.iter().enumerate().map(|(pair, &value)| {
-            let distribution = self.distribution.map(|of| v1::Distribution::from(&of(value)));
+            let distribution = self.distribution.map(|of| v1::Distribution::from(of(value)));
             let thread =
                 v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations, pid: None };
             let threads = if threads { vec![thread] } else { Vec::new() };
@@ -171,11 +192,9 @@ impl Instrumentation for Script {
             pair_count: self.functions.len() as u32,
             refused_count: self.refused.len() as u32,
             metrics: vec![v1::Metric {
-                name: metric.clone(),
                 unit: if self.distribution.is_some() { "nanoseconds" } else { "calls" }.to_owned(),
-                style: v1::Style::EventCounter.into(),
                 histogram: self.distribution.is_some(),
-                ..Default::default()
+                ..metric_message(&metric)
             }],
             warnings: Vec::new(),
             caught_up: 3,
@@ -232,7 +251,8 @@ impl Instrumentation for Script {
             points: 1,
             ..Default::default()
         };
-        let enabled = v1::Enabled { pair_count: self.functions.len() as u32, ..Default::default() };
+        let (pair_count, metrics) = (self.functions.len() as u32, vec![metric_message("calls")]);
+        let enabled = v1::Enabled { pair_count, metrics, ..Default::default() };
         let pairs = v1::PairChunk { first: 0, pairs: self.functions.iter().map(pair).collect() };
         let events = [Event::Enabled(enabled), Event::Pairs(pairs)];
         Ok(answer(events.into_iter().map(|e| Ok(v1::DescribeResponse { event: Some(e) })).collect()))

@@ -14,21 +14,24 @@ pub(crate) use together::{Combined, Together, last as together};
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_api::Reason;
+use ingraft_api::{
+    EnableRequest, Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, Terms,
+    TotalsReading, Value,
+};
+use ingraft_model::{Pid, Svma};
 use ingraft_report::{Cause, SavedProfile};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{
-    Chapter, Choice, Client, Enabled, Ended, Engines, Event, Farewell, Grown, PairInfo, Reading, RefusedFunction,
-    Request, Source, Target, Totals, Value,
-};
+use crate::conn::{Chapter, Choice, Client, Engines, Event, Request, Target};
 use crate::exit::{Failure, Stop};
-use crate::objects::{self, Cost, Object, PairFacts, hex, millis};
+use crate::objects::refused::{FunctionAt, place, unmeasured};
+use crate::objects::{self, Cost, Object, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
@@ -132,7 +135,7 @@ impl Plan {
     }
 
     fn keeps_history(&self) -> bool {
-        self.requests.iter().any(|request| request.history)
+        self.requests.iter().any(|request| request.terms.history)
     }
 }
 
@@ -142,6 +145,8 @@ pub(crate) struct Site {
     pub(crate) enabled: Enabled,
     /// The latest values.
     pub(crate) reading: Reading,
+    /// Number of readings that were lost before the latest one.
+    pub(crate) dropped: u64,
     /// The values of the previous reading, for rates; `None` before the second reading.
     pub(crate) before: Option<Reading>,
     /// Unix time of the first reading, in nanoseconds.
@@ -172,7 +177,7 @@ pub(crate) struct Site {
     /// The machine's time asleep that the latest warning stated, in nanoseconds.
     told_slept_ns: u64,
     /// Functions of libraries loaded later for which the user has been warned that they are not measured.
-    told_refused: Vec<RefusedFunction>,
+    told_refused: BTreeSet<(String, Svma)>,
     /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
     /// Latest counts of a profile, the last of them fetched at the removal; `None` if the measurement is no profile.
@@ -182,7 +187,7 @@ pub(crate) struct Site {
     /// Failure to write the file of a trace.
     unwritten: Option<Failure>,
     /// Latest event totals of a profile; `None` if they were not asked for.
-    pub(crate) totals: Option<Totals>,
+    pub(crate) totals: Option<TotalsReading>,
 }
 
 /// Presentation of a measurement by a command.
@@ -250,7 +255,7 @@ impl Session<'_> {
 
     /// Adds a measurement that was inserted.
     fn add(&mut self, (client, enabled): Made, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
-        let (id, pairs) = (enabled.measurement, enabled.pairs.len());
+        let (id, pairs) = (enabled.id, enabled.pairs.len());
         let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
         self.streams.push(tokio::spawn(stream));
         let trace = self.plan.trace.take();
@@ -266,21 +271,12 @@ impl Session<'_> {
         let attach_ms = self.context.started.elapsed().as_secs_f64() * 1e3;
         out.object(&site.announcement(attach_ms))?;
         out.text(&words::attached(e, site.host(), attach_ms))?;
-        for r in &e.refused {
-            out.object(&Object::Refused(objects::Refused {
-                host: site.host(),
-                pid: e.pid,
-                module: r.function.module.clone(),
-                function: r.function.function.clone(),
-                offset: hex(r.function.offset),
-                metric: r.pair.as_ref().map(|(metric, _)| metric.clone()),
-                focus: r.pair.as_ref().map(|(_, focus)| focus.clone()),
-                reason: r.reason.clone(),
-                why_not: r.why_not.clone(),
-            }))?;
+        let refused = unmeasured(&e.pairs, &e.refused);
+        for one in &refused {
+            out.object(&Object::Refused(objects::Refused::new(one, e.pid, site.host())))?;
         }
-        if !e.refused.is_empty() {
-            output::warn(&words::refused(&e.refused, &e.pairs, self.format()), self.format());
+        if !refused.is_empty() {
+            output::warn(&words::refused(&refused, &e.pairs, self.format()), self.format());
         }
         for warning in &e.warnings {
             output::warn(warning, self.format());
@@ -322,7 +318,7 @@ impl Session<'_> {
                 () = until(phase_ends) => {
                     phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
                     for site in self.sites.iter().filter(|site| site.goes_on()) {
-                        site.client.start_phase(site.enabled.measurement).await?;
+                        site.client.start_phase(site.enabled.id).await?;
                     }
                 }
                 _ = query.tick(), if self.plan.query.is_some() => self.query(view, out).await?,
@@ -330,8 +326,8 @@ impl Session<'_> {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
                     match event {
-                        Ok(Event::Reading(reading)) => {
-                            site.take(reading);
+                        Ok(Event::Reading(reading, dropped)) => {
+                            site.take(reading, dropped);
                             if site.has_held() {
                                 return Ok(());
                             }
@@ -359,8 +355,8 @@ impl Session<'_> {
         for at in 0..self.sites.len() {
             let Some(site) = self.sites.get_mut(at).filter(|site| site.goes_on()) else { continue };
             match self.plan.query {
-                Some(Query::Counts) => site.profile = Some(site.client.profile(site.enabled.measurement).await?),
-                Some(Query::Totals) => site.totals = Some(site.client.event_totals(site.enabled.measurement).await?),
+                Some(Query::Counts) => site.profile = Some(site.client.profile(site.enabled.id).await?),
+                Some(Query::Totals) => site.totals = Some(site.client.event_totals(site.enabled.id).await?),
                 None => continue,
             }
             view.queried(&self.sites, at, out)?;
@@ -371,7 +367,8 @@ impl Session<'_> {
     /// Reports the pairs that were taken out since the last reading; fails if nothing is left to measure.
     fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
         let mut new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
-        let wanted: &[&str] = self.plan.requests.first().map(|r| r.more_metrics.as_slice()).unwrap_or_default();
+        let metrics = self.plan.requests.first().and_then(|request| request.measure.function_metrics.get(1..));
+        let wanted = metrics.unwrap_or_default();
         let nothing_left = self.sites.iter().all(|site| site.is_all_out(wanted));
         if !wanted.is_empty() && !nothing_left {
             self.tell_counted_only(at, &mut new, out)?;
@@ -416,10 +413,10 @@ impl Session<'_> {
         for (pair, value) in site.reading.values.iter().enumerate() {
             let (Some(share), Some(info)) = (value.counted_share(), site.enabled.pairs.get(pair)) else { continue };
             if site.told_share.insert(pair) {
-                output::warn(&words::counted_in_part(&info.metric, share, site.scaled), format);
+                output::warn(&words::counted_in_part(&info.pair.metric, share, site.scaled), format);
             }
         }
-        let slept_ns = site.reading.values.iter().map(|value| value.slept_ns).max().unwrap_or(0);
+        let slept_ns = site.reading.values.iter().map(|value| value.details().slept_ns).max().unwrap_or(0);
         // The time asleep is the difference of two clocks that are not read at the same moment, hence the tolerance.
         if slept_ns > site.told_slept_ns.saturating_add(SLEEP_NS) {
             site.told_slept_ns = slept_ns;
@@ -430,18 +427,22 @@ impl Session<'_> {
     /// Reports the pairs for which a started command never had a function or module; fails if these are all pairs.
     fn tell_absent(&self) -> Result<(), Stop> {
         let started = |request: &&Request| matches!(request.target, Target::Command(_));
-        let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.pairs);
-        let pairs = || self.sites.iter().flat_map(|site| &site.enabled.pairs);
+        let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.measure.pairs);
+        let pairs = || self.sites.iter().flat_map(|site| site.enabled.pairs.iter().map(|pair| pair.pair.as_ref()));
         // A focus with a pattern stands for the foci of the matching functions.
-        let measures = |p: &PairInfo, m: &str, f: &str| p.metric == m && (p.focus == f || f.contains(['*', '?']));
-        let absent: Vec<_> = asked.filter(|(m, f)| !pairs().any(|p| measures(p, m, f))).collect();
+        let is_pattern = |asked: &MetricFocus| asked.focus.to_string().contains(['*', '?']);
+        let measures = |pair: &MetricFocus, asked: &MetricFocus| {
+            pair.metric == asked.metric && (pair.focus == asked.focus || is_pattern(asked))
+        };
+        let absent: Vec<&MetricFocus> =
+            asked.map(AsRef::as_ref).filter(|asked| !pairs().any(|pair| measures(pair, asked))).collect();
         if absent.is_empty() {
             return Ok(());
         }
         if pairs().next().is_none() {
             return Err(words::all_absent(&absent).into());
         }
-        absent.iter().for_each(|(metric, focus)| output::warn(&words::absent(metric, focus), self.format()));
+        absent.iter().for_each(|absent| output::warn(&words::absent(absent), self.format()));
         Ok(())
     }
 
@@ -449,8 +450,10 @@ impl Session<'_> {
     fn tell_awaited(&self) -> Result<(), Stop> {
         // `tell_absent` has reported the pairs in started programs.
         let started = self.plan.requests.iter().any(|request| request.target.is_started());
-        let told =
-            |text: &str| started && self.plan.requests.iter().any(|r| r.pairs.iter().any(|(_, f)| f.contains(text)));
+        let names = |request: &Request, text: &str| {
+            request.measure.pairs.iter().any(|pair| pair.focus.to_string().contains(text))
+        };
+        let told = |text: &str| started && self.plan.requests.iter().any(|request| names(request, text));
         let mut awaited: Vec<&String> = self.sites.iter().flat_map(|site| &site.awaited).collect();
         awaited.retain(|text| !told(text));
         awaited.sort_unstable();
@@ -470,7 +473,7 @@ impl Session<'_> {
     /// that is not 0 counts.
     fn program_status(&self) -> u8 {
         let latest = |started: &Site| {
-            let is_same = |site: &&Site| site.enabled.pid == started.enabled.pid && site.host() == started.host();
+            let is_same = |site: &&Site| site.pid() == started.pid() && site.host() == started.host();
             // After an exec that is followed, the process is measured again.
             self.sites.iter().rfind(is_same).and_then(|site| site.status)
         };
@@ -492,13 +495,13 @@ impl Session<'_> {
         let mut inserted = Vec::new();
         for client in self.clients().iter().filter(|_| counted && is_inserted) {
             let mut progress = Progress::new("reading the cost", Format::Json);
-            inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
+            let found = client.inserted(&mut progress).await.unwrap_or_default();
+            inserted.extend(found.into_iter().map(|one| objects::Inserted::new(one, client.host())));
         }
         if self.plan.measure.no_remove {
             // Without a removal, nothing else reports changes to the code.
-            let is_ours = |i: &&objects::Inserted| {
-                self.sites.iter().any(|s| (s.enabled.pid, s.host()) == (i.pid, i.host.clone()))
-            };
+            let is_ours =
+                |i: &&objects::Inserted| self.sites.iter().any(|s| (s.pid(), s.host()) == (i.pid, i.host.clone()));
             for i in inserted.iter().filter(is_ours) {
                 i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
             }
@@ -513,7 +516,7 @@ impl Session<'_> {
                 Ok(()) | Err(_) => {}
             }
         }
-        if let Some(late) = words::exact_later(self.sites.iter().flat_map(|site| &site.enabled.pairs)) {
+        if let Some(late) = words::exact_later(self.sites.iter().flat_map(|site| site.enabled.pairs.iter())) {
             output::warn(&late, format);
         }
         if result.is_ok() {
@@ -620,20 +623,25 @@ impl Site {
     }
 
     /// A measurement that an earlier command left in, with its values.
-    pub(crate) fn left_in(client: Client, pid: i32, measurement: u64, grown: Grown, reading: Reading) -> Self {
-        let Grown { pairs, refused } = grown;
-        let enabled = Enabled { measurement, pid, pairs, refused, ..Enabled::default() };
+    pub(crate) fn left_in(
+        client: Client,
+        (pid, id): (Pid, MeasurementId),
+        pairs: Arc<Vec<PairInfo>>,
+        reading: Reading,
+    ) -> Self {
+        let enabled = Enabled { id, pid, pairs, ..Enabled::default() };
         let first_ns = Some(reading.time_ns);
         Site { reading, first_ns, ..Site::new(client, enabled) }
     }
 
     fn new(client: Client, enabled: Enabled) -> Self {
         let values = vec![Default::default(); enabled.pairs.len()];
-        let reading = Reading { time_ns: 0, dropped: 0, values };
+        let reading = Reading { time_ns: 0, values, ended: None };
         Site {
             client,
             enabled,
             reading,
+            dropped: 0,
             before: None,
             first_ns: None,
             ended: false,
@@ -649,7 +657,7 @@ impl Site {
             scaled: false,
             told_share: BTreeSet::new(),
             told_slept_ns: 0,
-            told_refused: Vec::new(),
+            told_refused: BTreeSet::new(),
             chapters: Vec::new(),
             profile: None,
             trace: None,
@@ -663,9 +671,14 @@ impl Site {
         self.client.host()
     }
 
+    /// Id of the target.
+    pub(crate) fn pid(&self) -> i32 {
+        self.enabled.pid.0
+    }
+
     /// The parent's id and the title of the target, formatted for people.
     pub(crate) fn kinship(&self) -> (String, String) {
-        let parent = Some(self.enabled.parent).filter(|parent| *parent != 0);
+        let parent = Some(self.enabled.parent.0).filter(|parent| *parent != 0);
         (parent.map(|parent| parent.to_string()).unwrap_or_default(), self.enabled.title.clone())
     }
 
@@ -674,7 +687,7 @@ impl Site {
         let before = self.before.as_ref()?;
         let seconds = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
         let change = self.reading.values.get(pair)?.value.wrapping_sub(before.values.get(pair)?.value);
-        let unit = if self.enabled.pairs.get(pair).is_some_and(|p| p.time) { 1e-9 } else { 1.0 };
+        let unit = if self.enabled.pairs.get(pair).is_some_and(|p| p.metric.is_time()) { 1e-9 } else { 1.0 };
         Some(change as f64 * unit / seconds)
     }
 
@@ -688,13 +701,13 @@ impl Site {
     fn taken_out(&mut self) -> Vec<objects::TakenOut> {
         let mut new = Vec::new();
         for (pair, value) in self.reading.values.iter().enumerate() {
-            let (Some(why), Some(info)) = (value.taken_out, self.enabled.pairs.get(pair)) else { continue };
+            let (Some(why), Some(info)) = (value.details().taken_out, self.enabled.pairs.get(pair)) else { continue };
             if self.told_out.insert(pair) {
                 new.push(objects::TakenOut {
                     host: self.client.host(),
-                    pid: self.enabled.pid,
-                    metric: info.metric.clone(),
-                    focus: info.focus.clone(),
+                    pid: self.pid(),
+                    metric: info.pair.metric.clone(),
+                    focus: info.pair.focus.to_string(),
                     time_ns: why.time_ns,
                     hits_per_s: why.hits_per_s,
                     percent: why.cost_ns_per_s as f64 / 1e7,
@@ -708,10 +721,10 @@ impl Site {
     }
 
     /// Whether every pair of these metrics was taken out; without metrics, every pair.
-    fn is_all_out(&self, metrics: &[&str]) -> bool {
+    fn is_all_out(&self, metrics: &[String]) -> bool {
         let pairs = self.enabled.pairs.iter().zip(&self.reading.values);
-        let mut values = pairs.filter(|(pair, _)| metrics.is_empty() || metrics.contains(&pair.metric.as_str()));
-        let out = |(_, value): (&PairInfo, &Value)| value.taken_out.is_some();
+        let mut values = pairs.filter(|(pair, _)| metrics.is_empty() || metrics.contains(&pair.pair.metric));
+        let out = |(_, value): (&PairInfo, &Value)| value.details().taken_out.is_some();
         values.next().is_some_and(out) && values.all(out)
     }
 
@@ -722,23 +735,24 @@ impl Site {
 
     /// Takes over the pairs of a measurement that has grown because matching libraries were loaded; the new pairs follow the earlier ones.
     /// Warns of functions that are newly refused.
-    fn grow(&mut self, grown: Grown, format: Format) {
-        let Grown { pairs, refused } = grown;
+    fn grow(&mut self, pairs: Arc<Vec<PairInfo>>, format: Format) {
         self.reading.values.resize(pairs.len(), Default::default());
-        self.enabled.pairs = pairs;
-        let name = |r: &RefusedFunction| (r.function.module.clone(), r.function.offset);
-        let told: BTreeSet<_> = self.enabled.refused.iter().chain(&self.told_refused).map(name).collect();
-        let new: Vec<RefusedFunction> = refused.into_iter().filter(|r| !told.contains(&name(r))).collect();
+        let name = |(module, offset): FunctionAt<'_>| (module.to_owned(), offset);
+        let earlier = unmeasured(&self.enabled.pairs, &self.enabled.refused);
+        self.told_refused.extend(earlier.iter().map(|one| name(place(&one.refused.function))));
+        let mut new = unmeasured(&pairs, &[]);
+        new.retain(|one| !self.told_refused.contains(&name(place(&one.refused.function))));
         if !new.is_empty() {
-            output::warn(&words::refused(&new, &self.enabled.pairs, format), format);
-            self.told_refused.extend(new);
+            output::warn(&words::refused(&new, &pairs, format), format);
         }
+        self.enabled.pairs = pairs;
     }
 
-    fn take(&mut self, mut reading: Reading) {
+    fn take(&mut self, mut reading: Reading, dropped: u64) {
         if reading.values.len() != self.enabled.pairs.len() {
             return;
         }
+        self.dropped = dropped;
         if self.scaled {
             reading.values.iter_mut().for_each(Value::scale);
         }
@@ -756,7 +770,7 @@ impl Site {
         self.signal = signal;
         let number = status.or(signal.map(|signal| 128 + signal));
         self.status = number.and_then(|number| u8::try_from(number).ok());
-        let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
+        let ended = objects::Ended { host: self.host(), pid: self.pid(), status, signal, exec };
         out.text(&words::ended(&ended))?;
         let crashed = words::crashed(&ended);
         out.object(&Object::Ended(ended))?;
@@ -786,13 +800,12 @@ impl Site {
 
     /// Cost of the measurement for its target; `None` if the cost is not known or no longer known.
     fn cost(&self, inserted: &[objects::Inserted]) -> Option<Cost> {
-        let (pid, host) = (self.enabled.pid, self.host());
+        let (pid, host) = (self.pid(), self.host());
         if self.ended || self.lost.is_some() {
             return None;
         }
-        let is_own = |i: &&objects::Inserted| {
-            i.pid == pid && i.host == host && i.measurements.contains(&self.enabled.measurement)
-        };
+        let is_own =
+            |i: &&objects::Inserted| i.pid == pid && i.host == host && i.measurements.contains(&self.enabled.id.0);
         let inserted = inserted.iter().find(is_own)?;
         let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
@@ -804,7 +817,7 @@ impl Site {
             self.fetch_history(format).await;
         }
         if plan.query == Some(Query::Totals) {
-            match self.client.event_totals(self.enabled.measurement).await {
+            match self.client.event_totals(self.enabled.id).await {
                 Ok(totals) => self.totals = Some(totals),
                 Err(failure) => output::warn(&failure.to_string(), format),
             }
@@ -813,7 +826,7 @@ impl Site {
 
     /// Fetches the histories of the values, which the engine keeps only until the removal.
     async fn fetch_history(&mut self, format: Format) {
-        match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
+        match self.client.chapters(self.enabled.id, &self.enabled.pairs).await {
             Ok(chapters) => self.chapters = chapters,
             Err(failure) => output::warn(&failure.to_string(), format),
         }
@@ -822,10 +835,10 @@ impl Site {
     /// Removes what the engine of another command has left in the target, once that engine has ended. Returns whether the target has ended,
     /// and what is told of the removal.
     async fn take_over(&self, own: &[Client], format: Format) -> Option<(bool, Object)> {
-        let (own, pid) = (own.first()?, self.enabled.pid);
+        let (own, pid) = (own.first()?, self.pid());
         let mut progress = Progress::new("removing what the ended engine has left", format);
         match own.take_over(pid, &mut progress).await {
-            Ok(removed) => Some((self.ended, Object::Removed(removed?))),
+            Ok(removed) => Some((self.ended, Object::Removed(objects::Removed::new(&removed?, own.host())))),
             // The target has ended too.
             Err(failure) if failure.reason == Reason::NoSuchProcess => None,
             Err(failure) => {
@@ -838,25 +851,26 @@ impl Site {
 
     /// Removes the measurement, or leaves it in if that was asked for. Afterwards `reading` has the last values.
     async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
-        let (id, pairs, pid, host) =
-            (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
+        let (id, pairs, pid, host) = (self.enabled.id, self.enabled.pairs.len(), self.pid(), self.host());
         if measure.no_remove && !self.ended {
             self.grow(self.client.measured(id).await?, format);
             let reading = self.client.read(id, self.enabled.pairs.len()).await?;
-            self.take(reading);
-            return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
+            self.take(reading, 0);
+            return Ok(Object::Kept(objects::Kept { host, pid, measurement: id.0 }));
         }
         if let Some(puller) = &self.trace {
             puller.end();
         }
-        let Farewell { mut removed, grown, last, profile, trace, ended } = self.client.remove(id, pairs).await?;
-        if let Some(grown) = grown {
+        let (answer, trace) = self.client.remove(id, pairs).await?;
+        let mut removed = objects::Removed::new(&answer, host);
+        if let Some(grown) = answer.grown {
             self.grow(grown, format);
         }
-        if let Some(reading) = last {
-            self.take(reading);
+        let ended = answer.last.as_ref().and_then(|last| last.ended);
+        if let Some(reading) = answer.last {
+            self.take(reading, 0);
         }
-        self.profile = profile;
+        self.profile = answer.profile.map(|profile| *profile);
         if let Some(ended) = ended {
             self.end(ended, format, out)?;
         }
@@ -898,17 +912,31 @@ pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&s
     (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
 }
 
+/// The request for a measurement: `own` is what the command asks for, and the rest is what the flags say.
+pub(crate) fn request(target: Target, flags: &args::Measure, own: EnableRequest) -> Request {
+    let measure = EnableRequest {
+        keep: flags.no_remove,
+        max_overhead: flags.max_overhead,
+        max_hold: flags.max_hold,
+        beside_uprobes: flags.beside_uprobes,
+        family: flags.follow.contains(&args::Follow::Fork),
+        await_modules: flags.wait.is_some() || target.is_started(),
+        ..own
+    };
+    Request { target, measure, terms: Terms { history: false, wait: flags.wait.unwrap_or_default() } }
+}
+
 /// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
 pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
-    let (pid, points, measurement) = (e.pid, e.points, e.measurement);
-    let (stopped_ms, waited_ms) = (millis(e.stopped_ns), millis(e.waited_ns));
+    let (pid, parent, points, measurement) = (e.pid.0, e.parent.0, e.points, e.id.0);
+    let (stopped_ms, waited_ms) = (millis(e.stopped.held), millis(e.stopped.waited));
     let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
     if e.attached {
         let (threads, modules, functions) = (e.threads, e.modules, e.functions);
         Object::Attached(objects::Attached {
             host,
             pid,
-            parent: e.parent,
+            parent,
             title: e.title.clone(),
             threads,
             modules,
@@ -925,7 +953,7 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
         Object::Changed(objects::Changed {
             host,
             pid,
-            parent: e.parent,
+            parent,
             title: e.title.clone(),
             points,
             attach_ms,
@@ -950,14 +978,14 @@ pub(crate) fn running(target: &args::RunningTarget) -> Vec<Target> {
 }
 
 /// Reads MDL files.
-pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<Source>, Failure> {
+pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<(String, String)>, Failure> {
     files
         .iter()
         .map(|path| {
             let name = path.display().to_string();
             match std::fs::read(path) {
                 // Bytes that are no UTF-8 become a diagnostic about the definitions, not an error of the command.
-                Ok(bytes) => Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() }),
+                Ok(bytes) => Ok((name, String::from_utf8_lossy(&bytes).into_owned())),
                 Err(e) => Err(Failure::usage(format!("cannot read {name}: {e}"), "check the path")),
             }
         })

@@ -4,21 +4,29 @@
 pub(crate) mod changes;
 pub(crate) mod code;
 mod histograms;
+pub(crate) mod inserted;
+pub(crate) mod lowered;
+pub(crate) mod refused;
 pub(crate) mod totals;
 pub(crate) mod traces;
 
 pub(crate) use histograms::{Interval, Quantiles, Times};
+pub(crate) use inserted::{Inserted, Removed};
+pub(crate) use lowered::Lowered;
+pub(crate) use refused::Refused;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use changes::{BlockChange, FunctionChange};
 use code::{Block, CodeLine, ControlLoop, Graph, Location, Point, Summary, WayIn, WovenLine};
-use ingraft_model::{Activations, Bin};
+use ingraft_api::{
+    EventEntry, FunctionEntry, FunctionFacts, FunctionRef, PairFacts, PairInfo, Phase, ProcessEntry, UntypedSymbol,
+};
+use ingraft_model::{Activations, Bin, MetricInfo, ObjectState, Pid};
 use serde::Serialize;
 use totals::{EventTotals, ProfileHead};
 use traces::{Gap, Held, Replayed, Step, Traced};
-
-use crate::conn::PairInfo;
 
 /// One line of output.
 #[derive(Clone, Debug, Serialize)]
@@ -95,6 +103,16 @@ pub(crate) struct Process {
     pub(crate) with_parent: bool,
 }
 
+impl Process {
+    /// The record of a process.
+    pub(crate) fn new(process: ProcessEntry, host: Host) -> Self {
+        let ProcessEntry { pid, name, uid, denied, parent, title, with_parent } = process;
+        let attachable = denied.is_none();
+        let (why_not, hint) = denied.map(|denied| (denied.why, denied.hint)).unzip();
+        Process { host, pid: pid.0, name, uid, attachable, why_not, hint, parent: parent.0, title, with_parent }
+    }
+}
+
 /// The first insertion into a target is complete: from its last springboard on, every call is counted.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Attached {
@@ -157,12 +175,35 @@ pub(crate) struct Function {
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
     /// The same reason, by kind, as a stable word; null if none is refused.
     pub(crate) reasons: Option<BTreeMap<&'static str, String>>,
-    /// Number of exits that jump to another function; left out if there is none.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) tail_exits: u32,
-    /// Whether a uprobe that another tool sets on the function while it is measured would kill the program.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) exposed: bool,
+    #[serde(flatten)]
+    pub(crate) facts: FunctionFacts,
+}
+
+impl Function {
+    /// The record of a function.
+    pub(crate) fn new(entry: FunctionEntry, pid: Pid, host: Host) -> Self {
+        let FunctionId { host, pid, module, function, offset } = FunctionId::new(entry.function, pid, host);
+        let (mut why_not, mut reasons) = (None, None);
+        for point in &entry.points {
+            if let Some(why) = &point.why_not {
+                why_not.get_or_insert_with(BTreeMap::new).insert(point.kind.word(), why.to_string());
+                reasons.get_or_insert_with(BTreeMap::new).insert(point.kind.word(), why.reason().to_owned());
+            }
+        }
+        Function {
+            host,
+            pid,
+            module,
+            function,
+            offset,
+            size: entry.size,
+            points: entry.points.iter().map(|point| (point.kind.word(), point.count)).collect(),
+            how: entry.points.iter().map(|point| (point.kind.word(), point.how.word())).collect(),
+            why_not,
+            reasons,
+            facts: entry.facts,
+        }
+    }
 }
 
 /// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.
@@ -177,6 +218,14 @@ pub(crate) struct Untyped {
     pub(crate) offset: String,
     /// Name of the function that the symbol lies inside; null if it lies inside none.
     pub(crate) inside: Option<String>,
+}
+
+impl Untyped {
+    /// The record of a symbol.
+    pub(crate) fn new(symbol: UntypedSymbol, pid: Pid, host: Host) -> Self {
+        let UntypedSymbol { module, name, offset, inside } = symbol;
+        Untyped { host, pid: pid.0, module, symbol: name, offset: hex(offset.0), inside }
+    }
 }
 
 /// A metric of `metrics`.
@@ -201,6 +250,25 @@ pub(crate) struct Metric {
     pub(crate) applies: Option<bool>,
 }
 
+impl Metric {
+    /// The record of a metric.
+    pub(crate) fn new(metric: MetricInfo, host: Host) -> Self {
+        Metric {
+            host,
+            aggregate: metric.aggregate.keyword(),
+            style: if metric.is_level() { "level" } else { "counter" },
+            name: metric.name,
+            unit: metric.unit,
+            constraints: metric.constraints,
+            flavors: metric.flavors,
+            developer: metric.developer,
+            doc: metric.doc,
+            text: metric.text.as_ref().to_owned(),
+            applies: None,
+        }
+    }
+}
+
 /// An event of `metrics --events`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
@@ -214,6 +282,14 @@ pub(crate) struct Event {
     pub(crate) problem: Option<String>,
     /// Method by which a thread reads the event at points; null if no thread can.
     pub(crate) at_points: Option<String>,
+}
+
+impl Event {
+    /// The record of an event.
+    pub(crate) fn new(event: EventEntry, host: Host) -> Self {
+        let EventEntry { name, aliases, group, problem, at_points } = event;
+        Event { host, name, aliases, group, problem, at_points }
+    }
 }
 
 /// A diagnostic about an MDL file.
@@ -316,7 +392,7 @@ impl History {
         host: Host,
         pid: i32,
         info: &PairInfo,
-        phase: Option<&ingraft_wire::v1::Phase>,
+        phase: Option<&Phase>,
         history: &ingraft_model::History,
     ) -> History {
         let bin = |&Bin { intervals, sum, min, max }: &Bin| {
@@ -325,9 +401,9 @@ impl History {
         History {
             host,
             pid,
-            metric: info.metric.clone(),
-            focus: info.focus.clone(),
-            unit: info.unit.clone(),
+            metric: info.pair.metric.clone(),
+            focus: info.pair.focus.to_string(),
+            unit: info.metric.unit.clone(),
             phase: phase.map(|phase| phase.number),
             start_ns: history.start_ns(),
             width_ns: history.width_ns(),
@@ -379,14 +455,14 @@ pub(crate) struct Keys {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SyncObject {
     /// Kind of the object, as in /SyncObject/KIND/OBJECT.
-    pub(crate) kind: String,
+    pub(crate) kind: &'static str,
     /// Whether the object was destroyed, and neither initialised nor used since.
     pub(crate) retired: bool,
 }
 
-impl From<&ingraft_wire::v1::SyncObject> for SyncObject {
-    fn from(object: &ingraft_wire::v1::SyncObject) -> Self {
-        SyncObject { kind: object.kind.clone(), retired: object.retired }
+impl From<ObjectState> for SyncObject {
+    fn from(ObjectState { kind, retired }: ObjectState) -> Self {
+        SyncObject { kind: kind.name(), retired }
     }
 }
 
@@ -406,12 +482,12 @@ pub(crate) struct Key {
 
 impl Keys {
     /// Converts the values by key of one process, or of several processes if `together` is set.
-    pub(crate) fn new(keys: &ingraft_wire::v1::Keys, together: bool) -> Self {
-        let each = |v: &ingraft_wire::v1::KeyValue| Key {
-            key: (!together || v.name.is_empty()).then(|| format!("{:#x}", v.key)),
-            name: (!v.name.is_empty()).then(|| v.name.clone()),
+    pub(crate) fn new(keys: &ingraft_api::Keys, together: bool) -> Self {
+        let each = |v: &ingraft_api::KeyValue| Key {
+            key: (!together || v.name.is_none()).then(|| format!("{:#x}", v.key)),
+            name: v.name.clone(),
             value: v.value,
-            object: v.object.as_ref().map(Into::into),
+            object: v.object.map(Into::into),
         };
         Keys { keys: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
     }
@@ -451,16 +527,12 @@ pub(crate) struct FunctionId {
     pub(crate) offset: String,
 }
 
-/// Facts about a pair that are told with every value of it: a new one needs a field here, and a line where the engine's answer is read
-/// (`conn/answers.rs`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct PairFacts {
-    /// Unix time in nanoseconds from which on the value is complete, if that is later than `attached`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) exact_since_ns: Option<u64>,
-    /// Whether a uprobe that another tool sets on the function would kill the program, because code lies over its first instruction.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) exposed: bool,
+impl FunctionId {
+    /// The identity of a function of a process.
+    pub(crate) fn new(function: FunctionRef, pid: Pid, host: Host) -> Self {
+        let FunctionRef { module, function, offset } = function;
+        FunctionId { host, pid: pid.0, module, function, offset: hex(offset.0) }
+    }
 }
 
 /// Number of the calls of one function, of arrivals at a block, or of iterations of a loop.
@@ -632,56 +704,6 @@ pub(crate) struct ThreadLatency {
     pub(crate) missing: Missing,
 }
 
-/// A function that was asked for and is not measured.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refused {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) pid: i32,
-    pub(crate) module: String,
-    pub(crate) function: String,
-    pub(crate) offset: String,
-    /// Metric of the pair that may not measure the function; left out with `focus` if the refusal holds for every pair.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) metric: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) focus: Option<String>,
-    /// Reason of the refusal as a stable word.
-    pub(crate) reason: String,
-    pub(crate) why_not: String,
-}
-
-/// Instrumentation in one target.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Inserted {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) pid: i32,
-    pub(crate) holder: String,
-    pub(crate) points: u32,
-    pub(crate) bytes: u64,
-    /// Unix time in nanoseconds.
-    pub(crate) since_ns: u64,
-    /// Method by which woven code tells threads apart, in words.
-    pub(crate) identity: String,
-    pub(crate) cost_ns_per_s: Option<f64>,
-    /// Observed cost since the first insertion, in nanoseconds of processor time per second; null if it is not known.
-    pub(crate) observed_ns_per_s: Option<f64>,
-    /// Observed cost as a share of the processor time that the target has used; null if it is not known.
-    pub(crate) observed_of_target: Option<f64>,
-    /// Number of pairs; `pairs` has the hundred with the highest costs.
-    pub(crate) pair_count: u32,
-    pub(crate) pairs: Vec<PairCost>,
-    pub(crate) measurements: Vec<u64>,
-    /// The members of `measurements` that stay without a client.
-    pub(crate) kept_measurements: Vec<u64>,
-    /// Number of measurements that stay without a client, those of another engine included.
-    pub(crate) kept: u32,
-    /// Changes that other programs have made to woven code, for people.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) warnings: Vec<String>,
-}
-
 /// The end of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Ended {
@@ -693,39 +715,6 @@ pub(crate) struct Ended {
     /// Whether the process continued as another program (exec); omitted if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) exec: bool,
-}
-
-/// The removal of a measurement is complete.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Removed {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) pid: i32,
-    pub(crate) stopped_ms: f64,
-    pub(crate) waited_ms: f64,
-    /// Whether the text is equal to the original after the removal. Null if the process, and its text with it, is gone.
-    pub(crate) text_restored: Option<bool>,
-    pub(crate) children_left: Vec<i32>,
-    pub(crate) corrections: Corrections,
-    /// Changes that other programs have made to the code, for people.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) warnings: Vec<String>,
-    /// Whether memory of the engine is still mapped in the target; left out if not.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) memory_left: bool,
-    /// Ids of the threads that delay the unmapping because they sleep in the kernel.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) asleep: Vec<i32>,
-    /// Patterns and foci in modules that were never loaded.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) awaited: Vec<String>,
-}
-
-/// Activations in progress at insertion and removal that corrections account for.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Corrections {
-    pub(crate) late_start: u64,
-    pub(crate) early_end: u64,
 }
 
 /// The engine has looked at all processes for code that it inserted (`detach --all`).
@@ -758,22 +747,6 @@ pub(crate) struct Cost {
     pub(crate) percent: f64,
 }
 
-/// Cost of a pair: the frequency of its code times the worst case of one run.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct PairCost {
-    pub(crate) metric: String,
-    pub(crate) focus: String,
-    /// Time of one run of each of the pair's snippets at worst, summed, in nanoseconds.
-    pub(crate) hit_ns: f64,
-    pub(crate) hits_per_s: f64,
-    /// Cost in nanoseconds of processor time per second, if the code continues to run at the latest frequency.
-    pub(crate) cost_ns_per_s: f64,
-    /// Cost in percent of one processor.
-    pub(crate) percent: f64,
-    /// Nanoseconds of processor time that the pair has taken so far.
-    pub(crate) observed_ns: f64,
-}
-
 /// A pair whose code was taken out because it cost more than allowed, or because a library that uses the gs base itself was loaded. The
 /// value does not change afterwards.
 #[derive(Clone, Debug, Serialize)]
@@ -794,50 +767,6 @@ pub(crate) struct TakenOut {
     pub(crate) own_gs: bool,
     /// Whether the reason was that the program has changed the code of a function that ran as a copy.
     pub(crate) rewritten: bool,
-}
-
-/// A metric and the snippets that it is lowered to.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Lowered {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Host,
-    pub(crate) metric: String,
-    pub(crate) focus: String,
-    pub(crate) pieces: Vec<Piece>,
-    /// Reason why the metric has no snippets; null if it has some.
-    pub(crate) problem: Option<String>,
-    /// Whether the metric measures something in the program, at this focus or at one of its functions.
-    pub(crate) applies: bool,
-}
-
-/// A snippet and its code at a point.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Piece {
-    pub(crate) point: &'static str,
-    /// Whether the snippet runs after the point's instruction instead of before it.
-    pub(crate) after: bool,
-    /// Number of functions that the snippet goes into.
-    pub(crate) functions: u32,
-    /// Name of the function whose code is shown.
-    pub(crate) function: String,
-    pub(crate) snippet: String,
-    /// Worst case in cycles, including the code on the way to the snippet; null if the snippet cannot be woven.
-    pub(crate) cycles: Option<f64>,
-    pub(crate) ns: Option<f64>,
-    pub(crate) why_not: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) code: Vec<Instruction>,
-}
-
-/// An instruction of generated code.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Instruction {
-    /// Name of the part of the code that begins at this instruction; left out if none does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) label: Option<String>,
-    pub(crate) at: String,
-    pub(crate) bytes: String,
-    pub(crate) text: String,
 }
 
 /// A statement that `demo` checks.
@@ -879,7 +808,12 @@ pub(crate) fn signed_hex(offset: i64) -> String {
     format!("{sign}{:#x}", offset.unsigned_abs())
 }
 
-/// Converts nanoseconds to milliseconds.
-pub(crate) fn millis(ns: u64) -> f64 {
-    ns as f64 / 1e6
+/// Formats bytes for scripts: in hexadecimal, without blanks.
+pub(crate) fn bytes(code: &[u8]) -> String {
+    code.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Converts a time to milliseconds.
+pub(crate) fn millis(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e6
 }

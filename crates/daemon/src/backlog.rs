@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ingraft_engine::{Counted, Details, KeyValue, Keys, Reading, TakenOut, ThreadValue, Value};
-use ingraft_model::{Activations, Distribution, ObjectState};
+use ingraft_api::{Details, KeyValue, Reading, ThreadValue, Value};
+use ingraft_model::Distribution;
+use ingraft_wire::value::pair_value;
 use ingraft_wire::{Failure, PART_BYTES, sample, v1};
 use prost::Message;
 
@@ -208,57 +209,9 @@ impl Iterator for Changes {
     }
 }
 
-fn pair_value(index: usize, value: &Value) -> v1::PairValue {
-    let details = value.details();
-    v1::PairValue {
-        pair: u32::try_from(index).unwrap_or(u32::MAX),
-        value: value.value,
-        threads: details.threads.iter().map(thread_value).collect(),
-        distribution: details.distribution.as_deref().map(Into::into),
-        keys: details.keys.as_ref().map(keys),
-        object: details.object.map(object),
-        activations: activations(details.activations),
-        taken_out: details.taken_out.map(taken_out),
-        counted: details.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
-        slept_ns: details.slept_ns,
-    }
-}
-
-fn taken_out(why: TakenOut) -> v1::TakenOut {
-    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten } = why;
-    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs, rewritten }
-}
-
-fn keys(keys: &Keys) -> v1::Keys {
-    let each = |v: &KeyValue| v1::KeyValue {
-        key: v.key,
-        name: v.name.clone().unwrap_or_default(),
-        value: v.value,
-        object: v.object.map(object),
-    };
-    v1::Keys { values: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
-}
-
-fn object(state: ObjectState) -> v1::SyncObject {
-    v1::SyncObject { kind: state.kind.name().to_owned(), retired: state.retired }
-}
-
-fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {
-    v1::ThreadValue {
-        tid: ingraft_wire::convert::tid(thread.tid),
-        value: thread.value,
-        distribution: thread.distribution.as_deref().map(Into::into),
-        activations: activations(thread.activations),
-        pid: thread.pid.map(|pid| pid.0),
-    }
-}
-
-fn activations(activations: Activations) -> Option<v1::Activations> {
-    (activations != Activations::default()).then(|| activations.into())
-}
-
 #[cfg(test)]
 mod tests {
+    use ingraft_model::Activations;
     use proptest::prelude::*;
 
     use super::*;

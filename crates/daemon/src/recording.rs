@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use ingraft_api::Phase;
 use ingraft_model::{Course, History, Style};
 
 /// Maximum number of histories of one measurement. If its phases need more, the oldest phases are deleted. A history takes at most 32 KiB.
@@ -9,25 +10,6 @@ pub const HISTORIES_MAX: usize = 4096;
 
 /// Maximum number of pairs of a measurement with histories. Each pair needs two: for the whole time and for the current phase.
 pub const PAIRS_MAX: usize = HISTORIES_MAX / 2;
-
-/// A named span of time of a recording.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Phase {
-    /// Number of the phase, from 0.
-    pub number: u32,
-    /// Name for the user; empty for phase 0.
-    pub name: String,
-    /// Start of the phase, as Unix time in nanoseconds.
-    pub start_ns: u64,
-    /// End of the phase and beginning of the next, as Unix time in nanoseconds; `None` for the current phase.
-    pub end_ns: Option<u64>,
-}
-
-impl From<Phase> for ingraft_wire::v1::Phase {
-    fn from(Phase { number, name, start_ns, end_ns }: Phase) -> Self {
-        ingraft_wire::v1::Phase { number, name, start_ns, end_ns }
-    }
-}
 
 /// A phase and its histories, one for each pair.
 #[derive(Debug)]

@@ -112,7 +112,7 @@ impl Churn {
                 let kind = |kind| f.points.iter().any(|p| p.kind == kind && whole(&p.how));
                 kind(PointKind::Entry) && kind(PointKind::Exit)
             })
-            .map(|f| f.function)
+            .map(|f| f.function.function)
             .filter(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
             .collect();
         names.sort();

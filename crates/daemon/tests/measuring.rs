@@ -125,7 +125,7 @@ async fn values_are_streamed_read_and_removed() {
         assert_eq!(snapshot.apply(sample), Ok(true));
     }
     for value in &snapshot.values {
-        assert_eq!(value.threads.iter().map(|t| t.value).sum::<i64>(), value.value);
+        assert_eq!(value.details().threads.iter().map(|t| t.value).sum::<i64>(), value.value);
     }
 
     let measurement = inserted.head.measurement;

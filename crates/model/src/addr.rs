@@ -22,7 +22,7 @@ pub type SvmaRange = Range<Svma>;
 pub type AvmaRange = Range<Avma>;
 
 /// A process id, as the engine's pid namespace sees it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Pid(pub i32);
 
 /// A thread id, as the engine's pid namespace sees it.

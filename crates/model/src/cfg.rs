@@ -123,6 +123,25 @@ pub enum WayInReason {
     Resumed,
 }
 
+impl WayInReason {
+    /// The stable word for scripts.
+    pub fn word(self) -> &'static str {
+        match self {
+            WayInReason::Entry => "entry",
+            WayInReason::BehindEndbr => "behind-endbr",
+            WayInReason::CallReturn => "call-return",
+            WayInReason::SyscallReturn => "syscall-return",
+            WayInReason::LandingPad => "landing-pad",
+            WayInReason::JumpTable => "jump-table",
+            WayInReason::AddressTaken => "address-taken",
+            WayInReason::Named => "named",
+            WayInReason::BranchFromElsewhere => "branch-from-elsewhere",
+            WayInReason::Called => "called",
+            WayInReason::Resumed => "resumed",
+        }
+    }
+}
+
 /// A place at which control can arrive other than along an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WayIn {

@@ -65,6 +65,18 @@ pub struct MetricInfo {
     pub text: Arc<str>,
 }
 
+impl MetricInfo {
+    /// Whether a value is a level rather than a count of events.
+    pub fn is_level(&self) -> bool {
+        self.style == Style::SampledFunction
+    }
+
+    /// Whether a value is a time in nanoseconds, so that its rate is time per time, in the unit.
+    pub fn is_time(&self) -> bool {
+        self.units_type == UnitsType::Normalized
+    }
+}
+
 impl Aggregate {
     /// The MDL keyword.
     pub fn keyword(self) -> &'static str {

@@ -7,6 +7,7 @@ use crate::addr::{Offset, Svma};
 use crate::cfg::{Cfg, Edge, EdgeKind, EdgeTarget};
 use crate::loops::{Loop, Loops};
 use crate::refusal::Refusal;
+use crate::resource::Focus;
 
 /// Name of a part as a resource of its function. Offsets are those of the first bytes of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +42,11 @@ impl PartName {
             Some((from, to)) => Some(PartName::Edge { from: offset(from)?, to: offset(to)? }),
             None => offset(text).map(PartName::Block),
         }
+    }
+
+    /// The part that a focus names: `#0x1a` of `/Code/MODULE/FUNCTION/#0x1a`; `None` if it names none.
+    pub fn of(focus: &Focus) -> Option<PartName> {
+        PartName::parse(focus.part("Code")?.names.get(2)?)
     }
 
     /// The kind of the part in words, with an article.

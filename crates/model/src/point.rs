@@ -35,10 +35,33 @@ pub enum How {
     Refused,
 }
 
+impl How {
+    /// The stable word for scripts.
+    pub fn word(self) -> &'static str {
+        match self {
+            How::InPlace => "in-place",
+            How::Relocated => "relocated",
+            How::Partly => "partly",
+            How::Refused => "refused",
+        }
+    }
+}
+
 impl PointKind {
     /// Whether a call begins at points of this kind that ends at other points: a call of the function, or a call that it makes.
     pub fn opens(self) -> bool {
         matches!(self, PointKind::Entry | PointKind::CallBefore)
+    }
+
+    /// The stable word for scripts, which is the same for both sides of a call.
+    pub fn word(self) -> &'static str {
+        match self {
+            PointKind::Entry => "entry",
+            PointKind::Exit => "exit",
+            PointKind::CallBefore | PointKind::CallAfter => "call",
+            PointKind::Block => "block",
+            PointKind::Edge => "edge",
+        }
     }
 
     /// Whether points of this kind are before or after a call that the function makes.

@@ -1,15 +1,31 @@
-//! The gRPC messages of `proto/ingraft/v1`, and the code that both sides need for them: conversions from and to the model whose errors have
-//! the path of the wrong field, versions, errors as gRPC statuses, and large answers in parts. This crate opens no socket.
+//! The gRPC messages of `proto/ingraft/v1`, and the code that both sides need for them: conversions of the values of `ingraft_api` to messages
+//! and back, one file for each noun, versions, errors as gRPC statuses, and large answers in parts. This crate opens no socket.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::too_many_lines)]
 
-pub mod convert;
+#[macro_use]
+mod field;
+
+#[cfg(test)]
+mod any;
+pub mod code;
+pub mod enabled;
 pub mod failure;
+mod function;
+pub mod history;
+mod inserted;
+mod lower;
+pub mod measure;
+pub mod metric;
 pub mod parts;
+pub mod process;
 pub mod profile;
+mod removed;
 pub mod sample;
+pub mod totals;
 pub mod trace;
+pub mod value;
 pub mod version;
 
 /// The generated messages, clients and servers. Their documentation comes from the proto files.
@@ -30,8 +46,8 @@ pub mod v1 {
     tonic::include_proto!("ingraft.v1");
 }
 
-pub use convert::FieldError;
 pub use failure::Failure;
+pub use field::{FieldError, known};
 pub use parts::Parts;
 pub use sample::Snapshot;
 pub use version::{PROTOCOL, PROTOCOL_HEADER};

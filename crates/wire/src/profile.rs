@@ -6,7 +6,7 @@ use ingraft_model::Svma;
 use ingraft_report::message::UNKNOWN_PASSAGES as UNKNOWN;
 use ingraft_report::{Earlier, EarlierProfile, SavedProfile};
 
-use crate::convert::FieldError;
+use crate::field::FieldError;
 use crate::parts::Parts;
 use crate::v1;
 

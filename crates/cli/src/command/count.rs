@@ -1,5 +1,6 @@
 //! `ingraft count`: the metric `calls` at each function, or those of blocks, edges and loops.
 
+use ingraft_api::ThreadValue;
 use ingraft_model::PartName;
 
 use super::rows::{self, Asked, Presentation, Row, Stage};
@@ -47,14 +48,16 @@ impl Presentation for Calls {
         match stage {
             Stage::Live => vec![rate(row.site.rate(row.pair))],
             Stage::Last => {
-                let threads = row.value().map_or(0, |v| v.threads.len());
+                let threads = row.value().map_or(0, |v| v.details().threads.len());
                 vec![rate(row.site.mean_rate(row.pair)), threads.to_string().into()]
             }
         }
     }
 
     fn object(&self, row: Row<'_>, (): &()) -> Object {
-        let threads = row.value().map(|v| v.threads.as_slice()).unwrap_or_default();
+        let threads = row.value().map(|v| v.details().threads.as_slice()).unwrap_or_default();
+        let tid = |thread: &ThreadValue| thread.tid.map(|tid| tid.0);
+        let pid = |thread: &ThreadValue| thread.pid.map(|pid| pid.0);
         let (block, header) = match row.part() {
             Some(PartName::Edge { from, to }) => {
                 return Object::Edge(Edge {
@@ -67,7 +70,7 @@ impl Presentation for Calls {
                     back: None,
                     count: Some(row.calls()),
                     threads: Some(
-                        threads.iter().map(|t| ThreadEdge { tid: t.tid, pid: t.pid, count: t.value }).collect(),
+                        threads.iter().map(|t| ThreadEdge { tid: tid(t), pid: pid(t), count: t.value }).collect(),
                     ),
                     inexact: None,
                     facts: row.facts(),
@@ -82,7 +85,7 @@ impl Presentation for Calls {
             block,
             header,
             calls: row.calls(),
-            threads: threads.iter().map(|t| ThreadCount { tid: t.tid, pid: t.pid, calls: t.value }).collect(),
+            threads: threads.iter().map(|t| ThreadCount { tid: tid(t), pid: pid(t), calls: t.value }).collect(),
             facts: row.facts(),
         })
     }

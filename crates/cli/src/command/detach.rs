@@ -4,7 +4,7 @@ use crate::args::{Common, DetachArgs};
 use crate::conn::{Client, Engines, Target};
 use crate::exit::{Exit, Stop};
 use crate::measure;
-use crate::objects::Object;
+use crate::objects::{Looked, Object, Removed};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -18,14 +18,15 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
     for client in engines.clients() {
         let targets = if let Some(choice) = measure::choice(&args.target, args.all, args.cgroup.as_deref()) {
             let mut progress = Progress::new("looking at processes", common.format);
-            client.choose(&choice, &mut progress).await?.into_iter().map(|p| Target::Pid(p.pid)).collect()
+            client.choose(&choice, &mut progress).await?.into_iter().map(|p| Target::Pid(p.pid.0)).collect()
         } else if args.all {
             let mut progress = Progress::new("looking at processes", common.format);
-            let (looked, inserted) = client.look(&mut progress).await?;
+            let (state_dir, inserted) = client.look(&mut progress).await?;
             drop(progress);
+            let looked = Looked { host: client.host(), state_dir };
             out.text(&words::looked(&looked))?;
             out.object(&Object::Looked(looked))?;
-            inserted.into_iter().map(|i| Target::Pid(i.pid)).collect()
+            inserted.into_iter().map(|i| Target::Pid(i.pid.0)).collect()
         } else {
             measure::running(&args.target)
         };
@@ -51,6 +52,7 @@ async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Out
     let mut progress = Progress::new("removing", common.format);
     let Some(removed) = client.detach(target, &mut progress).await? else { return Ok(false) };
     drop(progress);
+    let removed = Removed::new(&removed, client.host());
     out.text(&words::removed(&removed))?;
     if !removed.children_left.is_empty() {
         output::warn(&words::children_left(removed.pid, &removed.children_left), common.format);

@@ -20,9 +20,9 @@ pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common,
     for client in engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", common.format);
-            let (listed, other) = client.functions(&target, &args.globs, true, &mut progress).await?;
-            functions.extend(listed);
-            untyped.extend(other);
+            let list = client.functions(&target, &args.globs, true, &mut progress).await?;
+            functions.extend(list.functions.into_iter().map(|f| Function::new(f, list.pid, client.host())));
+            untyped.extend(list.untyped.into_iter().map(|symbol| Untyped::new(symbol, list.pid, client.host())));
         }
     }
     if args.summary {
@@ -101,7 +101,7 @@ fn reached(f: &Function, kind: &str) -> Cell {
         None => "".into(),
         Some(_) if n == 0 => "".into(),
         Some(&how) => {
-            let jumps = match f.tail_exits {
+            let jumps = match f.facts.tail_exits {
                 1 if kind == "exit" && n == 1 => ", jumps".to_owned(),
                 jumps @ 1.. if kind == "exit" => format!(", {jumps} jump"),
                 _ => String::new(),
@@ -121,6 +121,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use expect_test::expect;
+    use ingraft_api::FunctionFacts;
 
     use super::*;
 
@@ -136,8 +137,7 @@ mod tests {
             how: BTreeMap::from([("entry", entry), ("exit", "partly"), ("call", "refused")]),
             why_not: why.map(|w| BTreeMap::from([("entry", w.to_owned())])),
             reasons: why.map(|_| BTreeMap::from([("entry", "too_short".to_owned())])),
-            tail_exits: u32::from(why.is_none()) * 2,
-            exposed: false,
+            facts: FunctionFacts { tail_exits: u32::from(why.is_none()) * 2, exposed: false },
         }
     }
 

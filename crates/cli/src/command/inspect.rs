@@ -4,11 +4,14 @@ mod counts;
 mod drawn;
 mod text;
 
+use ingraft_api::Inspection;
+
 use crate::args::InspectArgs;
-use crate::conn::Inspected;
+use crate::conn::Client;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context};
 use crate::objects::Object;
+use crate::objects::code::Inspected;
 use crate::output::Output;
 use crate::output::progress::Progress;
 use crate::picture;
@@ -19,7 +22,8 @@ pub(crate) async fn run(args: InspectArgs, context: Context<'_>, out: &mut Outpu
     for client in context.engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", context.common.format);
-            let mut functions = client.inspect(&target, &args.function, wants_code(&args), &mut progress).await?;
+            let found_here = client.inspect(&target, &args.function, wants_code(&args), &mut progress).await?;
+            let mut functions = records(found_here, client);
             drop(progress);
             if let Some(duration) = args.duration {
                 let about = counts::About { client, target: &target, args: &args, context: &context };
@@ -38,6 +42,11 @@ pub(crate) async fn run(args: InspectArgs, context: Context<'_>, out: &mut Outpu
         out.text(&text::render(function, &args, several, out.width()))?;
     }
     found.into_iter().try_for_each(|function| objects(function, out))
+}
+
+/// The records of functions.
+fn records(Inspection { pid, functions }: Inspection, client: &Client) -> Vec<Inspected> {
+    functions.into_iter().map(|function| Inspected::new(function, pid, client.host())).collect()
 }
 
 /// Prints the control-flow graphs of functions for Graphviz, or as one picture.

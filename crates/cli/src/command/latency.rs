@@ -5,11 +5,11 @@
 
 use std::cmp::Ordering;
 
-use ingraft_model::Distribution;
+use ingraft_api::{ThreadValue, Value};
+use ingraft_model::{Distribution, Pid, Tid};
 
 use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::{LatencyArgs, LatencySort};
-use crate::conn::{ThreadValue, Value};
 use crate::exit::Stop;
 use crate::measure::{Context, View};
 use crate::objects::{FunctionId, Latency, Missing, Object, ThreadLatency, Times};
@@ -77,7 +77,7 @@ enum Span {
 impl Span {
     fn of(row: &Row<'_>) -> Span {
         let since = row.timed_since_ns();
-        match row.value().and_then(|value| value.taken_out) {
+        match row.value().and_then(|value| value.details().taken_out) {
             _ if row.is_refused() => Span::Never,
             None => Span::Whole,
             Some(why) if since.is_some_and(|since| why.time_ns <= since) && row.counting.is_some() => Span::Never,
@@ -153,13 +153,13 @@ impl Presentation for Latencies {
 
     fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
         let value = row.value();
-        let activations = value.map(|v| v.activations).unwrap_or_default();
+        let activations = value.map(|v| v.details().activations).unwrap_or_default();
         // The number is never left out, because it shows whether a time may cover only a part of the call.
         let left_by_tail_jump = Some(activations.left_by_tail_jump);
         let threads = threads(&row);
         let thread = |(tid, pid, calls, timed): Caller<'_>| ThreadLatency {
-            tid,
-            pid,
+            tid: tid.map(|tid| tid.0),
+            pid: pid.map(|pid| pid.0),
             times: Times::of(calls, timed.and_then(|t| t.distribution.as_deref())),
             missing: timed.map(|t| t.activations).unwrap_or_default().into(),
         };
@@ -175,7 +175,7 @@ impl Presentation for Latencies {
             threads: threads.into_iter().map(thread).collect(),
             missing: Missing { left_by_tail_jump, ..activations.into() },
             timed_since_ns: row.timed_since_ns(),
-            taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
+            taken_out_ns: value.and_then(|v| v.details().taken_out).map(|why| why.time_ns),
             facts: row.facts(),
         })
     }
@@ -184,7 +184,7 @@ impl Presentation for Latencies {
         let called: Vec<_> =
             rows.iter().filter_map(|row| Some((row, distribution(row).filter(|d| d.count > 0)?))).collect();
         let mut text = if called.len() > 1 { shares(self.whole(rows)) } else { String::new() };
-        let missing = |row: &Row<'_>| row.value().map(|v| (row.id().function, v.activations));
+        let missing = |row: &Row<'_>| row.value().map(|v| (row.id().function, v.details().activations));
         text += &words::missing(&rows.iter().filter_map(missing).collect::<Vec<_>>());
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
@@ -216,11 +216,11 @@ fn shares(sum: Sum) -> String {
 }
 
 /// A thread that has called a function: its id, its process if that is a child, the number of its calls, and their times.
-type Caller<'a> = (Option<i32>, Option<i32>, i64, Option<&'a ThreadValue>);
+type Caller<'a> = (Option<Tid>, Option<Pid>, i64, Option<&'a ThreadValue>);
 
 /// The threads that have called a function.
 fn threads<'a>(row: &Row<'a>) -> Vec<Caller<'a>> {
-    let of = |value: Option<&'a Value>| value.map(|v| v.threads.as_slice()).unwrap_or_default();
+    let of = |value: Option<&'a Value>| value.map(|v| v.details().threads.as_slice()).unwrap_or_default();
     let timed = of(row.value());
     let same = |a: &ThreadValue, b: &ThreadValue| (a.tid, a.pid) == (b.tid, b.pid);
     let Some(counting) = row.counting.map(|_| of(row.counts())) else {
@@ -285,5 +285,5 @@ impl Ord for Key {
 }
 
 fn distribution<'a>(row: &Row<'a>) -> Option<&'a Distribution> {
-    row.value()?.distribution.as_deref()
+    row.value()?.details().distribution.as_deref()
 }

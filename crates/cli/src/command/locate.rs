@@ -14,6 +14,7 @@ pub(crate) async fn run(args: &WhereArgs, engines: &Engines, common: &Common, ou
         let mut progress = Progress::new("reading the program", common.format);
         let found = client.locate(&Target::Pid(args.pid), args.address, &mut progress).await?;
         drop(progress);
+        let found = Location::new(found, client.host());
         out.text(&text(&found))?;
         out.object(&Object::Location(found))?;
     }

@@ -2,27 +2,30 @@
 
 use std::fmt::Write as _;
 
+use ingraft_api::LowerRequest;
 use ingraft_mdl::{Library, Options};
 use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, Common, RunningTarget};
-use crate::conn::{Engines, Lower, Source, Target};
+use crate::conn::{Engines, Target};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
-use crate::objects::{Host, Lowered, Object, Piece};
+use crate::objects::lowered::Piece;
+use crate::objects::{Host, Lowered, Object};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
 
 /// Shows the worst-case cost of each metric, or of those whose names match a pattern.
 pub(super) async fn costs(
-    (definitions, flavors, glob): (Vec<Source>, Vec<Flavor>, Option<&str>),
+    (definitions, flavors, glob): (Vec<(String, String)>, Vec<Flavor>, Option<&str>),
     target: &RunningTarget,
     engines: &Engines,
     common: &Common,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let ask = Lower { target: one(target)?, definitions, flavors, ..Lower::default() };
+    let target = one(target)?.map(|target| target.spec());
+    let ask = LowerRequest { target, definitions, flavors, ..LowerRequest::default() };
     let mut lowered = lowered(&ask, engines, common).await?;
     super::metrics::keep_matching(&mut lowered, glob, "metric", |m| vec![m.metric.as_str()])?;
     let text = table(&lowered, out.width());
@@ -35,17 +38,17 @@ pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, o
     super::mdl::check(&args, common.format, out)?;
     let definitions = measure::sources(&args.files)?;
     let mut library = Library::new(Options::default());
-    for source in &definitions {
+    for (name, text) in &definitions {
         // The check above has reported all errors already.
-        let _ = library.load(&source.name, &source.text);
+        let _ = library.load(name, text);
     }
     let flavors = args.flavors.names;
     let metrics: Vec<String> = library.metrics().iter().map(|m| m.name.clone()).collect();
     if metrics.is_empty() {
         return out.text("no metric is defined there\n");
     }
-    let focus = args.focus.as_ref().map(ToString::to_string);
-    let ask = Lower { metrics, focus, target: one(&args.target)?, definitions, flavors, code: true };
+    let target = one(&args.target)?.map(|target| target.spec());
+    let ask = LowerRequest { metrics, focus: args.focus, target, definitions, flavors, code: true };
     for metric in lowered(&ask, engines, common).await? {
         out.text(&listing(&metric))?;
         out.object(&Object::Lowered(metric))?;
@@ -64,23 +67,25 @@ fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
 
 /// Names of the metrics that measure nothing in a program.
 pub(super) async fn without_meaning(
-    definitions: &[Source],
+    definitions: &[(String, String)],
     flavors: &[Flavor],
     target: &RunningTarget,
     engines: &Engines,
     common: &Common,
 ) -> Result<Vec<(Host, String)>, Stop> {
     let (definitions, flavors) = (definitions.to_vec(), flavors.to_vec());
-    let ask = Lower { target: one(target)?, definitions, flavors, ..Lower::default() };
+    let target = one(target)?.map(|target| target.spec());
+    let ask = LowerRequest { target, definitions, flavors, ..LowerRequest::default() };
     let lowered = lowered(&ask, engines, common).await?;
     Ok(lowered.into_iter().filter(|m| !m.applies).map(|m| (m.host, m.metric)).collect())
 }
 
-async fn lowered(ask: &Lower, engines: &Engines, common: &Common) -> Result<Vec<Lowered>, Stop> {
+async fn lowered(ask: &LowerRequest, engines: &Engines, common: &Common) -> Result<Vec<Lowered>, Stop> {
     let mut all = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("generating code", common.format);
-        all.extend(client.lower(ask, &mut progress).await?);
+        let lowered = client.lower(ask, &mut progress).await?;
+        all.extend(lowered.into_iter().map(|metric| Lowered::new(metric, client.host())));
     }
     if all.iter().all(|m| m.pieces.is_empty())
         && let Some(first) = all.iter().find(|_| ask.focus.is_some())
@@ -167,7 +172,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
-    use crate::objects::Instruction;
+    use crate::objects::lowered::Instruction;
 
     fn metric() -> Lowered {
         let line = |label: Option<&str>, text: &str| Instruction {

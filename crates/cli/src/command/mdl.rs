@@ -4,7 +4,6 @@ use ingraft_mdl::{Diagnostic, Library, Look, Options, Severity};
 use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, FmtArgs, Format};
-use crate::conn::Source;
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure::sources;
 use crate::objects::{self, Object};
@@ -38,22 +37,22 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
     // All files are read before the first one is written.
     let sources = sources(&args.files)?;
     let mut formatted = Vec::new();
-    for source in &sources {
-        match ingraft_mdl::format(&source.name, &source.text, Options::default()) {
+    for (name, text) in &sources {
+        match ingraft_mdl::format(name, text, Options::default()) {
             Ok(text) => formatted.push(text),
             Err(diagnostics) => {
-                let kept = ingraft_mdl::Source::new(&source.name, &source.text);
+                let kept = ingraft_mdl::Source::new(name, text);
                 say(&diagnostics, |d| ingraft_mdl::render(d, Some(&kept), Look::Coloured), format);
-                return Err(wrong(&source.name).into());
+                return Err(wrong(name).into());
             }
         }
     }
-    for ((path, source), text) in args.files.iter().zip(&sources).zip(&formatted) {
+    for ((path, (name, before)), text) in args.files.iter().zip(&sources).zip(&formatted) {
         if !args.write {
             out.verbatim(text.as_bytes())?;
-        } else if *text != source.text {
+        } else if text != before {
             std::fs::write(path, text).map_err(|e| {
-                Failure::failed(format!("cannot write {}: {e}", source.name), "print it instead: leave --write out")
+                Failure::failed(format!("cannot write {name}: {e}"), "print it instead: leave --write out")
             })?;
         }
     }
@@ -62,7 +61,7 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
 
 /// Refuses definitions with errors that the given metrics need, with the same words as `check`. The caller has touched no target yet.
 /// Errors in other definitions do not matter.
-pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Format) -> Result<(), Stop> {
+pub(crate) fn accept_for(metrics: &[&str], definitions: &[(String, String)], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());
     }
@@ -71,7 +70,7 @@ pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Forma
 }
 
 /// Refuses definitions with errors, with the same words as `check`. The caller has touched no target yet.
-pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop> {
+pub(crate) fn accept(definitions: &[(String, String)], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {
         return Ok(());
     }
@@ -83,7 +82,7 @@ pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop>
 }
 
 /// Warns of flavors that neither these definitions nor the shipped ones name.
-pub(super) fn warn_of_flavors(flavors: &[Flavor], definitions: &[Source], format: Format) {
+pub(super) fn warn_of_flavors(flavors: &[Flavor], definitions: &[(String, String)], format: Format) {
     if !flavors.is_empty() {
         warn(&load(definitions).0, flavors, format);
     }
@@ -96,9 +95,9 @@ fn warn(library: &Library, flavors: &[Flavor], format: Format) {
 }
 
 /// Reads definitions on top of the shipped ones.
-fn load(definitions: &[Source]) -> (Library, Vec<Diagnostic>) {
+fn load(definitions: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
     let mut library = ingraft_mdl::shipped::library(Options::default());
-    let diagnostics = definitions.iter().flat_map(|s| library.load(&s.name, &s.text)).collect();
+    let diagnostics = definitions.iter().flat_map(|(name, text)| library.load(name, text)).collect();
     (library, diagnostics)
 }
 
@@ -139,7 +138,7 @@ mod tests {
 
     #[test]
     fn shipped_definitions_are_known_and_errors_are_refused() {
-        let source = |text: &str| Source { name: "m.mdl".to_owned(), text: text.to_owned() };
+        let source = |text: &str| ("m.mdl".to_owned(), text.to_owned());
         assert!(accept(&[], Format::Table).is_ok());
         let (library, diagnostics) = load(&[source("metric broken {")]);
         assert!(library.metric("calls").is_some());

@@ -7,7 +7,7 @@ use crate::args::{Common, MetricsArgs};
 use crate::conn::Engines;
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure;
-use crate::objects::{Metric, Object};
+use crate::objects::{Event, Metric, Object};
 use crate::output::number::plural;
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
@@ -31,7 +31,8 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
     let mut metrics = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("reading definitions", common.format);
-        metrics.extend(client.metrics(&definitions, &mut progress).await?);
+        let found = client.metrics(&definitions, &mut progress).await?;
+        metrics.extend(found.into_iter().map(|metric| Metric::new(metric, client.host())));
     }
     let listed = |flavor: &Flavor| metrics.iter().any(|m| m.flavors.iter().any(|known| known == flavor.as_str()));
     let strange: Vec<Flavor> = flavors.iter().filter(|flavor| !listed(flavor)).cloned().collect();
@@ -75,7 +76,8 @@ async fn events(glob: Option<&str>, engines: &Engines, common: &Common, out: &mu
     let mut events = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("trying events", common.format);
-        events.extend(client.events(&mut progress).await?);
+        let found = client.events(&mut progress).await?;
+        events.extend(found.into_iter().map(|event| Event::new(event, client.host())));
     }
     keep_matching(&mut events, glob, "event", |e| {
         std::iter::once(&e.name).chain(&e.aliases).map(String::as_str).collect()

@@ -6,7 +6,9 @@ mod totals;
 use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, TotalsReading};
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{
     Covered, Details, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind as SavedKind, SavedProfile,
@@ -14,7 +16,7 @@ use ingraft_report::{
 
 use crate::args::{ProfileArgs, ProfileKind};
 use crate::command::report::{self, records};
-use crate::conn::{MeasureKind, Request, Target, Totals};
+use crate::conn::Target;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Plan, Query, Site, View};
 use crate::objects::totals::ProfileHead;
@@ -51,7 +53,7 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
             Failure::usage("--sites needs --inclusive", "use `ingraft profile events --inclusive --sites`").into()
         );
     }
-    let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().find(|name| **name == event));
+    let inclusive = inclusive.and_then(|event| EVENT_NAMES.into_iter().position(|name| *name == event));
     let query = match (query, measure.interval) {
         (true, _) => Some(Query::Totals),
         (false, Some(_)) => Some(Query::Counts),
@@ -59,28 +61,15 @@ pub(crate) async fn run(args: ProfileArgs, context: Context<'_>, out: &mut Outpu
     };
     let earlier = weights.as_deref().map(weights_of).transpose()?.map(Arc::new);
     let functions = if functions.is_empty() { vec!["*".to_owned()] } else { functions };
-    let request = |target: Target| Request {
-        await_modules: measure.wait.is_some() || target.is_started(),
-        target,
-        pairs: Vec::new(),
-        functions: functions.clone(),
-        function_metric: "calls",
-        more_metrics: Vec::new(),
-        definitions: Vec::new(),
-        flavors: Vec::new(),
-        keep: measure.no_remove,
-        max_overhead: measure.max_overhead,
-        max_hold: measure.max_hold,
-        allow_calls: false,
-        beside_uprobes: measure.beside_uprobes,
-        family: measure.follow.contains(&crate::args::Follow::Fork),
-        history: false,
-        wait: measure.wait.unwrap_or_default(),
-        kind: match coverage {
-            true => MeasureKind::Coverage { branches, in_place: !branches },
-            false => MeasureKind::Counts { check, inclusive, calls: sites, earlier: earlier.clone() },
-        },
+    let measured = match coverage {
+        true => Kind::Coverage(CoverageOptions { branches, in_place: !branches }),
+        false => {
+            let inclusive = inclusive.map(|event| Inclusive { event, calls: sites });
+            Kind::Counts(CountsOptions { check, inclusive, earlier })
+        }
     };
+    let own = EnableRequest { functions, kind: measured, ..EnableRequest::default() };
+    let request = |target: Target| measure::request(target, &measure, own.clone());
     let plan = Plan::new(&measure, &target, request, out).queried(query);
     let format = context.common.format;
     // A file that cannot be written is refused before the target is touched.
@@ -128,7 +117,11 @@ impl View for Profiles {
             return self.totals(site, totals, out);
         }
         let Some(profile) = &site.profile else { return Ok(()) };
-        out.text(&heading(site, (profile.ended_ns, profile.held_ns), profile.functions.len() as u64))?;
+        out.text(&heading(
+            site,
+            (profile.ended_ns, Duration::from_nanos(profile.held_ns)),
+            profile.functions.len() as u64,
+        ))?;
         self.counts(site, profile, out)
     }
 
@@ -151,10 +144,10 @@ impl Profiles {
         if self.query == Some(Query::Counts) {
             out.object(&Object::Profile(ProfileHead {
                 host: site.host(),
-                pid: site.enabled.pid,
+                pid: site.pid(),
                 time_ns: profile.ended_ns,
                 functions: profile.functions.len() as u64,
-                stopped_ms: millis(profile.held_ns),
+                stopped_ms: millis(Duration::from_nanos(profile.held_ns)),
             }))?;
         }
         let names = out.json().then(|| inclusive::Names::of(profile));
@@ -173,7 +166,7 @@ impl Profiles {
     }
 
     /// Prints the event totals of a process, and warns once if they are not exact.
-    fn totals(&mut self, site: &Site, totals: &Totals, out: &mut Output) -> Result<(), Stop> {
+    fn totals(&mut self, site: &Site, totals: &TotalsReading, out: &mut Output) -> Result<(), Stop> {
         totals::records(site, totals).iter().try_for_each(|record| out.object(record))?;
         if !out.json() {
             out.text(&totals::table(site, totals, out.width()))?;
@@ -247,9 +240,9 @@ impl Profiles {
 }
 
 /// A line before what was read while a profile runs: the time since the beginning, and how long the threads were held.
-fn heading(site: &Site, (time_ns, held_ns): (u64, u64), functions: u64) -> String {
+fn heading(site: &Site, (time_ns, held): (u64, Duration), functions: u64) -> String {
     let seconds = time_ns.saturating_sub(site.first_ns.unwrap_or(time_ns)) as f64 / 1e9;
-    let (functions, held) = (plural(functions, "function", "functions"), millis(held_ns));
+    let (functions, held) = (plural(functions, "function", "functions"), millis(held));
     format!("{HEADING}after {seconds:.1} s{HEADING:#}  {DIM}{functions}, threads held for {held:.1} ms{DIM:#}\n")
 }
 
@@ -418,7 +411,7 @@ impl<'a> Counts<'a> {
     }
 
     fn all(site: &Site, profile: &'a SavedProfile) -> impl Iterator<Item = Counts<'a>> {
-        let (host, pid) = (site.host(), site.enabled.pid);
+        let (host, pid) = (site.host(), site.pid());
         Counts::named(profile).map(move |(counts, details)| Counts {
             id: FunctionId {
                 host: host.clone(),

@@ -15,7 +15,8 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
     let mut processes = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("looking at processes", common.format);
-        processes.extend(client.processes(args.glob.as_deref(), &mut progress).await?);
+        let found = client.processes(args.glob.as_deref(), &mut progress).await?;
+        processes.extend(found.into_iter().map(|process| Process::new(process, client.host())));
     }
     if let (true, Some(glob)) = (processes.is_empty(), &args.glob) {
         let what = format!("no process is called `{glob}`");

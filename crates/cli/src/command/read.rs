@@ -1,11 +1,14 @@
 //! `ingraft read`: prints the values of measurements that were left in with `--no-remove`.
 
+use ingraft_api::{Inserted, MeasurementId, PairInfo};
+use ingraft_model::Pid;
+
 use super::{count, latency, watch};
 use crate::args::{Common, ReadArgs};
-use crate::conn::{Client, Engines, PairInfo};
+use crate::conn::{Client, Engines};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure::{Site, View};
-use crate::objects::{self, Inserted, Object};
+use crate::objects::{self, Object};
 use crate::output::progress::Progress;
 use crate::output::{self, DIM, Output, words};
 
@@ -34,10 +37,12 @@ async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) ->
         let mut progress = Progress::new("looking at processes", common.format);
         let inserted = client.inserted(&mut progress).await?;
         drop(progress);
-        let Some(its) = inserted.into_iter().find(|i| i.pid == pid) else { continue };
+        let Some(its) = inserted.into_iter().find(|i| i.pid == Pid(pid)) else { continue };
         if !its.kept_measurements.is_empty() {
             // The engine examines its woven code when it answers this call.
-            its.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &its.host, what), common.format));
+            its.warnings
+                .iter()
+                .for_each(|what| output::warn(&words::disturbed(pid, &client.host(), what), common.format));
         }
         for measurement in &its.kept_measurements {
             found = true;
@@ -48,19 +53,19 @@ async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) ->
     if found { Ok(()) } else { Err(nothing(pid, others.first(), engines.is_embedded()).into()) }
 }
 
-async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Output) -> Result<(), Stop> {
-    let pid = its.pid;
-    let grown = client.measured(measurement).await?;
-    let reading = client.read(measurement, grown.pairs.len()).await?;
+async fn show(client: &Client, its: &Inserted, id: MeasurementId, out: &mut Output) -> Result<(), Stop> {
+    let (Pid(pid), MeasurementId(measurement)) = (its.pid, id);
+    let pairs = client.measured(id).await?;
+    let reading = client.read(id, pairs.len()).await?;
     out.text(&format!("{DIM}process {pid}: measurement {measurement}, held by {}{DIM:#}\n", its.holder))?;
     out.object(&Object::Kept(objects::Kept { host: client.host(), pid, measurement }))?;
-    let site = Site::left_in(client.clone(), pid, measurement, grown, reading);
+    let site = Site::left_in(client.clone(), (its.pid, id), pairs, reading);
     // Times come with the numbers of calls.
     let all = |metric: &str| {
         let pairs = &site.enabled.pairs;
-        let is = |pair: &PairInfo| pair.metric == metric || pair.metric == latency::COUNTED;
+        let is = |pair: &PairInfo| [metric, latency::COUNTED].contains(&pair.pair.metric.as_str());
         let of_functions = pairs.iter().all(|pair| is(pair) && pair.function.is_some());
-        of_functions && pairs.iter().any(|pair| pair.metric == metric)
+        of_functions && pairs.iter().any(|pair| pair.pair.metric == metric)
     };
     let mut view: Box<dyn View + Send> = if all("calls") {
         count::view()

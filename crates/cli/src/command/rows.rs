@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use ingraft_model::PartName;
+use ingraft_api::{EnableRequest, FunctionRef, PairFacts, PairInfo, Value};
+use ingraft_model::{Focus, PartName};
 
-use crate::args::{self, Follow};
-use crate::conn::{MeasureKind, PairInfo, Request, Target, Value, part_of};
+use crate::args;
+use crate::conn::Target;
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
-use crate::objects::{FunctionId, Object, PairFacts, hex};
+use crate::objects::{FunctionId, Object};
 use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
@@ -92,25 +93,14 @@ pub(super) async fn run(
     context: Context<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let request = |target: Target| Request {
-        await_modules: asked.measure.wait.is_some() || target.is_started(),
-        kind: MeasureKind::Metrics,
-        target,
-        pairs: Vec::new(),
-        functions: asked.functions.clone(),
-        function_metric: asked.counted.unwrap_or(asked.metric),
-        more_metrics: asked.counted.map(|_| asked.metric).into_iter().collect(),
-        definitions: Vec::new(),
-        flavors: Vec::new(),
-        keep: asked.measure.no_remove,
-        max_overhead: asked.measure.max_overhead,
-        max_hold: asked.measure.max_hold,
+    let metrics = asked.counted.into_iter().chain([asked.metric]);
+    let own = EnableRequest {
+        functions: asked.functions,
+        function_metrics: metrics.map(str::to_owned).collect(),
         allow_calls: asked.measure.allow_calls,
-        beside_uprobes: asked.measure.beside_uprobes,
-        family: asked.measure.follow.contains(&Follow::Fork),
-        history: false,
-        wait: asked.measure.wait.unwrap_or_default(),
+        ..EnableRequest::default()
     };
+    let request = |target: Target| measure::request(target, &asked.measure, own.clone());
     let plan = Plan::new(&asked.measure, &asked.target, request, out);
     let samples = asked.measure.interval.is_some();
     measure::run(plan, context, &mut RowsView { presentation, samples }, out).await
@@ -262,18 +252,20 @@ fn rows<'a>(sites: &'a [Site], counted: Option<&'static str>) -> Vec<Row<'a>> {
 
 /// One row for each function that is measured. With a metric that counts calls, the rows are of the other pairs.
 fn rows_of<'a>(site: &'a Site, counted: Option<&'static str>) -> Vec<Row<'a>> {
-    let pairs = || (0..).zip(&site.enabled.pairs);
-    let counts = |pair: &PairInfo| counted.is_some_and(|metric| pair.metric == metric);
-    let counting: HashMap<&str, usize> =
-        pairs().filter(|(_, pair)| counts(pair)).map(|(at, pair)| (pair.focus.as_str(), at)).collect();
+    let pairs = || (0..).zip(site.enabled.pairs.iter());
+    let counts = |pair: &PairInfo| counted.is_some_and(|metric| pair.pair.metric == metric);
+    let counting: HashMap<&Focus, usize> =
+        pairs().filter(|(_, pair)| counts(pair)).map(|(at, pair)| (&pair.pair.focus, at)).collect();
     // A function may have been measured before the library that it came back with was refused.
     let is_measured = |at: &usize| {
         let value = site.reading.values.get(*at).map_or(0, |value| value.value);
-        let refused = |pair: &PairInfo| pair.function.is_some() && part_of(&pair.focus).is_none() && pair.refused > 0;
+        let refused = |pair: &PairInfo| {
+            pair.function.is_some() && PartName::of(&pair.pair.focus).is_none() && !pair.refused.is_empty()
+        };
         value != 0 || site.enabled.pairs.get(*at).is_some_and(|pair| !refused(pair))
     };
     let row = |(pair, info): (usize, &PairInfo)| {
-        let counting = counting.get(info.focus.as_str()).copied();
+        let counting = counting.get(&info.pair.focus).copied();
         let measured = is_measured(&pair) || counting.as_ref().is_some_and(is_measured);
         measured.then_some(Row { site, pair, counting })
     };
@@ -304,7 +296,7 @@ impl<'a> Row<'a> {
 
     /// Whether the function's calls are counted, and nothing else of it can be measured.
     pub(super) fn is_refused(&self) -> bool {
-        self.counting.is_some() && self.site.enabled.pairs.get(self.pair).is_some_and(|pair| pair.refused > 0)
+        self.counting.is_some() && self.site.enabled.pairs.get(self.pair).is_some_and(|pair| !pair.refused.is_empty())
     }
 
     /// The facts about the pair.
@@ -315,23 +307,23 @@ impl<'a> Row<'a> {
     /// Function and target of the row.
     pub(super) fn id(&self) -> FunctionId {
         let info = &self.site.enabled.pairs[self.pair];
-        let function = info.function.as_ref();
-        FunctionId {
-            host: self.site.host(),
-            pid: self.site.enabled.pid,
-            module: function.map(|f| f.module.clone()).unwrap_or_default(),
-            function: function.map_or_else(|| info.focus.clone(), |f| f.function.clone()),
-            offset: hex(function.map_or(0, |f| f.offset)),
-        }
+        let function = info.function.clone().unwrap_or_else(|| {
+            let function = info.pair.focus.to_string();
+            FunctionRef { function, ..FunctionRef::default() }
+        });
+        FunctionId::new(function, self.site.enabled.pid, self.site.host())
     }
 
     /// The block, edge or loop of the row; `None` if the row is about a whole function.
     pub(super) fn part(&self) -> Option<PartName> {
-        part_of(&self.site.enabled.pairs[self.pair].focus)
+        PartName::of(&self.site.enabled.pairs[self.pair].pair.focus)
     }
 
     /// Kind of the edge of the row; `None` if the row is about no edge, or about edges of several kinds.
     pub(super) fn edge_kind(&self) -> Option<&'static str> {
-        self.site.enabled.pairs[self.pair].edge_kind
+        match self.site.enabled.pairs[self.pair].edge_kinds.as_slice() {
+            [kind] => Some(kind.word()),
+            _ => None,
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::args::Common;
 use crate::conn::Engines;
 use crate::exit::Stop;
-use crate::objects::{Inserted, Object, PairCost};
+use crate::objects::inserted::PairCost;
+use crate::objects::{Inserted, Object};
 use crate::output::number::{ago, bytes, grouped_u64, percent, short};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
@@ -19,7 +20,8 @@ pub(crate) async fn run(engines: &Engines, common: &Common, out: &mut Output) ->
     let mut inserted = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("looking at processes", common.format);
-        inserted.extend(client.inserted(&mut progress).await?);
+        let found = client.inserted(&mut progress).await?;
+        inserted.extend(found.into_iter().map(|one| Inserted::new(one, client.host())));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let text = render(&inserted, now, out.width());

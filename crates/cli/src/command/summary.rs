@@ -124,6 +124,7 @@ fn reasons(reasons: &BTreeMap<String, u64>) -> String {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use ingraft_api::FunctionFacts;
 
     use super::*;
 
@@ -150,8 +151,7 @@ mod tests {
             } else {
                 BTreeMap::from([("call", "not_displaceable".to_owned())])
             }),
-            tail_exits: 0,
-            exposed: false,
+            facts: FunctionFacts::default(),
         }
     }
 

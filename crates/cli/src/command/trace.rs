@@ -5,11 +5,13 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
+use ingraft_api::{EnableRequest, Kind, TraceCondition, TraceOptions};
+use ingraft_model::Capacity;
 use ingraft_model::token::Token;
 use ingraft_report::{TraceError, TraceRecord, TraceRecords};
 
 use crate::args::TraceArgs;
-use crate::conn::{Condition, MeasureKind, Request, Target, Tracing};
+use crate::conn::Target;
 use crate::exit::{Failure, Stop};
 use crate::measure::{self, Context, Kept, Plan, Site, View};
 use crate::objects::{Object, traces};
@@ -21,24 +23,14 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
     let TraceArgs { buffer, times, lossless, last, when, measure, functions, target } = args;
     let when = when.as_deref().map(condition);
     let kept = last.map_or(Kept::All, |last| Kept::Newest { last, when: when.is_some() });
-    let request = |target: Target| Request {
-        await_modules: measure.wait.is_some() || target.is_started(),
-        target,
-        pairs: Vec::new(),
-        functions: functions.clone(),
-        function_metric: "calls",
-        more_metrics: Vec::new(),
-        definitions: Vec::new(),
-        flavors: Vec::new(),
-        keep: false,
-        max_overhead: measure.max_overhead,
-        max_hold: measure.max_hold,
-        allow_calls: false,
-        beside_uprobes: measure.beside_uprobes,
-        family: false,
-        history: false,
-        wait: measure.wait.unwrap_or_default(),
-        kind: MeasureKind::Trace(Tracing { buffer: buffer << 10, times, lossless, when: when.clone() }),
+    let too_large = || Failure::usage("the buffers are too large", "give --buffer fewer KiB");
+    let capacity = Capacity::of_bytes(buffer << 10).ok_or_else(too_large)?;
+    let options = TraceOptions { capacity, times, lossless, when };
+    let own = EnableRequest { functions, kind: Kind::Trace(options), ..EnableRequest::default() };
+    let request = |target: Target| {
+        let mut request = measure::request(target, &measure, own.clone());
+        (request.measure.keep, request.measure.family) = (false, false);
+        request
     };
     let path = context.common.output.clone().unwrap_or_default();
     // A file that cannot be written is refused before the target is touched.
@@ -49,13 +41,13 @@ pub(crate) async fn run(args: TraceArgs, context: Context<'_>, out: &mut Output)
 }
 
 /// The function and the expression of a condition. The expression begins after the last colon before its first value.
-fn condition(text: &str) -> Condition {
+fn condition(text: &str) -> TraceCondition {
     const VALUES: [&str; 4] = ["$", "readSymbol", "readAddress", "Call("];
     let value = VALUES.iter().filter_map(|word| text.find(word)).min();
     let colon = value.and_then(|value| text.get(..value)?.rfind(':'));
     let parts = colon.and_then(|colon| Some((text.get(..colon)?, text.get(colon + 1..)?)));
     let (function, expression) = parts.unwrap_or((text, ""));
-    Condition { function: function.to_owned(), expression: expression.trim().to_owned() }
+    TraceCondition { function: function.to_owned(), expression: expression.trim().to_owned() }
 }
 
 struct Traces<'a> {
@@ -108,7 +100,7 @@ impl Traces<'_> {
     fn traced(&self, site: &Site) -> Result<traces::Traced, TraceError> {
         let mut traced = traces::Traced {
             host: site.host(),
-            pid: site.enabled.pid,
+            pid: site.pid(),
             file: self.path.display().to_string(),
             functions: 0,
             threads: 0,

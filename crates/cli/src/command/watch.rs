@@ -1,9 +1,12 @@
 //! `ingraft watch`: streams the values of metrics.
 
+use std::sync::Arc;
+
+use ingraft_api::{EnableRequest, MetricFocus, PairInfo, Value};
 use ingraft_model::Distribution;
 
-use crate::args::{Follow, WatchArgs};
-use crate::conn::{Chapter, MeasureKind, PairInfo, Request, Target, Value};
+use crate::args::{Pair, WatchArgs};
+use crate::conn::{Chapter, Target};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
 use crate::objects::{self, Interval, Keys, Object, Sample};
@@ -18,25 +21,18 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     let definitions = measure::sources(&args.include.files)?;
     let metrics: Vec<&str> = args.pairs.iter().map(|p| p.metric.as_str()).collect();
     super::mdl::accept_for(&metrics, &definitions, context.common.format)?;
-    let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
-    let request = |target: Target| Request {
-        await_modules: args.measure.wait.is_some() || target.is_started(),
-        kind: MeasureKind::Metrics,
-        target,
-        pairs: pairs.clone(),
-        functions: Vec::new(),
-        function_metric: "",
-        more_metrics: Vec::new(),
-        definitions: definitions.clone(),
+    let pair = |p: &Pair| Arc::new(MetricFocus { metric: p.metric.clone(), focus: p.focus.clone() });
+    let own = EnableRequest {
+        pairs: args.pairs.iter().map(pair).collect(),
+        definitions,
         flavors: args.include.flavors.names.clone(),
-        keep: args.measure.no_remove,
-        max_overhead: args.measure.max_overhead,
-        max_hold: args.measure.max_hold,
         allow_calls: args.measure.allow_calls,
-        beside_uprobes: args.measure.beside_uprobes,
-        family: args.measure.follow.contains(&Follow::Fork),
-        history: args.history || args.phases.is_some(),
-        wait: args.measure.wait.unwrap_or_default(),
+        ..EnableRequest::default()
+    };
+    let request = |target: Target| {
+        let mut request = measure::request(target, &args.measure, own.clone());
+        request.terms.history = args.history || args.phases.is_some();
+        request
     };
     let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
     measure::run(plan, context, &mut WatchView::default(), out).await
@@ -122,11 +118,18 @@ fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
     };
     for (pair, history) in &chapter.histories {
         let Some(info) = site.enabled.pairs.get(*pair) else { continue };
-        let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
-        out.text(&format!("{title} of {}{focus}: {}\n", info.metric, history::line(history, info.units(), info.time)))?;
-        out.object(&Object::History(objects::History::new(site.host(), site.enabled.pid, info, phase, history)))?;
+        let line = history::line(history, info.units(), info.metric.is_time());
+        out.text(&format!("{title} of {}: {line}\n", named(info)))?;
+        out.object(&Object::History(objects::History::new(site.host(), site.pid(), info, phase, history)))?;
     }
     Ok(())
+}
+
+/// A metric with its focus, if it has one: `METRIC@FOCUS`.
+fn named(info: &PairInfo) -> String {
+    let MetricFocus { metric, focus } = info.pair.as_ref();
+    let focus = focus.to_string();
+    if focus.is_empty() { metric.clone() } else { format!("{metric}@{focus}") }
 }
 
 /// The latest value of a pair as an object.
@@ -135,24 +138,24 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
     let value = site.reading.values.get(pair);
     Object::Sample(Sample {
         host: site.host(),
-        pid: site.enabled.pid,
+        pid: site.pid(),
         time_ns: site.reading.time_ns,
-        metric: info.metric.clone(),
-        focus: info.focus.clone(),
+        metric: info.pair.metric.clone(),
+        focus: info.pair.focus.to_string(),
         value: value.map_or(0, |v| v.value),
-        rate: if info.level { None } else { site.rate(pair) },
-        unit: info.unit.clone(),
-        quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
+        rate: if info.metric.is_level() { None } else { site.rate(pair) },
+        unit: info.metric.unit.clone(),
+        quantiles: value.and_then(|v| v.details().distribution.as_deref()).map(Into::into),
         interval: site.lately(pair).as_ref().map(interval),
-        keys: value.and_then(|v| v.keys.as_ref()).map(|keys| Keys::new(keys, false)),
-        object: value.and_then(|v| v.object.as_ref()).map(Into::into),
-        missing: value.map(|v| v.activations).unwrap_or_default().into(),
-        taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
+        keys: value.and_then(|v| v.details().keys.as_ref()).map(|keys| Keys::new(keys, false)),
+        object: value.and_then(|v| v.details().object).map(Into::into),
+        missing: value.map(|v| v.details().activations).unwrap_or_default().into(),
+        taken_out_ns: value.and_then(|v| v.details().taken_out).map(|why| why.time_ns),
         facts: site.facts(pair),
-        refused: info.refused,
-        dropped: site.reading.dropped,
+        refused: u32::try_from(info.refused.len()).unwrap_or(u32::MAX),
+        dropped: site.dropped,
         counted_share: value.and_then(Value::counted_share),
-        scaled: site.scaled && value.is_some_and(|v| v.counted.is_some()),
+        scaled: site.scaled && value.is_some_and(|v| v.details().counted.is_some()),
     })
 }
 
@@ -161,15 +164,15 @@ pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
     let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
     Object::Combined(objects::Combined {
         time_ns,
-        metric: info.metric.clone(),
-        focus: info.focus.clone(),
+        metric: info.pair.metric.clone(),
+        focus: info.pair.focus.to_string(),
         value: value.value,
         rate,
-        unit: info.unit.clone(),
-        quantiles: value.distribution.as_deref().map(Into::into),
+        unit: info.metric.unit.clone(),
+        quantiles: value.details().distribution.as_deref().map(Into::into),
         interval: lately.as_ref().map(interval),
-        keys: value.keys.as_ref().map(|keys| Keys::new(keys, true)),
-        missing: value.activations.into(),
+        keys: value.details().keys.as_ref().map(|keys| Keys::new(keys, true)),
+        missing: value.details().activations.into(),
         targets,
         heard,
     })
@@ -202,13 +205,13 @@ impl<'a> Curve<'a> {
         let info = &site.enabled.pairs[pair];
         Curve {
             host: site.host().unwrap_or_default(),
-            who: if several { site.enabled.pid.to_string() } else { String::new() },
+            who: if several { site.pid().to_string() } else { String::new() },
             kinship: if several { site.kinship() } else { Default::default() },
             together: false,
             info,
             time_ns: site.reading.time_ns,
             value: site.reading.values.get(pair),
-            rate: site.rate(pair).filter(|_| !info.level),
+            rate: site.rate(pair).filter(|_| !info.metric.is_level()),
             lately: site.lately(pair),
         }
     }
@@ -218,18 +221,18 @@ impl<'a> Curve<'a> {
     }
 
     fn amount(&self, value: i64) -> String {
-        if self.info.time { time(value as f64) } else { grouped(value) }
+        if self.info.metric.is_time() { time(value as f64) } else { grouped(value) }
     }
 
     /// The distribution of all values of a histogram; `None` for other metrics.
     fn distribution(&self) -> Option<&'a Distribution> {
-        self.value?.distribution.as_deref()
+        self.value?.details().distribution.as_deref()
     }
 
     /// The quantiles of a histogram, formatted for people: empty texts if the histogram has no value, no texts for other metrics.
     fn quantiles(&self, distribution: Option<&Distribution>) -> Vec<String> {
         let Some(distribution) = distribution else { return Vec::new() };
-        let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &self.info.unit)).unwrap_or_default();
+        let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &self.info.metric.unit)).unwrap_or_default();
         QUANTILES.map(text).to_vec()
     }
 
@@ -244,11 +247,10 @@ impl<'a> Curve<'a> {
         let Some(distribution) = self.distribution().filter(|d| d.count > 0) else { return String::new() };
         let column = |text: &str| if text.is_empty() { String::new() } else { format!("  {text}") };
         let (host, who) = (column(&self.host), column(&self.who));
-        let focus = if self.info.focus.is_empty() { String::new() } else { format!("@{}", self.info.focus) };
         let count = plural(distribution.count, "value", "values");
-        let quantity = |value| quantity(value, &self.info.unit);
+        let quantity = |value| quantity(value, &self.info.metric.unit);
         let bars = histogram::render(distribution, "VALUES", quantity, width);
-        format!("\n{HEADING}{}{focus}{host}{who}{HEADING:#}: {count}\n{bars}", self.info.metric)
+        format!("\n{HEADING}{}{host}{who}{HEADING:#}: {count}\n{bars}", named(self.info))
     }
 
     /// The latest value as one line.
@@ -257,14 +259,14 @@ impl<'a> Curve<'a> {
         let seconds = self.time_ns.saturating_sub(start_ns) as f64 / 1e9;
         let column = |text: &str| if text.is_empty() { String::new() } else { format!("{text}  ") };
         let (host, who) = (column(&self.host), column(&self.who));
-        let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
+        let is_time = info.metric.is_time();
         let change = match self.rate {
-            Some(r) if info.time => format!("  {} {}", short(r), info.unit),
+            Some(r) if is_time => format!("  {} {}", short(r), info.metric.unit),
             Some(r) => format!("  {} {}/s", short(r), info.units()),
             None => String::new(),
         };
         let unit = match self.value.map_or(0, |v| v.value) {
-            _ if info.time => String::new(),
+            _ if is_time => String::new(),
             1 => format!(" {}", singular(info.units())),
             _ => format!(" {}", info.units()),
         };
@@ -275,32 +277,32 @@ impl<'a> Curve<'a> {
         });
         let retired = if self.is_retired() { "  retired" } else { "" };
         format!(
-            "{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}{lately}{retired}\n",
-            info.metric,
+            "{seconds:>9.3} s  {host}{who}{}  {}{unit}{change}{quantiles}{lately}{retired}\n",
+            named(info),
             self.number()
         )
     }
 
     /// Whether the object of the focus is known to be destroyed.
     fn is_retired(&self) -> bool {
-        self.value.and_then(|v| v.object.as_ref()).is_some_and(|object| object.retired)
+        self.value.and_then(|v| v.details().object).is_some_and(|object| object.retired)
     }
 
     /// The values by key as a table; empty if the metric is no vector over keys.
     fn keys(&self, width: Option<usize>) -> String {
-        let keys = self.value.and_then(|v| v.keys.as_ref());
+        let keys = self.value.and_then(|v| v.details().keys.as_ref());
         keys.map_or_else(String::new, |of| keys::render(of, self.together, |v| self.amount(v), width))
     }
 
     fn cells(&self) -> Vec<Cell> {
-        let change = self.rate.map(|r| format!("{}{}", short(r), if self.info.time { "" } else { "/s" }));
+        let change = self.rate.map(|r| format!("{}{}", short(r), if self.info.metric.is_time() { "" } else { "/s" }));
         let mut cells = vec![
             self.host.as_str().into(),
             self.who.as_str().into(),
             self.kinship.0.as_str().into(),
             Cell::styled(self.kinship.1.as_str(), DIM),
-            self.info.metric.as_str().into(),
-            self.info.focus.as_str().into(),
+            self.info.pair.metric.as_str().into(),
+            self.info.pair.focus.to_string().into(),
             self.number().into(),
             change.unwrap_or_default().into(),
             Cell::styled(
@@ -345,7 +347,7 @@ fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
         .filter_map(|curve| Some((curve, Some(curve.keys(width)).filter(|text| !text.is_empty())?)))
         .map(|(curve, text)| {
             let who = if curve.who.is_empty() { String::new() } else { format!("  {}", curve.who) };
-            format!("\n{HEADING}{}{who}{HEADING:#}\n{text}", curve.info.metric)
+            format!("\n{HEADING}{}{who}{HEADING:#}\n{text}", curve.info.pair.metric)
         })
         .collect();
     let mut text = table(&all, width) + &by_key;

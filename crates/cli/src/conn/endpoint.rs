@@ -93,7 +93,7 @@ pub(super) async fn embedded(
     };
     let engine = tokio::task::spawn_blocking(start).await;
     let engine = engine.map_err(|e| cannot(e.to_string()))?;
-    let engine = engine.map_err(|e| super::answers::failure(ingraft_daemon::failure::failed(e)))?;
+    let engine = engine.map_err(|e| Failure::from(ingraft_daemon::failure::failed(e)))?;
     let embedded = ingraft_daemon::embedded(engine, purpose == Use::Measures).await.map_err(|e| cannot(chain(&e)))?;
     Ok((embedded.channel(), embedded))
 }

@@ -1,33 +1,31 @@
 //! Connections to engines: to the one inside this command over a channel in memory, or to daemons over sockets. Both offer the same gRPC
 //! services. Only this module knows gRPC; it returns plain values.
 
-mod answers;
 mod code;
 mod endpoint;
 mod history;
-mod kind;
 mod neighbours;
 mod profiles;
+mod request;
 
-pub(crate) use answers::{
-    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
-    Source, Target, ThreadValue, Value, part_of,
-};
-pub(crate) use code::Inspected;
 pub(crate) use endpoint::Use;
 pub(crate) use history::Chapter;
-pub(crate) use kind::{Condition, MeasureKind, Tracing};
-pub(crate) use profiles::{ThreadTotals, Totals};
+pub(crate) use request::{Choice, Request, Target};
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_wire::{Snapshot, profile, v1};
+use ingraft_api::{
+    EnableRequest, Enabled, Ended, EventEntry, Inserted, LowerRequest, LoweredMetric, MeasurementId, PairInfo,
+    ProcessEntry, ProcessFilter, Reading, Removed,
+};
+use ingraft_model::MetricInfo;
+use ingraft_wire::enabled::Collector;
+use ingraft_wire::{FieldError, Snapshot, known, profile, v1};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use v1::code_client::CodeClient;
 use v1::instrumentation_client::InstrumentationClient;
 use v1::metrics_client::MetricsClient;
 use v1::processes_client::ProcessesClient;
@@ -35,7 +33,6 @@ use v1::traces_client::TracesClient;
 
 use crate::args::Common;
 use crate::exit::{Exit, Failure};
-use crate::objects;
 use crate::output::progress::Progress;
 use crate::output::words;
 use endpoint::{Headers, Neighbour};
@@ -67,6 +64,19 @@ pub(crate) struct Client {
 /// Largest number of streams of samples on one connection. A daemon allows a hundred or more on each; a further call would wait until a
 /// stream ends.
 const STREAMS: usize = 64;
+
+/// One step of a stream of values.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    /// All pairs of a measurement that has grown. Later readings include the values of the new pairs.
+    Grown(Arc<Vec<PairInfo>>),
+    /// The values at one time, and the number of readings that were lost before this one.
+    Reading(Reading, u64),
+    /// The target has ended.
+    Ended(Ended),
+    /// The condition of a trace has held.
+    Held,
+}
 
 /// Way to an engine outside of this command.
 enum Way {
@@ -178,8 +188,7 @@ impl Client {
     }
 
     fn failure(&self, status: &tonic::Status) -> Failure {
-        let mut failure = answers::failure(ingraft_wire::Failure::from_status(status));
-        failure.host = self.host();
+        let failure = Failure { host: self.host(), ..ingraft_wire::Failure::from_status(status).into() };
         self.engine_ended(&failure.reason).unwrap_or(failure)
     }
 
@@ -215,34 +224,29 @@ impl Client {
         &self,
         glob: Option<&str>,
         progress: &mut Progress,
-    ) -> Result<Vec<objects::Process>, Failure> {
-        let glob = glob.unwrap_or_default().to_owned();
-        self.list_processes(v1::ListProcessesRequest { glob, ..Default::default() }, progress).await
+    ) -> Result<Vec<ProcessEntry>, Failure> {
+        let filter = ProcessFilter { glob: glob.map(str::to_owned), ..ProcessFilter::default() };
+        self.list_processes(filter, progress).await
     }
 
     /// Lists the living processes of a name or a control group, in order of their ids.
-    pub(crate) async fn choose(
-        &self,
-        choice: &Choice,
-        progress: &mut Progress,
-    ) -> Result<Vec<objects::Process>, Failure> {
+    pub(crate) async fn choose(&self, choice: &Choice, progress: &mut Progress) -> Result<Vec<ProcessEntry>, Failure> {
         let Choice { name, cgroup } = choice.clone();
-        let (name, cgroup) = (name.unwrap_or_default(), cgroup.unwrap_or_default());
-        let request = v1::ListProcessesRequest { glob: String::new(), name, cgroup };
-        let mut found = self.list_processes(request, progress).await?;
+        let mut found = self.list_processes(ProcessFilter { glob: None, name, cgroup }, progress).await?;
         // The daemon is usually on the same machine, so the list may contain this command itself.
         let own = i32::try_from(std::process::id()).ok();
-        found.retain(|process| Some(process.pid) != own);
+        found.retain(|process| Some(process.pid.0) != own);
         Ok(found)
     }
 
     async fn list_processes(
         &self,
-        request: v1::ListProcessesRequest,
+        filter: ProcessFilter,
         progress: &mut Progress,
-    ) -> Result<Vec<objects::Process>, Failure> {
+    ) -> Result<Vec<ProcessEntry>, Failure> {
         let mut client = ProcessesClient::new(self.service.clone());
-        let chooses = !request.name.is_empty() || !request.cgroup.is_empty();
+        let chooses = filter.name.is_some() || filter.cgroup.is_some();
+        let request = v1::ListProcessesRequest::from(filter);
         let mut stream = self.answer(client.list(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
@@ -253,7 +257,7 @@ impl Client {
                 let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
                 return Err(Failure { host: self.host(), ..failure });
             }
-            out.extend(part.processes.into_iter().map(|p| answers::process(p, self.host())));
+            out.extend(self.known(part.processes)?);
         }
         Ok(out)
     }
@@ -266,102 +270,67 @@ impl Client {
         Ok(children.into_iter().map(|child| child.pid).collect())
     }
 
-    /// Lists the functions of a target that match any of the patterns, and the matching symbols that are not known to be functions. With
-    /// `blocks`, the functions have their basic blocks and edges among the kinds of points.
-    pub(crate) async fn functions(
-        &self,
-        target: &Target,
-        patterns: &[String],
-        blocks: bool,
-        progress: &mut Progress,
-    ) -> Result<(Vec<objects::Function>, Vec<objects::Untyped>), Failure> {
-        use v1::functions_response::Event;
-        let mut client = CodeClient::new(self.service.clone());
-        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec(), blocks };
-        let mut stream = self.answer(client.functions(request), progress).await?;
-        let (mut out, mut untyped) = (Vec::new(), Vec::new());
-        while let Some(part) = self.next(&mut stream, progress).await? {
-            match part.event {
-                Some(Event::Progress(p)) => progress.say(&p.text),
-                Some(Event::Functions(chunk)) => {
-                    let pid = chunk.pid;
-                    out.extend(chunk.functions.into_iter().map(|f| answers::function(f, pid, self.host())));
-                }
-                Some(Event::Untyped(chunk)) => {
-                    let pid = chunk.pid;
-                    untyped.extend(chunk.symbols.into_iter().map(|s| objects::Untyped {
-                        host: self.host(),
-                        pid,
-                        module: s.module,
-                        symbol: s.name,
-                        offset: objects::hex(s.offset),
-                        inside: s.inside,
-                    }));
-                }
-                None => {}
-            }
-        }
-        Ok((out, untyped))
-    }
-
     /// Lists the metrics that are known, including those that these sources define.
     pub(crate) async fn metrics(
         &self,
-        definitions: &[Source],
+        definitions: &[(String, String)],
         progress: &mut Progress,
-    ) -> Result<Vec<objects::Metric>, Failure> {
+    ) -> Result<Vec<MetricInfo>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
-        let definitions = definitions.iter().map(Source::to_wire).collect();
+        let definitions = definitions.iter().cloned().map(Into::into).collect();
         let request = v1::ListMetricsRequest { definitions, events: false };
         let mut stream = self.answer(client.list(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
-            out.extend(part.metrics.into_iter().map(|m| answers::metric(m, self.host())));
+            out.extend(self.known(part.metrics)?);
         }
         Ok(out)
     }
 
     /// Lists the events that metrics can name.
-    pub(crate) async fn events(&self, progress: &mut Progress) -> Result<Vec<objects::Event>, Failure> {
+    pub(crate) async fn events(&self, progress: &mut Progress) -> Result<Vec<EventEntry>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
         let request = v1::ListMetricsRequest { definitions: Vec::new(), events: true };
         let mut stream = self.answer(client.list(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
-            out.extend(part.events.into_iter().map(|e| answers::event(e, self.host())));
+            out.extend(self.known(part.events)?);
         }
         Ok(out)
     }
 
     /// Fetches the snippets that metrics are lowered to.
-    pub(crate) async fn lower(&self, ask: &Lower, progress: &mut Progress) -> Result<Vec<objects::Lowered>, Failure> {
+    pub(crate) async fn lower(
+        &self,
+        ask: &LowerRequest,
+        progress: &mut Progress,
+    ) -> Result<Vec<LoweredMetric>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
-        let mut stream = self.answer(client.lower(ask.to_wire()), progress).await?;
+        let request = v1::LowerRequest::from(ask.clone());
+        let mut stream = self.answer(client.lower(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
-            out.extend(part.metrics.into_iter().map(|m| answers::lowered(m, self.host())));
+            out.extend(self.known(part.metrics)?);
         }
         Ok(out)
     }
 
     /// Inserts a measurement into a process, or starts a command with it. Fails if another engine holds the process.
     async fn enable_here(&self, request: &Request, progress: &mut Progress) -> Result<Enabled, Failure> {
-        let measure = request.to_wire();
-        let mut stream = match &request.target {
+        let Request { target, measure, terms } = request.clone();
+        let mut stream = match target {
             Target::Command(command) => {
-                use std::os::unix::ffi::OsStrExt;
-                let command = command.iter().map(|word| word.as_bytes().to_vec()).collect();
-                let request = v1::LaunchRequest { command, measure: Some(measure) };
+                let request = v1::LaunchRequest::from((command, measure, terms));
                 let mut client = ProcessesClient::new(self.service.clone());
                 self.answer(client.launch(request), progress).await?
             }
-            running @ (Target::Pid(_) | Target::Name(_) | Target::Each(_)) => {
-                let request = v1::EnableRequest { target: Some(running.to_wire()), measure: Some(measure) };
+            Target::Pid(_) | Target::Name(_) | Target::Each(_) => {
+                let measure = EnableRequest { target: target.spec(), ..measure };
                 let mut client = InstrumentationClient::new(self.service.clone());
-                self.answer(client.enable(request), progress).await?
+                self.answer(client.enable(v1::EnableRequest::from((measure, terms))), progress).await?
             }
         };
-        let mut collector = answers::Collector::default();
+        let mut collector = Collector::default();
         while let Some(part) = self.next(&mut stream, progress).await? {
             use v1::enable_response::Event;
             match part.event {
@@ -369,29 +338,38 @@ impl Client {
                     progress.say(&words::step(&p.text, p.percent, p.left_ns.map(Duration::from_nanos)));
                 }
                 Some(Event::Deferred(d)) => {
-                    let wait = humantime::format_duration(request.wait);
+                    let wait = humantime::format_duration(terms.wait);
                     progress.once(&format!("deferred: {}; it is tried again for up to {wait}", d.what));
                 }
-                Some(Event::Enabled(enabled)) => collector.enabled(enabled),
-                Some(Event::Pairs(chunk)) => collector.pairs(chunk),
-                Some(Event::Refused(chunk)) => collector.refused(chunk),
+                Some(event) => collector.add(event),
                 None => {}
             }
         }
-        collector.finish().ok_or_else(|| self.incomplete("the measurement"))
+        self.whole(collector)
+    }
+
+    /// The answer whose parts have all arrived.
+    fn whole(&self, collector: Collector) -> Result<Enabled, Failure> {
+        let enabled = collector.finish().map_err(|e| self.garbled(&e))?;
+        enabled.ok_or_else(|| self.incomplete("the measurement"))
+    }
+
+    /// Reads messages; those that only a later version knows are left out.
+    fn known<T: TryFrom<W, Error = FieldError>, W>(&self, messages: Vec<W>) -> Result<Vec<T>, Failure> {
+        known(messages).map_err(|e| self.garbled(&e))
     }
 
     /// Sends the values of a measurement with `pairs` pairs to `events`, each with `tag`. Returns when the measurement or the target ends,
     /// or when the receiver is gone.
     pub(crate) async fn stream(
         self,
-        measurement: u64,
+        id: MeasurementId,
         pairs: usize,
         interval: Duration,
         tag: usize,
         events: mpsc::Sender<(usize, Result<Event, Failure>)>,
     ) {
-        let result = self.stream_into(measurement, pairs, interval, tag, &events).await;
+        let result = self.stream_into(id, pairs, interval, tag, &events).await;
         if let Err(failure) = result {
             // If the receiver is gone, the measurement is over, and its failure does not matter.
             let _over = events.send((tag, Err(failure))).await;
@@ -400,7 +378,7 @@ impl Client {
 
     async fn stream_into(
         &self,
-        measurement: u64,
+        id: MeasurementId,
         pairs: usize,
         interval: Duration,
         tag: usize,
@@ -413,7 +391,7 @@ impl Client {
             None => self.service.clone(),
         };
         let mut client = MetricsClient::new(service);
-        let request = v1::StreamRequest { measurement, interval_ns, threads: false };
+        let request = v1::StreamRequest { measurement: id.0, interval_ns, threads: false };
         let answer = client.stream(request).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
@@ -422,8 +400,8 @@ impl Client {
             let event = match part.event {
                 Some(Wire::Sample(sample)) => {
                     if snapshot.is_outgrown_by(&sample) {
-                        let grown = self.measured(measurement).await?;
-                        snapshot.grow(grown.pairs.len());
+                        let grown = self.measured(id).await?;
+                        snapshot.grow(grown.len());
                         if events.send((tag, Ok(Event::Grown(grown)))).await.is_err() {
                             break;
                         }
@@ -432,9 +410,9 @@ impl Client {
                         continue;
                     }
                     let lost = snapshot.dropped - std::mem::replace(&mut dropped, snapshot.dropped);
-                    Event::Reading(answers::reading(&snapshot, lost))
+                    Event::Reading(reading(&snapshot), lost)
                 }
-                Some(Wire::Ended(ended)) => Event::Ended(answers::ended(&ended)),
+                Some(Wire::Ended(ended)) => Event::Ended(ended.try_into().map_err(|e| self.garbled(&e))?),
                 None => continue,
             };
             if events.send((tag, Ok(event))).await.is_err() {
@@ -445,19 +423,26 @@ impl Client {
     }
 
     /// Fetches all pairs of a measurement: more than at the insertion if libraries were loaded since.
-    pub(crate) async fn measured(&self, measurement: u64) -> Result<Grown, Failure> {
+    pub(crate) async fn measured(
+        &self,
+        MeasurementId(measurement): MeasurementId,
+    ) -> Result<Arc<Vec<PairInfo>>, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let answer = client.describe(v1::DescribeRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
-        let mut collector = answers::Collector::default();
+        let mut collector = Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
-            collector.described(part);
+            collector.add_described(part);
         }
-        collector.grown().ok_or_else(|| self.incomplete("the measurement"))
+        Ok(self.whole(collector)?.pairs)
     }
 
     /// Reads the values of the first `pairs` pairs once, by thread; the values of later pairs are left out.
-    pub(crate) async fn read(&self, measurement: u64, pairs: usize) -> Result<Reading, Failure> {
+    pub(crate) async fn read(
+        &self,
+        MeasurementId(measurement): MeasurementId,
+        pairs: usize,
+    ) -> Result<Reading, Failure> {
         use v1::read_response::Event as Wire;
         let mut client = MetricsClient::new(self.service.clone());
         let answer = client.read(v1::ReadRequest { measurement, threads: true }).await;
@@ -469,11 +454,15 @@ impl Client {
                 snapshot.apply(sample).map_err(|e| self.garbled(&e))?;
             }
         }
-        Ok(answers::reading(&snapshot, 0))
+        Ok(reading(&snapshot))
     }
 
     /// Reads the next bytes of the file of a trace; with `begin`, its first ones too.
-    pub(crate) async fn read_trace(&self, measurement: u64, begin: bool) -> Result<Vec<u8>, Failure> {
+    pub(crate) async fn read_trace(
+        &self,
+        MeasurementId(measurement): MeasurementId,
+        begin: bool,
+    ) -> Result<Vec<u8>, Failure> {
         let mut client = TracesClient::new(self.service.clone());
         let answer = client.read(v1::ReadTraceRequest { measurement, begin }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
@@ -484,74 +473,70 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Removes a measurement, which has `pairs` pairs unless it has grown since.
-    pub(crate) async fn remove(&self, measurement: u64, pairs: usize) -> Result<Farewell, Failure> {
+    /// Removes a measurement, which has `pairs` pairs unless it has grown since. Returns the rest of the file of a trace as bytes.
+    pub(crate) async fn remove(
+        &self,
+        MeasurementId(measurement): MeasurementId,
+        pairs: usize,
+    ) -> Result<(Removed, Vec<u8>), Failure> {
         use v1::remove_response::Event as Wire;
         let mut client = InstrumentationClient::new(self.service.clone()).max_decoding_message_size(PROFILE_PART_BYTES);
         let answer = client.remove(v1::RemoveRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
-        let (mut removed, mut complete, mut ended) = (None, false, None);
+        let (mut removed, mut complete, mut ended): (Option<Removed>, bool, Option<Ended>) = (None, false, None);
         let (mut parts, mut trace): (Vec<v1::Profile>, Vec<u8>) = (Vec::new(), Vec::new());
-        let mut grown = answers::Collector::default();
+        let mut grown = Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
-                Some(Wire::Removed(r)) => removed = Some(answers::removed(r, self.host())),
+                Some(Wire::Removed(r)) => removed = Some(r.try_into().map_err(|e| self.garbled(&e))?),
                 Some(Wire::Measured(part)) => {
-                    grown.described(part);
-                    snapshot.grow(grown.count());
+                    grown.add_described(part);
+                    snapshot.grow(grown.pairs());
                 }
                 Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
                 Some(Wire::Profile(part)) => parts.push(part),
                 Some(Wire::Trace(part)) => trace.extend(part.bytes),
-                Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
+                Some(Wire::Ended(e)) => ended = Some(e.try_into().map_err(|e| self.garbled(&e))?),
                 None => {}
             }
         }
-        let last = complete.then(|| answers::reading(&snapshot, 0));
-        let grown = match grown.has_begun() {
-            true => Some(grown.grown().ok_or_else(|| self.incomplete("the measurement"))?),
-            false => None,
-        };
-        let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
-        let has_profile = !parts.is_empty();
-        let profile = has_profile.then(|| profile::whole(parts)).transpose().map_err(|e| self.garbled(&e))?;
-        Ok(Farewell { removed, grown, last, profile, trace, ended })
+        let mut removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
+        removed.last = complete.then(|| Reading { ended, ..reading(&snapshot) });
+        if grown.has_begun() {
+            removed.grown = Some(self.whole(grown)?.pairs);
+        }
+        if !parts.is_empty() {
+            removed.profile = Some(Box::new(profile::whole(parts).map_err(|e| self.garbled(&e))?));
+        }
+        Ok((removed, trace))
     }
 
     /// Fetches the instrumentation in each target.
-    pub(crate) async fn inserted(&self, progress: &mut Progress) -> Result<Vec<objects::Inserted>, Failure> {
+    pub(crate) async fn inserted(&self, progress: &mut Progress) -> Result<Vec<Inserted>, Failure> {
         Ok(self.look(progress).await?.1)
     }
 
     /// Returns the directory in which the engine looks for journals, and everything that is inserted.
-    pub(crate) async fn look(
-        &self,
-        progress: &mut Progress,
-    ) -> Result<(objects::Looked, Vec<objects::Inserted>), Failure> {
+    pub(crate) async fn look(&self, progress: &mut Progress) -> Result<(String, Vec<Inserted>), Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let mut stream = self.answer(client.list(v1::ListInsertedRequest {}), progress).await?;
-        let mut looked = objects::Looked { host: self.host(), state_dir: String::new() };
-        let mut out = Vec::new();
+        let (mut state_dir, mut out) = (String::new(), Vec::new());
         while let Some(part) = self.next(&mut stream, progress).await? {
             if !part.state_dir.is_empty() {
-                looked.state_dir = part.state_dir;
+                state_dir = part.state_dir;
             }
-            out.extend(part.inserted.into_iter().map(|i| answers::inserted(i, self.host())));
+            out.extend(self.known(part.inserted)?);
         }
-        Ok((looked, out))
+        Ok((state_dir, out))
     }
 
     /// Removes everything from a target; `None` if nothing was inserted there.
-    pub(crate) async fn detach(
-        &self,
-        target: &Target,
-        progress: &mut Progress,
-    ) -> Result<Option<objects::Removed>, Failure> {
+    pub(crate) async fn detach(&self, target: &Target, progress: &mut Progress) -> Result<Option<Removed>, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
-        let request = v1::DetachRequest { target: Some(target.to_wire()) };
+        let request = v1::DetachRequest { target: Some(target.spec().into()) };
         let answer = self.answer(client.detach(request), progress).await?;
-        Ok(answer.removed.map(|r| answers::removed(r, self.host())))
+        answer.removed.map(Removed::try_from).transpose().map_err(|e| self.garbled(&e))
     }
 
     /// The failure if an answer ended too early.
@@ -564,11 +549,16 @@ impl Client {
     }
 
     /// The failure if an answer contradicts itself.
-    fn garbled(&self, error: &ingraft_wire::FieldError) -> Failure {
+    fn garbled(&self, error: &FieldError) -> Failure {
         let what = format!("the engine's answer is not understood: {error}");
         Failure {
             host: self.host(),
             ..Failure::new(Exit::Failed, what, "use the same version of ingraft and ingraftd")
         }
     }
+}
+
+/// The values that a snapshot has.
+fn reading(snapshot: &Snapshot) -> Reading {
+    Reading { time_ns: snapshot.time_ns, values: snapshot.values.clone(), ended: None }
 }

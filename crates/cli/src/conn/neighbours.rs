@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_api::Reason;
+use ingraft_api::{Enabled, Reason, Removed, Terms};
+use ingraft_model::Pid;
 use ingraft_wire::v1;
 use tokio::time::Instant;
 use tonic::service::interceptor::InterceptedService;
 use v1::daemon_client::DaemonClient;
 
 use super::endpoint::{Headers, Neighbour};
-use super::{Client, Enabled, Request, Service, Streams, Target, Way};
+use super::{Client, Request, Service, Streams, Target, Way};
 use crate::exit::{Exit, Failure};
-use crate::objects;
 use crate::output::progress::Progress;
 
 /// Longest time that the end of an engine takes. Until then its targets are held, and nobody can join it.
@@ -96,7 +96,8 @@ impl Client {
             return Ok((self.clone(), self.enable_here(request, progress).await?));
         };
         // A target that is held is not waited for if the command can join the holder.
-        let at_once = Request { wait: Duration::ZERO, ..request.clone() };
+        let terms = Terms { wait: Duration::ZERO, ..request.terms };
+        let at_once = Request { terms, ..request.clone() };
         let begun = Instant::now();
         let failure = loop {
             let failure = match self.enable_here(&at_once, progress).await {
@@ -129,7 +130,7 @@ impl Client {
             }
             tokio::time::sleep(PAUSE).await;
         };
-        if request.wait.is_zero() || !failure.may_pass() {
+        if request.terms.wait.is_zero() || !failure.may_pass() {
             return Err(failure);
         }
         Ok((self.clone(), self.enable_here(request, progress).await?))
@@ -150,14 +151,10 @@ impl Client {
 
     /// Removes what an engine that this command had joined has left in a process, once that engine has ended. Measurements that a daemon
     /// was asked to keep stay.
-    pub(crate) async fn take_over(
-        &self,
-        pid: i32,
-        progress: &mut Progress,
-    ) -> Result<Option<objects::Removed>, Failure> {
+    pub(crate) async fn take_over(&self, pid: i32, progress: &mut Progress) -> Result<Option<Removed>, Failure> {
         let begun = Instant::now();
         loop {
-            let left = self.inserted(progress).await?.into_iter().find(|inserted| inserted.pid == pid);
+            let left = self.inserted(progress).await?.into_iter().find(|inserted| inserted.pid == Pid(pid));
             if left.is_none_or(|left| left.kept > 0) {
                 return Ok(None);
             }

@@ -12,14 +12,15 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ingraft_api::{EnableRequest, Enabled, Reading, Terms};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::DemoArgs;
-use crate::conn::{Client, Enabled, Event, Farewell, MeasureKind, Reading, Request, Target};
+use crate::conn::{Client, Event, Request, Target};
 use crate::exit::{Exit, Failure, Stop};
 use crate::measure::Context;
-use crate::objects::{self, Object};
+use crate::objects;
 use crate::output::Output;
 use crate::output::progress::Progress;
 use crate::signals::Signals;
@@ -146,25 +147,12 @@ impl Stage<'_> {
     async fn attach(&self, page: &mut Page<'_>) -> Result<Enabled, Stop> {
         self.load.take_slowest();
         let started = Instant::now();
-        let request = Request {
-            target: Target::Pid(self.server.pid()),
-            pairs: Vec::new(),
+        let measure = EnableRequest {
             functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}")).collect(),
-            function_metric: "calls",
-            more_metrics: Vec::new(),
-            definitions: Vec::new(),
-            flavors: Vec::new(),
-            keep: false,
-            max_overhead: None,
-            max_hold: None,
-            allow_calls: false,
-            beside_uprobes: false,
-            family: false,
-            history: false,
-            wait: Duration::ZERO,
-            await_modules: false,
-            kind: MeasureKind::Metrics,
+            function_metrics: vec!["calls".to_owned()],
+            ..EnableRequest::default()
         };
+        let request = Request { target: Target::Pid(self.server.pid()), measure, terms: Terms::default() };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let (_, enabled) = self.client.enable(&request, &mut progress).await?;
         drop(progress);
@@ -208,7 +196,7 @@ impl Stage<'_> {
             server::ask_tally(&mut connection)
         };
         let tallies = tokio::task::block_in_place(ask).map_err(|e| trouble("the server does not say its tally", &e))?;
-        let reading = self.client.read(enabled.measurement, enabled.pairs.len()).await?;
+        let reading = self.client.read(enabled.id, enabled.pairs.len()).await?;
         Ok((tallies, reading))
     }
 
@@ -222,7 +210,7 @@ impl Stage<'_> {
         page: &mut Page<'_>,
     ) -> Result<(), Stop> {
         let (events, mut arriving) = mpsc::channel(8);
-        let stream = self.client.clone().stream(enabled.measurement, enabled.pairs.len(), INTERVAL, 0, events);
+        let stream = self.client.clone().stream(enabled.id, enabled.pairs.len(), INTERVAL, 0, events);
         let stream = tokio::spawn(stream);
         let over = tokio::time::sleep(duration);
         tokio::pin!(over);
@@ -233,7 +221,7 @@ impl Stage<'_> {
                 () = signals.asked() => break Ok(()),
                 () = &mut over => break Ok(()),
                 event = arriving.recv() => match event {
-                    Some((_, Ok(Event::Reading(reading)))) => {
+                    Some((_, Ok(Event::Reading(reading, _)))) => {
                         if let Err(stop) = page.live(&reading, before.as_ref(), order) {
                             break Err(stop);
                         }
@@ -257,7 +245,7 @@ impl Stage<'_> {
         // The measurement is removed under load, as it was inserted.
         self.load.resume();
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let Farewell { removed, .. } = self.client.remove(enabled.measurement, enabled.pairs.len()).await?;
+        let (removed, _) = self.client.remove(enabled.id, enabled.pairs.len()).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let pid = self.server.pid();
         let mut look = || -> io::Result<()> {
@@ -271,7 +259,7 @@ impl Stage<'_> {
             Ok(())
         };
         let looked = look();
-        page.removed(removed)?;
+        page.removed(objects::Removed::new(&removed, None))?;
         looked.map_err(|e| trouble("cannot look at the server", &e))?;
         page.clients(self.load.answered(), self.load.failure())
     }
@@ -298,9 +286,10 @@ fn order(enabled: &Enabled) -> Result<[usize; FUNCTIONS.len()], Stop> {
 fn by_thread(reading: &Reading, order: &[usize; FUNCTIONS.len()]) -> Tallies {
     let mut tallies = Tallies::new();
     for (i, &pair) in order.iter().enumerate() {
-        let threads = reading.values.get(pair).map(|v| v.threads.as_slice()).unwrap_or_default();
+        let threads = reading.values.get(pair).map(|v| v.details().threads.as_slice()).unwrap_or_default();
         for thread in threads {
-            tallies.entry(thread.tid.unwrap_or(0)).or_default()[i] += u64::try_from(thread.value).unwrap_or(0);
+            tallies.entry(thread.tid.map_or(0, |tid| tid.0)).or_default()[i] +=
+                u64::try_from(thread.value).unwrap_or(0);
         }
     }
     tallies
@@ -317,24 +306,4 @@ fn difference(after: &Tallies, before: &Tallies) -> Tallies {
         }
     }
     tallies
-}
-
-/// The object for scripts about the insertion.
-fn attached_object(enabled: &Enabled, attach_ms: f64) -> Object {
-    Object::Attached(objects::Attached {
-        host: None,
-        pid: enabled.pid,
-        parent: enabled.parent,
-        title: enabled.title.clone(),
-        threads: enabled.threads,
-        modules: enabled.modules,
-        functions: enabled.functions,
-        points: enabled.points,
-        attach_ms,
-        stopped_ms: objects::millis(enabled.stopped_ns),
-        waited_ms: objects::millis(enabled.waited_ns),
-        measurement: enabled.measurement,
-        caught_up: enabled.caught_up,
-        not_unwound: enabled.not_unwound,
-    })
 }

@@ -3,10 +3,13 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use ingraft_api::{Enabled, FunctionRef, PairFacts, Reading};
+use ingraft_model::Pid;
+
 use super::server::{FUNCTIONS, Tallies};
-use crate::conn::{Enabled, Reading};
 use crate::exit::{Exit, Stop};
-use crate::objects::{Check, FunctionId, Object, Removed, ThreadCount, hex};
+use crate::measure::announcement;
+use crate::objects::{Check, FunctionId, Object, Removed, ThreadCount};
 use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, GOOD, HEADING, Output};
@@ -18,7 +21,7 @@ const LABEL: usize = 10;
 pub(super) struct Page<'a> {
     out: &'a mut Output,
     checks: Vec<Check>,
-    functions: Vec<crate::conn::FunctionRef>,
+    functions: Vec<FunctionRef>,
     pid: i32,
 }
 
@@ -60,8 +63,8 @@ impl<'a> Page<'a> {
     /// Shows that the counters are inserted.
     pub(super) fn attached(&mut self, enabled: &Enabled, attach_ms: f64, slowest: Duration) -> Result<(), Stop> {
         self.functions = enabled.pairs.iter().filter_map(|p| p.function.clone()).collect();
-        self.out.object(&super::attached_object(enabled, attach_ms))?;
-        let held = millis(crate::objects::millis(enabled.stopped_ns));
+        self.out.object(&announcement(enabled, None, attach_ms))?;
+        let held = millis(crate::objects::millis(enabled.stopped.held));
         let functions = plural(enabled.points.into(), "function", "functions");
         self.line("Attach", &format!("{functions} counted after {}, while it served", millis(attach_ms)))?;
         let note = format!("no thread was held for longer than {held}; the slowest answer took {}", millis_of(slowest));
@@ -143,15 +146,14 @@ impl<'a> Page<'a> {
             .filter(|t| t.calls != 0)
             .collect();
         threads.sort_by_key(|t| t.tid);
-        let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
-        let id = FunctionId { host: None, pid: self.pid, module, function, offset };
+        let id = FunctionId::new(f.clone(), Pid(self.pid), None);
         self.out.object(&Object::Count(crate::objects::Count {
             id,
             block: None,
             header: None,
             calls,
             threads,
-            facts: crate::objects::PairFacts::default(),
+            facts: PairFacts::default(),
         }))
     }
 

@@ -37,8 +37,8 @@ impl Session<'_> {
         let Target::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
         let mut progress = Progress::new("looking at processes", self.format());
         let found = client.choose(choice, &mut progress).await?;
-        self.chosen.seen.extend(found.iter().map(|process| (client.host(), process.pid)));
-        let measured: Vec<i32> = found.iter().filter(|p| !p.with_parent).map(|p| p.pid).collect();
+        self.chosen.seen.extend(found.iter().map(|process| (client.host(), process.pid.0)));
+        let measured: Vec<i32> = found.iter().filter(|p| !p.with_parent).map(|p| p.pid.0).collect();
         if measured.is_empty() {
             return Err(Failure { host: client.host(), ..choice.nobody() });
         }
@@ -148,12 +148,12 @@ impl Session<'_> {
                 Err(failure) => return Err(failure.into()),
             };
             let host = client.host();
-            self.chosen.seen.retain(|(at, pid)| *at != host || found.iter().any(|p| p.pid == *pid));
+            self.chosen.seen.retain(|(at, pid)| *at != host || found.iter().any(|p| p.pid.0 == *pid));
             let with_parent = self.with_parents(client, choice).await;
-            for process in found.into_iter().filter(|p| !p.with_parent && !with_parent.contains(&p.pid)) {
-                let is_new = self.chosen.seen.insert((host.clone(), process.pid));
+            for process in found.into_iter().filter(|p| !p.with_parent && !with_parent.contains(&p.pid.0)) {
+                let is_new = self.chosen.seen.insert((host.clone(), process.pid.0));
                 if is_new && !self.living(&host).any(|site| site.enabled.pid == process.pid) {
-                    self.kin.begin(client, process.pid);
+                    self.kin.begin(client, process.pid.0);
                 }
             }
         }
@@ -167,7 +167,7 @@ impl Session<'_> {
             let mut progress = Progress::new("looking at processes", self.format());
             // Without this answer, such processes are tried, and the engine refuses them.
             let found = client.choose(choice, &mut progress).await.unwrap_or_default();
-            with_parents.extend(found.iter().filter(|process| process.with_parent).map(|process| process.pid));
+            with_parents.extend(found.iter().filter(|process| process.with_parent).map(|process| process.pid.0));
         }
         with_parents
     }

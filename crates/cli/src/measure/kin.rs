@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use ingraft_api::Terms;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -118,7 +119,7 @@ impl Session<'_> {
                 self.kin.starting.push(starting);
                 continue;
             }
-            if self.living(&starting.client.host()).any(|site| site.enabled.pid == starting.pid) {
+            if self.living(&starting.client.host()).any(|site| site.pid() == starting.pid) {
                 continue;
             }
             match self.measure_as_well(&starting.client, starting.pid, events, out).await? {
@@ -140,7 +141,7 @@ impl Session<'_> {
         let mut children: Vec<(Client, i32)> = Vec::new();
         for client in self.clients() {
             let theirs = self.sites.iter().filter(|site| site.goes_on() && site.client.is(&client));
-            let parents: Vec<i32> = theirs.map(|site| site.enabled.pid).collect();
+            let parents: Vec<i32> = theirs.map(|site| site.pid()).collect();
             // The engine that measures a process knows which of its children are measured with it.
             let found = if parents.is_empty() { Vec::new() } else { client.children(parents).await? };
             children.extend(found.into_iter().map(|pid| (client.clone(), pid)));
@@ -152,7 +153,7 @@ impl Session<'_> {
         }
         for (client, pid) in children {
             let host = client.host();
-            let known = self.living(&host).any(|site| site.enabled.pid == pid);
+            let known = self.living(&host).any(|site| site.pid() == pid);
             let child = (host, pid);
             if known || self.kin.leaves(&child) || self.kin.begins(&client, pid) {
                 continue;
@@ -179,7 +180,8 @@ impl Session<'_> {
         out: &mut Output,
     ) -> Result<Option<Failure>, Stop> {
         let Some(first) = self.plan.requests.first() else { return Ok(None) };
-        let request = Request { target: Target::Pid(pid), wait: Duration::ZERO, ..first.clone() };
+        let terms = Terms { wait: Duration::ZERO, ..first.terms };
+        let request = Request { target: Target::Pid(pid), terms, ..first.clone() };
         let mut progress = Progress::new("reading the program", self.format());
         match client.enable(&request, &mut progress).await {
             Ok(made) => {
@@ -201,7 +203,7 @@ impl Session<'_> {
         let (format, measure) = (self.format(), self.plan.measure.clone());
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };
         if exec && self.plan.follows(Follow::Exec) {
-            let (client, pid) = (site.client.clone(), site.enabled.pid);
+            let (client, pid) = (site.client.clone(), site.pid());
             self.kin.begin(&client, pid);
         }
         if site.farewell.is_none() {

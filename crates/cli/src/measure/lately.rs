@@ -27,8 +27,8 @@ impl Site {
     pub(crate) fn lately(&self, pair: usize) -> Option<Lately> {
         let before = self.before.as_ref()?;
         let ns = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)?;
-        let now = self.reading.values.get(pair)?.distribution.as_deref()?;
-        let distribution = match before.values.get(pair)?.distribution.as_deref() {
+        let now = self.reading.values.get(pair)?.details().distribution.as_deref()?;
+        let distribution = match before.values.get(pair)?.details().distribution.as_deref() {
             Some(earlier) => now.minus(earlier),
             None => now.clone(),
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use ingraft_api::MeasurementId;
 use ingraft_model::token::Token;
 use ingraft_report::{Cause, Chunk, Newest, TraceError, TraceRecord, TraceRecords, trace_beginning};
 use tokio::sync::{mpsc, oneshot};
@@ -46,7 +47,7 @@ impl Puller {
     /// Begins to take the trace of a measurement. If that fails, or if the condition holds, tells it as an arrival of the site with this
     /// number.
     pub(super) fn start(
-        (client, measurement): (Client, u64),
+        (client, measurement): (Client, MeasurementId),
         (file, kept): (Destination, Kept),
         (site, events): (usize, mpsc::Sender<Arrival>),
     ) -> Self {
@@ -96,7 +97,7 @@ impl Puller {
 
 /// Takes what comes until it is stopped.
 async fn pull(
-    (client, measurement): (&Client, u64),
+    (client, measurement): (&Client, MeasurementId),
     (file, recorder): (&mut Destination, &mut Recorder),
     (site, events): (usize, &mpsc::Sender<Arrival>),
     ending: &AtomicBool,

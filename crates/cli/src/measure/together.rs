@@ -9,11 +9,10 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_api::{Counted, Details, KeyValue, Keys, PairInfo, Value};
 use ingraft_model::{Activations, Aggregate};
-use ingraft_wire::v1;
 
 use super::{Lately, Site};
-use crate::conn::{PairInfo, Value};
 
 /// One metric and focus over several targets.
 #[derive(Clone, Debug)]
@@ -80,7 +79,7 @@ fn curves(sites: &[Site], heard: impl Fn(usize) -> bool) -> Vec<Combined<'_>> {
     let mut known = std::collections::HashMap::new();
     for (at, site) in sites.iter().enumerate() {
         for (pair, info) in site.enabled.pairs.iter().enumerate() {
-            let curve = *known.entry((&info.metric, &info.focus)).or_insert_with(|| {
+            let curve = *known.entry(&info.pair).or_insert_with(|| {
                 curves.push(Vec::new());
                 curves.len() - 1
             });
@@ -99,13 +98,13 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     let rates: Option<Vec<f64>> = members.iter().map(|&(at, pair)| sites[at].rate(pair)).collect();
     let numbers = || values.iter().map(|v| v.value);
     let mean = |sum: f64| sum / members.len() as f64;
-    let mut distributions = values.iter().filter_map(|v| v.distribution.as_deref());
+    let mut distributions = values.iter().filter_map(|v| v.details().distribution.as_deref());
     let distribution = distributions.next().map(|first| {
         let mut all = first.clone();
         distributions.for_each(|d| all.merge(d));
         Box::new(all)
     });
-    let value = match info.aggregate {
+    let value = match info.metric.aggregate {
         // The numbers of values of histograms are added, whatever the operator is.
         _ if distribution.is_some() => numbers().fold(0, i64::saturating_add),
         Aggregate::Sum => numbers().fold(0, i64::saturating_add),
@@ -113,7 +112,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Aggregate::Max => numbers().max()?,
         Aggregate::Avg => mean(numbers().map(|v| v as f64).sum()).round() as i64,
     };
-    let rate = rates.filter(|_| !info.level).and_then(|rates| match info.aggregate {
+    let rate = rates.filter(|_| !info.metric.is_level()).and_then(|rates| match info.metric.aggregate {
         Aggregate::Sum => Some(rates.iter().sum()),
         Aggregate::Min => rates.iter().copied().reduce(f64::min),
         Aggregate::Max => rates.iter().copied().reduce(f64::max),
@@ -121,17 +120,18 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     });
     let lately: Option<Vec<Lately>> = members.iter().map(|&(at, pair)| sites[at].lately(pair)).collect();
     let lately = lately.and_then(|all| all.into_iter().reduce(|sum, one| sum.merge(&one)));
-    let keys = combine_keys(values.iter().filter_map(|v| v.keys.as_ref()));
-    let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
-    let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
-    let counted = values.iter().filter_map(|v| v.counted).reduce(|a, b| v1::Counted {
+    let keys = combine_keys(values.iter().filter_map(|v| v.details().keys.as_ref()));
+    let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.details().activations));
+    let taken_out = values.iter().filter_map(|v| v.details().taken_out).min_by_key(|why| why.time_ns);
+    let counted = values.iter().filter_map(|v| v.details().counted).reduce(|a, b| Counted {
         enabled_ns: a.enabled_ns.saturating_add(b.enabled_ns),
         running_ns: a.running_ns.saturating_add(b.running_ns),
     });
+    let details = Details { distribution, keys, activations, taken_out, counted, ..Details::NONE };
     Some(Combined {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
-        value: Value { value, distribution, keys, activations, taken_out, counted, ..Value::default() },
+        value: Value::new(value, details),
         rate,
         lately,
         targets: members.len(),
@@ -150,19 +150,19 @@ enum Identity<'a> {
 }
 
 impl<'a> Identity<'a> {
-    fn of(key: &'a v1::KeyValue) -> Option<Self> {
+    fn of(key: &'a KeyValue) -> Option<Self> {
         let number = key.key < LOWEST_ADDRESS || key.key.cast_signed() < 0;
-        match key.name.as_str() {
-            "" => number.then_some(Identity::Number(key.key)),
-            name => Some(Identity::Name(name)),
+        match &key.name {
+            None => number.then_some(Identity::Number(key.key)),
+            Some(name) => Some(Identity::Name(name)),
         }
     }
 }
 
 /// Adds up values by key over several processes. A key with a name has no number in the result.
-fn combine_keys<'a>(all: impl Iterator<Item = &'a v1::Keys>) -> Option<v1::Keys> {
+fn combine_keys<'a>(all: impl Iterator<Item = &'a Keys>) -> Option<Keys> {
     let mut sums: BTreeMap<Identity<'_>, i64> = BTreeMap::new();
-    let mut together: Option<v1::Keys> = None;
+    let mut together: Option<Keys> = None;
     for keys in all {
         let together = together.get_or_insert_default();
         together.others = together.others.saturating_add(keys.others);
@@ -179,8 +179,8 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a v1::Keys>) -> Option<v1::Keys>
     together.values = sums
         .into_iter()
         .map(|(identity, value)| match identity {
-            Identity::Name(name) => v1::KeyValue { name: name.to_owned(), value, ..v1::KeyValue::default() },
-            Identity::Number(key) => v1::KeyValue { key, value, ..v1::KeyValue::default() },
+            Identity::Name(name) => KeyValue { name: Some(name.to_owned()), value, ..KeyValue::default() },
+            Identity::Number(key) => KeyValue { key, value, ..KeyValue::default() },
         })
         .collect();
     together.values.sort_by_key(|key| std::cmp::Reverse(key.value));
@@ -189,24 +189,19 @@ fn combine_keys<'a>(all: impl Iterator<Item = &'a v1::Keys>) -> Option<v1::Keys>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ingraft_api::{Enabled, MetricFocus, Reading};
+    use ingraft_model::{Focus, MetricInfo, Pid};
+
     use super::*;
-    use crate::conn::{Enabled, Engines, Reading};
+    use crate::conn::Engines;
     use crate::fake::{Script, serve};
 
     fn info(metric: &str, focus: &str, aggregate: Aggregate) -> PairInfo {
-        PairInfo {
-            metric: metric.to_owned(),
-            focus: focus.to_owned(),
-            unit: "calls".to_owned(),
-            histogram: false,
-            aggregate,
-            level: false,
-            time: false,
-            function: None,
-            edge_kind: None,
-            refused: 0,
-            facts: crate::objects::PairFacts::default(),
-        }
+        let pair = MetricFocus { metric: metric.to_owned(), focus: Focus::parse(focus).expect("a focus") };
+        let metric = MetricInfo { aggregate, ..crate::fake::metric(metric).as_ref().clone() };
+        PairInfo::new(Arc::new(pair), Arc::new(metric))
     }
 
     /// The targets that measure these pairs.
@@ -214,37 +209,19 @@ mod tests {
         let engines = Engines::of_test(serve(Script::default()).await);
         let client = engines.clients().first().unwrap();
         let site = |(pid, pairs): (i32, &Vec<PairInfo>)| {
-            let enabled = Enabled {
-                measurement: 1,
-                pid,
-                parent: 0,
-                title: String::new(),
-                attached: true,
-                threads: 1,
-                modules: 1,
-                functions: 1,
-                points: 1,
-                stopped_ns: 0,
-                waited_ns: 0,
-                pairs: pairs.clone(),
-                caught_up: 0,
-                not_unwound: 0,
-                since_ns: 0,
-                refused: Vec::new(),
-                warnings: Vec::new(),
-            };
+            let enabled = Enabled { pid: Pid(pid), pairs: Arc::new(pairs.clone()), ..Enabled::default() };
             Site::new(client.clone(), enabled)
         };
         (1..).zip(pairs).map(site).collect()
     }
 
     fn read(site: &mut Site, time_ns: u64, values: &[i64]) {
-        let value = |&value| Value { value, ..Value::default() };
-        site.take(Reading { time_ns, dropped: 0, values: values.iter().map(value).collect() });
+        let values = values.iter().copied().map(Value::from).collect();
+        site.take(Reading { time_ns, values, ended: None }, 0);
     }
 
     fn told(combined: &[Combined<'_>]) -> Vec<(String, i64, Option<f64>, usize, usize)> {
-        combined.iter().map(|c| (c.info.metric.clone(), c.value.value, c.rate, c.heard, c.targets)).collect()
+        combined.iter().map(|c| (c.info.pair.metric.clone(), c.value.value, c.rate, c.heard, c.targets)).collect()
     }
 
     #[tokio::test]
@@ -294,20 +271,25 @@ mod tests {
 
     #[test]
     fn keys_are_put_together_by_what_they_mean_everywhere() {
-        let key = |key, name: &str, value| v1::KeyValue { key, name: name.to_owned(), value, object: None };
-        let first = v1::Keys {
+        let key = |key, name: &str, value| KeyValue {
+            key,
+            name: (!name.is_empty()).then(|| name.to_owned()),
+            value,
+            object: None,
+        };
+        let first = Keys {
             values: vec![key(0x5000_0000, "lock", 9), key(0x6000_0000, "", 4), key(7, "", 2), key(u64::MAX, "", 1)],
             others: 10,
             unlisted: 0,
         };
-        let second = v1::Keys {
+        let second = Keys {
             values: vec![key(0x6000_0000, "lock", 5), key(0x7000_0000, "other", 3), key(7, "", 20)],
             others: 0,
             unlisted: 1,
         };
         let together = combine_keys([&first, &second].into_iter()).expect("keys");
         let values = vec![key(7, "", 22), key(0, "lock", 14), key(0, "other", 3), key(u64::MAX, "", 1)];
-        assert_eq!(together, v1::Keys { values, others: 14, unlisted: 1 });
+        assert_eq!(together, Keys { values, others: 14, unlisted: 1 });
         assert_eq!(combine_keys(std::iter::empty()), None);
     }
 }

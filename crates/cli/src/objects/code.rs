@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_api as api;
+use ingraft_model::{Offset, Pid};
 use serde::Serialize;
 
-use super::{FunctionId, Host};
+use super::{Edge, FunctionId, Host, bytes, hex, signed_hex};
 
 /// A function of `inspect`; records about its parts follow.
 #[derive(Clone, Debug, Serialize)]
@@ -139,6 +141,159 @@ pub(crate) struct WovenLine {
     pub(crate) original: Option<String>,
 }
 
+/// A function in detail.
+#[derive(Clone, Debug)]
+pub(crate) struct Inspected {
+    /// Offset of the function, as `nm` prints it.
+    pub(crate) start: u64,
+    pub(crate) graph: Graph,
+    pub(crate) points: Vec<Point>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) edges: Vec<Edge>,
+    pub(crate) loops: Vec<ControlLoop>,
+    pub(crate) ways_in: Vec<WayIn>,
+    pub(crate) instructions: Vec<CodeLine>,
+    pub(crate) woven: Vec<WovenLine>,
+}
+
+/// An offset in a function for scripts.
+fn at(Offset(offset): Offset) -> String {
+    signed_hex(offset)
+}
+
+fn all_at(offsets: &[Offset]) -> Vec<String> {
+    offsets.iter().copied().map(at).collect()
+}
+
+/// Path and line of an instruction's source.
+fn source(source: Option<(std::sync::Arc<str>, u64)>) -> (Option<String>, Option<u64>) {
+    source.map(|(file, line)| (file.as_ref().to_owned(), line)).unzip()
+}
+
+impl Inspected {
+    /// The records of a function.
+    pub(crate) fn new(function: api::InspectedFunction, pid: Pid, host: Host) -> Self {
+        let id = FunctionId::new(function.function.clone(), pid, host);
+        let loops = &function.loops;
+        let is_back = |edge: &api::ControlEdge| {
+            loops.iter().any(|one| edge.to == Some(one.header) && one.latches.contains(&edge.from))
+        };
+        Inspected {
+            start: function.function.offset.0,
+            points: function.points.iter().map(|point| Point::new(point, id.clone())).collect(),
+            blocks: function.blocks.iter().map(|block| Block::new(block, id.clone())).collect(),
+            edges: function.edges.iter().map(|edge| Edge::new(edge, is_back(edge), id.clone())).collect(),
+            loops: loops.iter().map(|one| ControlLoop::new(one, id.clone())).collect(),
+            ways_in: function
+                .ways_in
+                .iter()
+                .map(|way| WayIn { id: id.clone(), at: at(way.offset), reason: way.reason.word() })
+                .collect(),
+            instructions: function.instructions.into_iter().map(|one| CodeLine::new(one, id.clone())).collect(),
+            woven: function.woven.into_iter().map(|one| WovenLine::new(one, id.clone())).collect(),
+            graph: Graph {
+                size: function.size,
+                address: hex(function.address.0),
+                entry: function.entry.map(at),
+                ways_in_proven: function.ways_in_unproven.is_none(),
+                ways_in_why_not: function.ways_in_unproven.map(|why| why.to_string()),
+                ways_out_proven: function.ways_out_unproven.is_none(),
+                ways_out_why_not: function.ways_out_unproven.map(|why| why.to_string()),
+                unresolved: all_at(&function.unresolved),
+                holder: function.holder,
+                id,
+            },
+        }
+    }
+}
+
+impl Point {
+    fn new(point: &api::InspectedPoint, id: FunctionId) -> Self {
+        let why = point.springboard.as_ref().err();
+        Point {
+            id,
+            kind: point.kind.word(),
+            at: at(point.at),
+            how: if why.is_some() { "refused" } else { "in-place" },
+            springboard: point.springboard.as_ref().ok().map(|springboard| springboard.word()),
+            reason: why.map(|why| why.reason().to_owned()),
+            why_not: why.map(ToString::to_string),
+            woven: point.woven,
+        }
+    }
+}
+
+impl Block {
+    fn new(block: &api::BasicBlock, id: FunctionId) -> Self {
+        Block {
+            id,
+            block: at(block.offset),
+            size: block.size,
+            instructions: block.instructions,
+            header: block.header.map(at),
+            depth: Some(block.depth),
+            count: None,
+            ran: None,
+            inexact: None,
+        }
+    }
+}
+
+impl Edge {
+    fn new(edge: &api::ControlEdge, back: bool, id: FunctionId) -> Self {
+        Edge {
+            id,
+            from: at(edge.from),
+            to: edge.to.map(at),
+            outside: edge.outside.clone(),
+            kind: Some(edge.kind.word()),
+            back: Some(back),
+            count: None,
+            threads: None,
+            ran: None,
+            inexact: None,
+            facts: api::PairFacts::default(),
+        }
+    }
+}
+
+impl ControlLoop {
+    fn new(one: &api::ControlLoop, id: FunctionId) -> Self {
+        ControlLoop {
+            id,
+            header: at(one.header),
+            depth: one.depth,
+            parent: one.parent.map(at),
+            body: all_at(&one.body),
+            latches: all_at(&one.latches),
+            entries: all_at(&one.entries),
+        }
+    }
+}
+
+impl CodeLine {
+    fn new(one: api::CodeInstruction, id: FunctionId) -> Self {
+        let (file, line) = source(one.source);
+        CodeLine { id, at: at(one.at), bytes: bytes(&one.bytes), text: one.text, file, line }
+    }
+}
+
+impl WovenLine {
+    fn new(one: api::WovenInstruction, id: FunctionId) -> Self {
+        WovenLine {
+            id,
+            kind: one.kind.map(|kind| kind.word()),
+            point: at(one.point),
+            part: one.part.word(),
+            pair: one.pair,
+            address: hex(one.at.0),
+            bytes: bytes(&one.bytes),
+            text: one.text,
+            original: one.original.map(at),
+        }
+    }
+}
+
 /// A module of `functions --summary`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Summary {
@@ -215,4 +370,51 @@ pub(crate) struct Generated {
     pub(crate) pair: Option<String>,
     /// Address at which a thread goes on if the code is removed.
     pub(crate) original: Option<String>,
+}
+
+impl Location {
+    /// The record of a location.
+    pub(crate) fn new(found: api::Location, host: Host) -> Self {
+        let api::Location { pid, address, mapping, place, generated, note } = found;
+        let function = place.as_ref().and_then(|place| place.function.clone());
+        let what = match (&generated, &function, &place, &mapping) {
+            (Some(_), ..) => "generated",
+            (None, Some(_), ..) => "function",
+            (None, None, Some(_), _) => "module",
+            (None, None, None, Some(_)) => "memory",
+            (None, None, None, None) => "nothing",
+        };
+        let within = place.as_ref().zip(function.as_ref());
+        let (file, line) = source(place.as_ref().and_then(|place| place.source.clone()));
+        Location {
+            host,
+            pid: pid.0,
+            address: hex(address.0),
+            what,
+            mapping,
+            offset: function.as_ref().map(|function| hex(function.offset.0)),
+            at: within.map(|(place, function)| at(Offset::between(function.offset.0, place.at.0))),
+            function: function.map(|function| function.function),
+            block: place.as_ref().and_then(|place| place.block).map(at),
+            file_address: place.as_ref().map(|place| hex(place.at.0)),
+            module: place.map(|place| place.module),
+            file,
+            line,
+            generated: generated.map(Generated::from),
+            note: Some(note).filter(|note| !note.is_empty()),
+        }
+    }
+}
+
+impl From<api::GeneratedPlace> for Generated {
+    fn from(place: api::GeneratedPlace) -> Self {
+        Generated {
+            holder: Some(place.holder).filter(|holder| !holder.is_empty()),
+            part: place.part.word(),
+            kind: place.kind.map(|kind| kind.word()),
+            point: place.point.map(|point| hex(point.0)),
+            pair: place.pair,
+            original: place.original.map(|original| hex(original.0)),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Values by key for people: the largest values, with the names of keys that have one.
 
-use ingraft_wire::v1::{KeyValue, Keys, SyncObject};
+use ingraft_api::{KeyValue, Keys};
+use ingraft_model::ObjectState;
 
 use super::DIM;
 use super::table::{Cell, Table};
@@ -18,18 +19,18 @@ pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String
         table = table.left("OBJECT").left("STATE");
     }
     table = table.left("KEY");
-    let mut row = |value: i64, name: &str, object: Option<&SyncObject>, key: &str| {
+    let mut row = |value: i64, name: &str, object: Option<ObjectState>, key: &str| {
         let mut cells: Vec<Cell> = vec![amount(value).into(), name.into()];
         if objects {
             let state = object.map_or("", |object| if object.retired { "retired" } else { "live" });
-            cells.extend([object.map_or("", |object| object.kind.as_str()).into(), state.into()]);
+            cells.extend([object.map_or("", |object| object.kind.name()).into(), state.into()]);
         }
         cells.push(Cell::styled(key, DIM));
         table.row(cells);
     };
     for KeyValue { key, name, value, object } in shown {
-        let key = if together && !name.is_empty() { String::new() } else { format!("{key:#x}") };
-        row(*value, name, object.as_ref(), &key);
+        let key = if together && name.is_some() { String::new() } else { format!("{key:#x}") };
+        row(*value, name.as_deref().unwrap_or_default(), *object, &key);
     }
     let rest = beyond.iter().fold(keys.others, |sum, v| sum.wrapping_add(v.value));
     if rest != 0 {
@@ -44,11 +45,14 @@ pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::ObjectKind;
+
     use super::*;
 
     #[test]
     fn the_largest_are_shown_and_the_rest_is_one_row() {
-        let one = |key, name: &str, value| KeyValue { key, name: name.to_owned(), value, object: None };
+        let named = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
+        let one = |key, name: &str, value| KeyValue { key, name: named(name), value, object: None };
         let mut values = vec![one(0x1000, "lock", 90), one(0x2000, "", 80)];
         values.extend((1..=9).map(|n| one(n, "", 10)));
         let text = render(&Keys { values, others: 5, unlisted: 0 }, false, |v| v.to_string(), None);
@@ -65,9 +69,9 @@ mod tests {
     fn objects_have_their_kind_and_state() {
         let one = |key, name: &str, value, retired| KeyValue {
             key,
-            name: name.to_owned(),
+            name: Some(name.to_owned()).filter(|name| !name.is_empty()),
             value,
-            object: Some(SyncObject { kind: "Mutex".to_owned(), retired }),
+            object: Some(ObjectState { kind: ObjectKind::Mutex, retired }),
         };
         let keys = Keys { values: vec![one(0x10, "lock", 1, false), one(0x20, "", 0, true)], others: 0, unlisted: 7 };
         let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();

@@ -3,15 +3,15 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, UNIX_EPOCH};
 
-use ingraft_api::Reason;
-use ingraft_model::Activations;
+use ingraft_api::{Enabled, MetricFocus, PairInfo, Reason};
+use ingraft_model::{Activations, PartName};
 
 use super::number::{grouped_u64, millis, percent, plural};
 use super::table::cut;
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
-use crate::conn::{Enabled, PairInfo, RefusedFunction, part_of};
 use crate::exit::{Exit, Failure};
+use crate::objects::refused::{Unmeasured, place};
 use crate::objects::{Cost, Ended, Host, Looked, Object, Removed, TakenOut};
 
 /// Number of functions that a warning for people names before it counts the rest; scripts get all names.
@@ -23,9 +23,9 @@ const NAME_WIDTH: usize = 60;
 
 /// Announcement that a measurement is inserted.
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
-    let place = at(e.pid, &host);
+    let place = at(e.pid.0, &host);
     let points = plural(e.points.into(), "point", "points");
-    let held = held(crate::objects::millis(e.stopped_ns), crate::objects::millis(e.waited_ns));
+    let held = held(crate::objects::millis(e.stopped.held), crate::objects::millis(e.stopped.waited));
     let mut line = format!("{HEADING}{place}{HEADING:#}: {points} in after {}, {held}", millis(attach_ms));
     if e.attached {
         let threads = plural(e.threads.into(), "thread", "threads");
@@ -64,15 +64,9 @@ pub(crate) fn step(what: &str, percent: Option<u32>, left: Option<Duration>) -> 
 }
 
 /// Warning of functions that are not measured, of those that `pairs` name. People read some names, scripts all names with the reasons.
-pub(crate) fn refused(refused: &[RefusedFunction], pairs: &[PairInfo], format: Format) -> String {
+pub(crate) fn refused(refused: &[Unmeasured<'_>], pairs: &[PairInfo], format: Format) -> String {
     let count = refused.len() as u64;
-    let name = |r: &RefusedFunction| match &r.pair {
-        Some((_, focus)) if let Some(part) = part_of(focus) => format!("{}{part}", r.function.function),
-        Some((metric, _)) => format!("{} by {metric}", r.function.function),
-        None => r.function.function.clone(),
-    };
-    let is_part = |r: &RefusedFunction| r.pair.as_ref().is_some_and(|(_, focus)| part_of(focus).is_some());
-    let parts = refused.iter().any(is_part);
+    let parts = refused.iter().any(|one| one.part().is_some());
     let [one, many] = if parts { ["place", "places"] } else { ["function", "functions"] };
     let of = asked(refused, pairs).map_or_else(
         || plural(count, one, many),
@@ -81,10 +75,10 @@ pub(crate) fn refused(refused: &[RefusedFunction], pairs: &[PairInfo], format: F
     let (are, them) = if count == 1 { ("is", "it") } else { ("are", "them") };
     let listed = if parts { String::new() } else { format!(" (`ingraft functions` lists {them})") };
     let named = if format == Format::Json { refused.len() } else { REFUSED_NAMED };
-    let names = refused.iter().take(named).map(|r| match format {
-        Format::Json => format!("{} ({})", name(r), r.why_not),
-        Format::Table if count == 1 => format!("{} ({})", cut(&name(r), NAME_WIDTH), r.why_not),
-        Format::Table => cut(&name(r), NAME_WIDTH),
+    let names = refused.iter().take(named).map(|one| match format {
+        Format::Json => format!("{} ({})", one.name(), one.refused.reason),
+        Format::Table if count == 1 => format!("{} ({})", cut(&one.name(), NAME_WIDTH), one.refused.reason),
+        Format::Table => cut(&one.name(), NAME_WIDTH),
     });
     let names = names.collect::<Vec<_>>().join(", ");
     let rest = match refused.len().saturating_sub(named) {
@@ -95,16 +89,15 @@ pub(crate) fn refused(refused: &[RefusedFunction], pairs: &[PairInfo], format: F
 }
 
 /// Number of functions or parts of functions that were asked for; `None` if a pair is not about one function.
-fn asked(refused: &[RefusedFunction], pairs: &[PairInfo]) -> Option<u64> {
+fn asked(refused: &[Unmeasured<'_>], pairs: &[PairInfo]) -> Option<u64> {
     let mut all = BTreeSet::new();
     for pair in pairs {
-        let function = pair.function.as_ref()?;
-        all.insert((function.module.as_str(), function.offset, part_of(&pair.focus).map(|part| part.to_string())));
+        let part = PartName::of(&pair.pair.focus).map(|part| part.to_string());
+        all.insert((place(pair.function.as_ref()?), part));
     }
     let measured = all.len();
-    for r in refused {
-        let part = r.pair.as_ref().and_then(|(_, focus)| part_of(focus)).map(|part| part.to_string());
-        all.insert((r.function.module.as_str(), r.function.offset, part));
+    for one in refused {
+        all.insert((place(&one.refused.function), one.part().map(|part| part.to_string())));
     }
     (measured > 0).then_some(all.len() as u64)
 }
@@ -135,16 +128,14 @@ pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
 }
 
 /// Warning of a pair whose names were never in a started program or its libraries.
-pub(crate) fn absent(metric: &str, focus: &str) -> String {
-    format!(
-        "{} was not measured: neither the program nor a library that it loaded has what it names",
-        pair(metric, focus)
-    )
+pub(crate) fn absent(absent: &MetricFocus) -> String {
+    let pair = pair(&absent.metric, &absent.focus.to_string());
+    format!("{pair} was not measured: neither the program nor a library that it loaded has what it names")
 }
 
 /// Failure if the names of all pairs were never in a started program or its libraries.
-pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
-    let names: Vec<String> = absent.iter().map(|(metric, focus)| pair(metric, focus)).collect();
+pub(crate) fn all_absent(absent: &[&MetricFocus]) -> Failure {
+    let names: Vec<String> = absent.iter().map(|absent| pair(&absent.metric, &absent.focus.to_string())).collect();
     let what =
         format!("nothing was measured: nothing that the program loaded has what is named by {}", names.join(", "));
     Failure::new(Exit::NotFound, what, "`ingraft functions` lists what a program has")
@@ -180,7 +171,7 @@ pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Opti
         0 => String::new(),
         n => format!(" (and {} more)", plural(n, "value", "values")),
     };
-    let pair = pair(&first.metric, &first.focus);
+    let pair = pair(&first.pair.metric, &first.pair.focus.to_string());
     Some(format!(
         "{pair}{others} is exact since {since} only: a library came, or may have, before it could be measured"
     ))
@@ -426,11 +417,13 @@ pub(crate) fn not_restored(r: &Removed) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::Aggregate;
+    use std::sync::Arc;
+
+    use ingraft_api::{FunctionRef, RefusedFunction, WhyNot};
+    use ingraft_model::{Focus, Svma};
 
     use super::*;
-    use crate::conn::FunctionRef;
-    use crate::objects::PairFacts;
+    use crate::fake::metric;
 
     #[test]
     fn missing_calls_are_told_by_reason() {
@@ -481,27 +474,20 @@ mod tests {
 
     #[test]
     fn refusals_begin_with_their_number() {
-        let function = |name: &str, offset| FunctionRef { module: "m".to_owned(), function: name.to_owned(), offset };
-        let refuse = |name: &str, offset| RefusedFunction {
-            function: function(name, offset),
-            pair: None,
-            reason: "too_short".to_owned(),
-            why_not: "too short".to_owned(),
+        let function = |name: &str, offset| {
+            let (module, function) = ("m".to_owned(), name.to_owned());
+            FunctionRef { module, function, offset: Svma(offset) }
         };
-        let all: Vec<RefusedFunction> =
+        let refuse = |name: &str, offset| {
+            let reason = WhyNot::Told { reason: "too_short".to_owned(), text: "too short".to_owned() };
+            RefusedFunction { function: function(name, offset), reason }
+        };
+        let functions: Vec<RefusedFunction> =
             ["a", "b", "c", "d"].into_iter().zip(1..).map(|(n, at)| refuse(n, at)).collect();
-        let pair = |function| PairInfo {
-            metric: "calls".to_owned(),
-            focus: String::new(),
-            unit: "calls".to_owned(),
-            aggregate: Aggregate::Sum,
-            level: false,
-            time: false,
-            histogram: false,
-            function,
-            edge_kind: None,
-            refused: 0,
-            facts: PairFacts::default(),
+        let all: Vec<Unmeasured<'_>> = functions.iter().map(|refused| Unmeasured { refused, pair: None }).collect();
+        let pair = |function| {
+            let pair = MetricFocus { metric: "calls".to_owned(), focus: Focus::parse("").expect("a focus") };
+            PairInfo { function, ..PairInfo::new(Arc::new(pair), metric("calls")) }
         };
         let pairs: Vec<PairInfo> = (4..=4003).map(|offset| pair(Some(function("f", offset)))).collect();
         assert_eq!(

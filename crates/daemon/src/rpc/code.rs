@@ -1,8 +1,8 @@
 //! `ingraft.v1.Code`.
 
-use ingraft_engine::{FunctionList, InspectRequest};
+use ingraft_api::{FunctionList, InspectRequest};
 use ingraft_model::Avma;
-use ingraft_wire::{Failure, FieldError, Parts, v1};
+use ingraft_wire::{Failure, FieldError, Parts, process, v1};
 use tonic::{Request, Response, Status};
 use v1::functions_response::Event;
 use v1::inspect_response::Event as Inspected;
@@ -10,7 +10,7 @@ use v1::inspect_response::Event as Inspected;
 use crate::auth;
 use crate::core::{Core, payer, spawn};
 use crate::failure::failed;
-use crate::rpc::{Answers, Progress, convert, inspected};
+use crate::rpc::{Answers, Progress};
 use crate::waiting::{self, Part, Waiting};
 
 /// The service that lists and describes functions.
@@ -35,7 +35,7 @@ impl v1::code_server::Code for Service {
     ) -> Result<Response<Self::FunctionsStream>, Status> {
         let caller = auth::caller(&request)?;
         let v1::FunctionsRequest { target, patterns, blocks } = request.into_inner();
-        let target = convert::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(Failure::from)?;
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
@@ -46,10 +46,10 @@ impl v1::code_server::Code for Service {
             let found = core.engine_list(move |engine| {
                 let found = engine.functions(&target, &patterns, blocks, caller, &|text| progress.say(text));
                 let FunctionList { pid, functions, untyped } = found.map_err(failed)?;
-                let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
+                let mut parts = Parts::new(functions.into_iter().map(v1::Function::from)).peekable();
                 let none = parts.peek().is_none().then(Vec::new);
                 let chunk = move |functions| response(Event::Functions(v1::FunctionChunk { pid: pid.0, functions }));
-                let untyped = Parts::new(untyped.into_iter().map(convert::untyped_symbol));
+                let untyped = Parts::new(untyped.into_iter().map(v1::UntypedSymbol::from));
                 let symbols =
                     untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
                 Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
@@ -63,7 +63,7 @@ impl v1::code_server::Code for Service {
     async fn inspect(&self, request: Request<v1::InspectRequest>) -> Result<Response<Self::InspectStream>, Status> {
         let caller = auth::caller(&request)?;
         let v1::InspectRequest { target, pattern, instructions } = request.into_inner();
-        let target = convert::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(Failure::from)?;
         if pattern.is_empty() {
             return Err(Failure::from(FieldError::missing("pattern")).into_status());
         }
@@ -78,7 +78,7 @@ impl v1::code_server::Code for Service {
             let found = core.engine_list(move |engine| {
                 let found = engine.inspect(&request, caller, &|text| progress.say(text)).map_err(failed)?;
                 let pid = found.pid.0;
-                let items = found.functions.into_iter().flat_map(inspected::items);
+                let items = found.functions.into_iter().flat_map(ingraft_wire::code::items);
                 let chunk = move |items| inspected(Inspected::Code(v1::CodeChunk { pid, items }));
                 Waiting::packed(payer.as_ref(), Parts::new(items).map(chunk))
             });
@@ -92,9 +92,9 @@ impl v1::code_server::Code for Service {
     async fn locate(&self, request: Request<v1::LocateRequest>) -> Result<Response<v1::LocateResponse>, Status> {
         let caller = auth::caller(&request)?;
         let v1::LocateRequest { target, address } = request.into_inner();
-        let target = convert::target(target).map_err(Failure::from)?;
+        let target = process::target(target).map_err(Failure::from)?;
         let found = self.0.engine_list(move |engine| engine.locate(&target, Avma(address), caller));
         let found = found.await.and_then(|found| found.map_err(failed)).map_err(Failure::into_status)?;
-        Ok(Response::new(inspected::location(found)))
+        Ok(Response::new(found.into()))
     }
 }

@@ -1,5 +1,7 @@
 //! `ingraft.v1.Daemon`.
 
+use std::time::Duration;
+
 use ingraft_engine::Caller;
 use ingraft_wire::{Failure, MESSAGE_BYTES, PROTOCOL, v1};
 use tonic::{Request, Response, Status};
@@ -7,10 +9,13 @@ use tonic::{Request, Response, Status};
 use crate::auth::{self, Client};
 use crate::core::{BACKLOG, Core, INTERVAL_MIN};
 use crate::lease::{GRACE, LEASE};
-use crate::rpc::convert::{count, nanoseconds};
 
 /// The service that describes the program itself and its limits.
 pub struct Service(pub Core);
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 #[tonic::async_trait]
 impl v1::daemon_server::Daemon for Service {
@@ -34,7 +39,7 @@ impl v1::daemon_server::Daemon for Service {
         Ok(Response::new(v1::LimitsResponse {
             message_bytes: MESSAGE_BYTES as u64,
             interval_min_ns: nanoseconds(INTERVAL_MIN),
-            backlog: count(BACKLOG),
+            backlog: u32::try_from(BACKLOG).unwrap_or(u32::MAX),
             lease_ns: nanoseconds(LEASE),
             grace_ns: nanoseconds(GRACE),
             quotas,

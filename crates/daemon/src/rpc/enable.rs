@@ -1,12 +1,12 @@
 //! Insertions. They report their progress, and then their result in parts.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
-use ingraft_model::Pid;
-use ingraft_wire::{Failure, Parts, profile, trace, v1};
+use ingraft_api::{Enabled, MeasurementId, Removed, Terms};
+use ingraft_engine::{Caller, Engine, Error};
+use ingraft_wire::enabled::description;
+use ingraft_wire::{Failure, profile, trace, v1};
 use tonic::{Response, Status};
 
 use crate::audit::Asked;
@@ -18,20 +18,10 @@ use crate::keeper;
 use crate::quota::{Begun, Payer};
 use crate::recorder;
 use crate::recording::PAIRS_MAX;
-use crate::rpc::convert::{self, count, nanoseconds};
 use crate::rpc::{Answers, Progress};
 use crate::waiting::{self, Part, Teller, Waiting};
 
 use v1::enable_response::Event;
-
-/// Treatment of a measurement after its insertion.
-#[derive(Clone, Copy, Debug)]
-pub struct Afterwards {
-    /// Whether the measurement stays in the target when its client is gone.
-    pub keep: bool,
-    /// Whether histories of its values are recorded.
-    pub history: bool,
-}
 
 /// Pause between two attempts of a deferred insertion: the first one, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -39,28 +29,13 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Time between two messages about the progress of an insertion.
 const TELL: Duration = Duration::from_millis(200);
 
-/// Longest time for which an insertion is attempted again, or a started program waits for a library.
-pub(super) const WAIT_MAX: Duration = Duration::from_secs(86_400);
-
-/// Returns the time for which an insertion is attempted again after a failure.
-fn wait(measure: Option<&v1::Measure>) -> Duration {
-    Duration::from_nanos(measure.map_or(0, |m| m.wait_ns)).min(WAIT_MAX)
-}
-
-impl Afterwards {
-    /// Reads the treatment from a request.
-    pub fn of(measure: Option<&v1::Measure>) -> Self {
-        Afterwards { keep: measure.is_some_and(|m| m.keep), history: measure.is_some_and(|m| m.history) }
-    }
-}
-
 /// An insertion to be made for a client or for the program itself. `client` and `asked` are `None` only for the program itself.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// Treatment of the measurement after its insertion.
-    pub afterwards: Afterwards,
-    /// Time for which the insertion is attempted again after a failure.
-    pub wait: Duration,
+    /// Whether the measurement stays in the target when its client is gone.
+    pub keep: bool,
+    /// Terms of the measurement.
+    pub terms: Terms,
     /// Client that requests the insertion.
     pub client: Option<Client>,
     /// Description of the request for the audit log.
@@ -73,8 +48,8 @@ impl Order {
     /// Reads the order from a request.
     pub fn of(client: Option<Client>, target: &str, measure: Option<&v1::Measure>) -> Order {
         Order {
-            afterwards: Afterwards::of(measure),
-            wait: wait(measure),
+            keep: measure.is_some_and(|measure| measure.keep),
+            terms: measure.map(Terms::from).unwrap_or_default(),
             asked: Asked::of(client.as_ref(), target, measure),
             client,
             pairs: measure.map_or(0, |m| m.pairs.len() + m.functions.len()),
@@ -99,11 +74,11 @@ impl Order {
 
     /// Returns the number of pairs for which the quotas on pairs and histories have room; `None` if they are not limited.
     fn room(&self, core: &Core) -> Option<usize> {
-        let recorded = self.afterwards.history.then_some(PAIRS_MAX);
+        let recorded = self.terms.history.then_some(PAIRS_MAX);
         let quotas = self.client.as_ref().map(|Client { holder, table, .. }| {
             let have = core.recorder().histories(&table.measurements(*holder));
             let (pairs, histories) = table.room(*holder, have);
-            if self.afterwards.history { pairs.min(histories / 2) } else { pairs }
+            if self.terms.history { pairs.min(histories / 2) } else { pairs }
         });
         recorded.into_iter().chain(quotas).min()
     }
@@ -118,7 +93,7 @@ impl Order {
 
     /// If the order requests histories, fails if there is no room for those of `pairs` pairs.
     fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
-        if !self.afterwards.history {
+        if !self.terms.history {
             return Ok(());
         }
         recorder::permit(pairs)?;
@@ -129,7 +104,7 @@ impl Order {
 }
 
 /// Makes an insertion. `call` calls the engine, with a maximum number of pairs (`None` if there is none). If it fails for a reason that may
-/// pass, it is attempted again until `order.wait` is over. The measurement is leased as soon as it is inserted, and removed at once if the
+/// pass, it is attempted again until `order.terms.wait` is over. The measurement is leased as soon as it is inserted, and removed at once if the
 /// client is gone by then.
 pub fn insert(
     core: &Core,
@@ -139,7 +114,7 @@ pub fn insert(
     let (send, told) = waiting::channel(8);
     let core = core.clone();
     spawn(async move {
-        let deadline = Instant::now() + order.wait;
+        let deadline = Instant::now() + order.terms.wait;
         let mut pause = RETRY.0;
         for tries in 1.. {
             match insert_once(&core, &order, call.clone(), &send).await {
@@ -191,7 +166,7 @@ async fn insert_once(
             engine.remove(enabled.id, Caller::Engine).map_err(failed)?;
             return Err(failure);
         }
-        shared.keeper().inserted(enabled.id, order.afterwards.keep);
+        shared.keeper().inserted(enabled.id, order.keep);
         if let Some(asked) = &order.asked {
             shared.audit().inserted(engine, asked, &enabled);
         }
@@ -208,8 +183,8 @@ async fn insert_once(
                 undertaking.give_up();
             }
             () = tokio::time::sleep(TELL) => if let Some(step) = undertaking.progress() {
-                let (percent, left_ns) = (Some(u32::from(step.percent)), step.left.map(nanoseconds));
-                let told = v1::Progress { text: step.what, percent, left_ns };
+                let left_ns = step.left.map(|left| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+                let told = v1::Progress { text: step.what, percent: Some(step.percent.into()), left_ns };
                 // A client that reads too slowly gets the next one.
                 drop(send.try_send(Ok(Part::Message(response(Event::Progress(told))))));
             }
@@ -219,8 +194,8 @@ async fn insert_once(
 
 /// Begins to record histories if the order requests them, and sends the result of the insertion to the client.
 async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
-    let (id, afterwards) = (enabled.id, order.afterwards);
-    if afterwards.history {
+    let id = enabled.id;
+    if order.terms.history {
         let permitted = order.refuse_histories(core, enabled.pairs.len());
         if let Err(failure) = permitted {
             keeper::remove(core, id).await;
@@ -228,7 +203,7 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
         }
         recorder::begin(core, id, &enabled.pairs, now_ns);
     }
-    let answer = match Waiting::packed(payer().as_ref(), events(enabled).map(response)) {
+    let answer = match Waiting::packed(payer().as_ref(), ingraft_wire::enabled::enabled(enabled)) {
         Ok(answer) => answer,
         Err(failure) => {
             // Without an answer, the client does not know the measurement, so remove it.
@@ -239,7 +214,7 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
     let (answer, begun) = answer.with_receipt();
     // Once a client has the number of the measurement, it is responsible for the measurement, even if it reads no further.
     let is_told = send.send(Ok(Part::Many(answer))).await.is_ok() && begun.await.is_ok();
-    if !is_told && !afterwards.keep {
+    if !is_told && !order.keep {
         keeper::remove(core, id).await;
     }
 }
@@ -248,99 +223,17 @@ fn response(event: Event) -> v1::EnableResponse {
     v1::EnableResponse { event: Some(event) }
 }
 
-/// Returns the messages about an insertion: one Enabled, then the pairs and the refused functions.
-fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
-    let head = v1::Enabled {
-        measurement: enabled.id.0,
-        pid: enabled.pid.0,
-        attached: enabled.attached,
-        threads: enabled.threads,
-        modules: enabled.modules,
-        functions: enabled.functions,
-        points: enabled.points,
-        attach_ns: nanoseconds(enabled.attach_time),
-        stopped_ns: nanoseconds(enabled.stopped.held),
-        waited_ns: nanoseconds(enabled.stopped.waited),
-        pair_count: count(enabled.pairs.len()),
-        refused_count: refused_count(&enabled.pairs, &enabled.refused),
-        metrics: metrics(&enabled.pairs),
-        warnings: enabled.warnings,
-        caught_up: enabled.caught_up,
-        not_unwound: enabled.not_unwound,
-        since_ns: enabled.since_ns,
-        parent: enabled.parent.0,
-        title: enabled.title,
-    };
-    let Enabled { pairs, refused, .. } = enabled;
-    let first = std::iter::once(Event::Enabled(head));
-    let all = first.chain(pair_chunks(Arc::clone(&pairs)).map(Event::Pairs));
-    all.chain(refused_chunks(pairs, refused).map(Event::Refused))
-}
-
-/// Returns the messages of a description: those of the insertion, with the fields that are still known.
-pub fn description(
-    id: u64,
-    pid: Pid,
-    pairs: Arc<Vec<PairInfo>>,
-) -> impl Iterator<Item = v1::DescribeResponse> + Send + 'static {
-    use v1::describe_response::Event;
-    let head = v1::Enabled {
-        measurement: id,
-        pid: pid.0,
-        points: pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.points)),
-        pair_count: count(pairs.len()),
-        refused_count: refused_count(&pairs, &[]),
-        metrics: metrics(&pairs),
-        ..v1::Enabled::default()
-    };
-    let first = std::iter::once(Event::Enabled(head));
-    let all = first.chain(pair_chunks(Arc::clone(&pairs)).map(Event::Pairs));
-    let all = all.chain(refused_chunks(pairs, Vec::new()).map(Event::Refused));
-    all.map(|event| v1::DescribeResponse { event: Some(event) })
-}
-
-fn pair_chunks(pairs: Arc<Vec<PairInfo>>) -> impl Iterator<Item = v1::PairChunk> + Send + 'static {
-    let each = (0..pairs.len()).filter_map(move |n| pairs.get(n).map(convert::pair));
-    Parts::new(each).scan(0, |first, pairs| {
-        let chunk = v1::PairChunk { first: *first, pairs };
-        *first += count(chunk.pairs.len());
-        Some(chunk)
-    })
-}
-
-fn refused_chunks(
-    pairs: Arc<Vec<PairInfo>>,
-    others: Vec<RefusedFunction>,
-) -> impl Iterator<Item = v1::RefusedChunk> + Send + 'static {
-    let of_pairs = (0..pairs.len()).flat_map(move |n| {
-        let refused = pairs.get(n).map_or(&[][..], |pair| pair.refused.as_slice());
-        refused.iter().map(|refused| convert::refused(refused, Some(n))).collect::<Vec<_>>()
-    });
-    let all = others.into_iter().map(|refused| convert::refused(&refused, None)).chain(of_pairs);
-    Parts::new(all).map(|functions| v1::RefusedChunk { functions })
-}
-
-fn refused_count(pairs: &[PairInfo], others: &[RefusedFunction]) -> u32 {
-    count(pairs.iter().map(|pair| pair.refused.len()).sum::<usize>() + others.len())
-}
-
-/// Returns the metrics of the pairs, each once, sorted by name.
-fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
-    let by_name: BTreeMap<_, _> = pairs.iter().map(|pair| (&pair.metric.name, &pair.metric)).collect();
-    by_name.into_values().map(|metric| v1::Metric::from(metric.as_ref())).collect()
-}
-
 /// Returns the messages of a removal.
 pub fn removal(
-    id: u64,
-    removed: ingraft_engine::Removed,
+    id: MeasurementId,
+    removed: Removed,
     payer: Option<&Payer>,
 ) -> impl Iterator<Item = v1::RemoveResponse> + Send + use<> {
     use v1::remove_response::Event;
-    let head = Event::Removed(convert::removed(&removed));
+    let head = Event::Removed((&removed).into());
     let pid = removed.pid;
     let measured = removed.grown.into_iter().flat_map(move |pairs| description(id, pid, pairs));
-    let ended = removed.last.as_ref().and_then(|last| last.ended).map(convert::ended);
+    let ended = removed.last.as_ref().and_then(|last| last.ended).map(Into::into);
     let last = removed.last.map(|last| Changes::whole(Kept::last(last, payer)));
     let last = last.into_iter().flatten();
     let profile = removed.profile.map(|profile| profile::parts(*profile)).into_iter().flatten();
@@ -352,118 +245,38 @@ pub fn removal(
 
 #[cfg(test)]
 mod tests {
-    use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
-    use ingraft_model::{Focus, HoldTime, MetricInfo, Refusal, Svma, Tid};
-    use prost::Message;
+    use ingraft_api::{Ended, MetricFocus, PairInfo, Reading, Value};
+    use ingraft_model::{Focus, MetricInfo, Pid};
 
     use super::*;
 
-    fn refused(n: u64) -> RefusedFunction {
-        let function = FunctionRef { module: "m".into(), function: format!("f{n}"), offset: Svma(n) };
-        RefusedFunction { function, reason: Refusal::StraddlesPages }
-    }
-
-    fn enabled(pairs: u64) -> Enabled {
-        let metric = Arc::new(MetricInfo {
+    fn pair() -> PairInfo {
+        let metric = MetricInfo {
             name: "calls".into(),
             unit: "calls".into(),
             aggregate: Default::default(),
             style: Default::default(),
             units_type: Default::default(),
             histogram: false,
-            constraints: vec!["/Code".into()],
+            constraints: Vec::new(),
             flavors: Vec::new(),
             developer: false,
             doc: String::new(),
-            text: "x".repeat(1000).into(),
-        });
-        let pair = |n: u64| PairInfo {
-            pair: Arc::new(MetricFocus {
-                metric: "calls".into(),
-                focus: Focus::parse(&format!("/Code/a-module/{}{n}", "x".repeat(200))).unwrap(),
-            }),
-            metric: metric.clone(),
-            function: Some(refused(n).function),
-            edge_kinds: Vec::new(),
-            points: 1,
-            refused: if n == 3 { vec![refused(8), refused(9)] } else { Vec::new() },
-            exact_since_ns: None,
-            exposed: false,
+            text: String::new().into(),
         };
-        Enabled {
-            id: MeasurementId(5),
-            pid: Pid(7),
-            parent: Pid(1),
-            title: String::new(),
-            attached: true,
-            threads: 1,
-            modules: 2,
-            functions: 3,
-            points: 4,
-            since_ns: 7,
-            attach_time: Duration::from_millis(5),
-            stopped: HoldTime { held: Duration::from_micros(6), waited: Duration::from_micros(2) },
-            pairs: Arc::new((0..pairs).map(pair).collect()),
-            refused: vec![refused(1)],
-            caught_up: 0,
-            not_unwound: 0,
-            warnings: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn many_pairs_come_in_small_messages_and_in_order() {
-        let (mut pairs, mut refused, mut head) = (Vec::new(), Vec::new(), None);
-        for event in events(enabled(14_000)) {
-            assert!(response(event.clone()).encoded_len() < ingraft_wire::MESSAGE_BYTES);
-            match event {
-                Event::Progress(_) | Event::Deferred(_) => unreachable!("no progress after the end"),
-                Event::Enabled(enabled) => head = Some(enabled),
-                Event::Pairs(chunk) => {
-                    assert_eq!(chunk.first as usize, pairs.len());
-                    pairs.extend(chunk.pairs);
-                }
-                Event::Refused(chunk) => refused.extend(chunk.functions),
-            }
-        }
-        let head = head.unwrap();
-        assert_eq!((head.measurement, head.pid, head.stopped_ns, head.waited_ns), (5, 7, 6000, 2000));
-        assert_eq!(head.pair_count as usize, pairs.len());
-        assert_eq!(head.metrics.len(), 1, "each metric once");
-        assert_eq!(head.refused_count, 3);
-        assert_eq!(refused.iter().map(|r| r.pair).collect::<Vec<_>>(), [None, Some(3), Some(3)]);
-        assert_eq!(pairs[3].refused_count, 2);
-    }
-
-    #[test]
-    fn a_description_says_the_same_pairs() {
-        let e = enabled(4);
-        assert_eq!(description(5, e.pid, e.pairs).count(), 3);
+        let pair = MetricFocus { metric: "calls".into(), focus: Focus::parse("/Code/m/f").unwrap() };
+        PairInfo::new(pair.into(), metric.into())
     }
 
     #[test]
     fn a_removal_ends_with_the_last_values() {
-        let value = Value::from(9);
-        let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
-        let removed = Removed {
-            pid: Pid(7),
-            stopped: HoldTime::default(),
-            text_restored: true,
-            children_left: vec![Pid(8)],
-            memory_left: true,
-            asleep: vec![Tid(9)],
-            suspended_at: None,
-            corrections: (0, 0),
-            grown: None,
-            warnings: Vec::new(),
-            awaited: Vec::new(),
-            profile: None,
-            trace: None,
-            last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
-        };
-        assert_eq!(removal(5, removed.clone(), None).count(), 3);
-        assert_eq!(removal(5, Removed { last: None, ..removed.clone() }, None).count(), 1);
-        let grown = removal(5, Removed { grown: Some(enabled(4).pairs), ..removed }, None);
-        assert_eq!(grown.count(), 6, "an Enabled, pairs and refused functions before the values");
+        let ended = Some(Ended { status: Some(0), signal: None, exec: false });
+        let last = Some(Reading { time_ns: 1, values: vec![Value::from(9)], ended });
+        let removed = Removed { pid: Pid(7), text_restored: true, last, ..Removed::default() };
+        let count = |removed| removal(MeasurementId(5), removed, None).count();
+        assert_eq!(count(removed.clone()), 3);
+        assert_eq!(count(Removed { last: None, ..removed.clone() }), 1);
+        let grown = Removed { grown: Some(vec![pair()].into()), ..removed };
+        assert_eq!(count(grown), 5, "an Enabled and pairs before the values");
     }
 }

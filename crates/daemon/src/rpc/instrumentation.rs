@@ -1,13 +1,16 @@
 //! `ingraft.v1.Instrumentation`.
 
-use ingraft_engine::{Caller, EnableRequest, Engine, MeasurementId};
+use ingraft_api::{EnableRequest, MeasurementId};
+use ingraft_engine::{Caller, Engine};
+use ingraft_wire::enabled::description;
+use ingraft_wire::process::target;
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
 use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
-use crate::rpc::{Answers, answers, convert, enable, list};
+use crate::rpc::{Answers, answers, enable, list};
 use crate::waiting::Waiting;
 
 /// The service that inserts and removes measurements.
@@ -23,7 +26,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let request = request.into_inner();
         let target = audit::target(request.target.as_ref());
         let order = enable::Order::of(client, &target, request.measure.as_ref());
-        let request = convert::enable(request).map_err(|e| order.refuse(e))?;
+        let request = EnableRequest::try_from(request).map_err(|e| order.refuse(e))?;
         Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
             let request = EnableRequest { max_pairs, ..request.clone() };
             engine.enable(&request, caller, &|text| progress.say(text))
@@ -34,9 +37,9 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {
         let caller = auth::caller(&request)?;
-        let id = request.into_inner().measurement;
-        let (pid, pairs) = self.0.engine_call(move |engine| engine.pairs(MeasurementId(id), caller)).await?;
-        answers(enable::description(id, pid, pairs))
+        let id = MeasurementId(request.into_inner().measurement);
+        let (pid, pairs) = self.0.engine_call(move |engine| engine.pairs(id, caller)).await?;
+        answers(description(id, pid, pairs))
     }
 
     type RemoveStream = Answers<v1::RemoveResponse>;
@@ -70,7 +73,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let found = self.0.engine_call(move |engine| Ok((looked(engine), engine.status(caller)?)));
         let (state_dir, found) = found.await?;
         let head = v1::ListInsertedResponse { inserted: Vec::new(), state_dir };
-        let parts = Parts::new(found.into_iter().map(convert::inserted));
+        let parts = Parts::new(found.into_iter().map(v1::Inserted::from));
         let parts = parts.map(|inserted| v1::ListInsertedResponse { inserted, state_dir: String::new() });
         answers(std::iter::once(head).chain(parts))
     }
@@ -78,7 +81,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
         let caller = auth::caller(&request)?;
         let by = auth::client(&request).as_ref().map(audit::who);
-        let target = convert::target(request.into_inner().target).map_err(Failure::from)?;
+        let target = target(request.into_inner().target).map_err(Failure::from)?;
         let core = self.0.clone();
         let removed = self.0.engine_call(move |engine| {
             let removed = engine.detach(&target, caller)?;
@@ -88,7 +91,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
             Ok(removed)
         });
         let removed = removed.await?;
-        Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(convert::removed) }))
+        Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(Into::into) }))
     }
 }
 
@@ -107,7 +110,7 @@ pub async fn remove(
         Ok(removed)
     });
     // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
-    Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
+    Ok(list(Waiting::lazy(enable::removal(id, removed.await?, payer().as_ref()))))
 }
 
 fn removed_by(who: Option<&str>) -> String {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_api::{ErrorClass, Reason};
+use ingraft_api::{ErrorClass, LowerRequest, Reason};
 use ingraft_engine::{AtEnd, Caller, MeasurementId};
+use ingraft_wire::metric::sources;
 use ingraft_wire::{Failure, FieldError, PART_BYTES, Parts, failure, v1};
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
@@ -16,7 +17,7 @@ use crate::core::{BACKLOG, Core, INTERVAL_MIN, payer, shutting_down, spawn};
 use crate::failure::{diagnostic, failed};
 use crate::keeper::OpenStream;
 use crate::recorder;
-use crate::rpc::{Answers, answers, convert, list};
+use crate::rpc::{Answers, answers, list};
 use crate::waiting::{self, Part, Teller, Waiting};
 
 /// Time between two samples if a request names none.
@@ -34,14 +35,14 @@ impl v1::metrics_server::Metrics for Service {
 
     async fn list(&self, request: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
         let v1::ListMetricsRequest { definitions, events } = request.into_inner();
-        let definitions = convert::sources(definitions);
+        let definitions = sources(definitions);
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
             let metrics = engine.metrics(&definitions).map_err(failed)?;
             let events = if events { engine.events() } else { Vec::new() };
-            let metrics = Parts::new(metrics.iter().map(v1::Metric::from));
+            let metrics = Parts::new(metrics.into_iter().map(v1::Metric::from));
             let metrics = metrics.map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
-            let events = Parts::new(events.into_iter().map(convert::event));
+            let events = Parts::new(events.into_iter().map(v1::Event::from));
             let events = events.map(|events| v1::ListMetricsResponse { events, ..Default::default() });
             Waiting::packed(payer.as_ref(), metrics.chain(events))
         });
@@ -51,7 +52,7 @@ impl v1::metrics_server::Metrics for Service {
     type CheckStream = Answers<v1::CheckResponse>;
 
     async fn check(&self, request: Request<v1::CheckRequest>) -> Result<Response<Self::CheckStream>, Status> {
-        let definitions = convert::sources(request.into_inner().definitions);
+        let definitions = sources(request.into_inner().definitions);
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
             let found = engine.check(&definitions).into_iter().map(|found| diagnostic(&found));
@@ -70,7 +71,7 @@ impl v1::metrics_server::Metrics for Service {
             )
         })?;
         let client = auth::client(&request);
-        let definitions = convert::sources(request.into_inner().definitions);
+        let definitions = sources(request.into_inner().definitions);
         let core = self.0.clone();
         let found = self.0.engine_value(move |engine| {
             let mut defined = core.defined();
@@ -91,10 +92,10 @@ impl v1::metrics_server::Metrics for Service {
 
     async fn lower(&self, request: Request<v1::LowerRequest>) -> Result<Response<Self::LowerStream>, Status> {
         let caller = auth::caller(&request)?;
-        let request = convert::lower(request.into_inner()).map_err(Failure::from)?;
+        let request = LowerRequest::try_from(request.into_inner()).map_err(Failure::from)?;
         let payer = payer();
         let lowered = self.0.engine_list(move |engine| {
-            let lowered = engine.lower(&request, caller).map_err(failed)?.into_iter().map(convert::lowered);
+            let lowered = engine.lower(&request, caller).map_err(failed)?.into_iter().map(v1::LoweredMetric::from);
             Waiting::packed(payer.as_ref(), Parts::new(lowered).map(|metrics| v1::LowerResponse { metrics }))
         });
         Ok(list(lowered.await??))
@@ -128,7 +129,7 @@ impl v1::metrics_server::Metrics for Service {
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
         let reading = reader.read(0).await?;
         self.0.keeper().read(reader.id);
-        let ended = reading.reading().ended.map(convert::ended).map(Event::Ended);
+        let ended = reading.reading().ended.map(v1::Ended::from).map(Event::Ended);
         let events = Changes::whole(reading).map(Event::Sample).chain(ended);
         // The bytes of the reading count until its last part is sent.
         Ok(list(Waiting::lazy(events.map(|event| v1::ReadResponse { event: Some(event) }))))
@@ -236,7 +237,7 @@ async fn stream(
     let mut backlog = Backlog::new(BACKLOG);
     let mut delta = Delta::default();
     let mut expected = first.bytes();
-    let mut end = first.reading().ended.map(convert::ended).map(End::Target);
+    let mut end = first.reading().ended.map(v1::Ended::from).map(End::Target);
     backlog.push(first);
     let mut closing = reader.core.closing();
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
@@ -271,7 +272,7 @@ async fn stream(
             () = due(&mut ticks, &ended), if end.is_none() => match reader.read(expected).await {
                 Ok(reading) => {
                     expected = reading.bytes();
-                    end = reading.reading().ended.map(convert::ended).map(End::Target);
+                    end = reading.reading().ended.map(v1::Ended::from).map(End::Target);
                     backlog.push(reading);
                 }
                 // A slow client first loses older readings. When none is left, its stream ends.

@@ -15,10 +15,8 @@ use crate::core::{Core, Host, payer};
 use crate::waiting::{Part, Teller, Waiting};
 
 mod code;
-pub mod convert;
 mod daemon;
 mod enable;
-mod inspected;
 mod instrumentation;
 mod metrics;
 mod processes;

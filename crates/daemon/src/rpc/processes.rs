@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use ingraft_api::Reason;
-use ingraft_engine::ProcessFilter;
+use ingraft_api::{LaunchRequest, ProcessFilter, Reason};
 use ingraft_model::Pid;
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
@@ -11,7 +10,7 @@ use tonic::{Request, Response, Status};
 use crate::auth;
 use crate::core::{Core, Host, payer};
 use crate::failure::failed;
-use crate::rpc::{Answers, convert, enable, list};
+use crate::rpc::{Answers, enable, list};
 use crate::waiting::Waiting;
 
 /// The service that lists and starts processes.
@@ -23,14 +22,12 @@ impl v1::processes_server::Processes for Service {
 
     async fn list(&self, request: Request<v1::ListProcessesRequest>) -> Result<Response<Self::ListStream>, Status> {
         let caller = auth::caller(&request)?;
-        let v1::ListProcessesRequest { glob, name, cgroup } = request.into_inner();
-        let [glob, name, cgroup] = [glob, name, cgroup].map(|text| Some(text).filter(|text| !text.is_empty()));
-        let filter = ProcessFilter { glob, name, cgroup };
+        let filter = ProcessFilter::try_from(request.into_inner()).map_err(Failure::from)?;
         let chosen = filter.name.is_some() || filter.cgroup.is_some();
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
             let found = engine.processes(&filter, caller).map_err(failed)?;
-            let parts = Parts::new(found.into_iter().map(convert::process));
+            let parts = Parts::new(found.into_iter().map(v1::Process::from));
             let parts = parts.map(move |processes| v1::ListProcessesResponse { processes, chosen });
             Waiting::packed(payer.as_ref(), parts)
         });
@@ -41,8 +38,7 @@ impl v1::processes_server::Processes for Service {
         let caller = auth::caller(&request)?;
         let parents: Vec<_> = request.into_inner().pids.into_iter().map(Pid).collect();
         let found = self.0.engine_call(move |engine| engine.children(&parents, caller)).await?;
-        let child = |(child, parent): (Pid, Pid)| v1::Child { pid: child.0, parent: parent.0 };
-        Ok(Response::new(v1::ChildrenResponse { children: found.into_iter().map(child).collect() }))
+        Ok(Response::new(v1::ChildrenResponse { children: found.into_iter().map(Into::into).collect() }))
     }
 
     type LaunchStream = Answers<v1::EnableResponse>;
@@ -54,7 +50,7 @@ impl v1::processes_server::Processes for Service {
         let program = request.command.first().map(|word| String::from_utf8_lossy(word).into_owned());
         let mut order = enable::Order::of(client, &program.unwrap_or_default(), request.measure.as_ref());
         // The program is started only once, so a failed insertion is not attempted again.
-        order.wait = Duration::ZERO;
+        order.terms.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
             // The program runs as the daemon's user, so another user could act as that user.
             Failure::new(
@@ -64,8 +60,8 @@ impl v1::processes_server::Processes for Service {
             )
         })
         .map_err(|failure| order.refuse(failure))?;
-        let inherit_streams = self.0.host() == Host::CommandLine;
-        let request = convert::launch(request, inherit_streams).map_err(|e| order.refuse(e))?;
+        let mut request = LaunchRequest::try_from(request).map_err(|e| order.refuse(e))?;
+        request.inherit_streams = self.0.host() == Host::CommandLine;
         Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
             let mut request = request.clone();
             request.enable.max_pairs = max_pairs;

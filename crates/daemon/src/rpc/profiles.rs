@@ -1,13 +1,14 @@
 //! `ingraft.v1.Profiles`.
 
-use ingraft_engine::MeasurementId;
+use ingraft_api::MeasurementId;
+use ingraft_wire::totals::event_totals;
 use ingraft_wire::{profile, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
 use crate::core::{Core, payer};
 use crate::failure::failed;
-use crate::rpc::{Answers, convert, list};
+use crate::rpc::{Answers, list};
 use crate::waiting::Waiting;
 
 /// The service that reads profiles.
@@ -42,7 +43,7 @@ impl v1::profiles_server::Profiles for Service {
         let payer = payer();
         let parts = self.0.engine_list(move |engine| {
             let reading = engine.event_totals(id, caller).map_err(failed)?;
-            Waiting::packed(payer.as_ref(), convert::event_totals(reading))
+            Waiting::packed(payer.as_ref(), event_totals(reading))
         });
         let parts = parts.await??;
         self.0.keeper().read(id);

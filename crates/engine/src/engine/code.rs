@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{DebugInfo, DebugSections, Disassembled, Function, SourceRange, TypeError, disassemble};
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, EdgeTarget, FunctionRef as Reference, Offset, PartName, Pid, Svma, SvmaRange};
+use ingraft_model::{Avma, AvmaRange, Cfg, FunctionRef as Reference, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
 
 use super::{Engine, lock, open, resolve};
@@ -62,10 +62,7 @@ impl Engine {
         };
         let text = Text::new(&target, std::iter::once(&originals));
         let one = |function: &Reference| describe(&text, &modules, *function, &generated, request.instructions);
-        let mut functions: Vec<_> = found.iter().filter_map(one).collect();
-        if request.instructions {
-            functions.iter_mut().for_each(|function| add_woven(&target, function, &generated));
-        }
+        let functions = found.iter().filter_map(one).collect();
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
         Ok(Inspection { pid, functions })
     }
@@ -200,7 +197,7 @@ fn signed(target: &Target) -> Vec<AvmaRange> {
     code.filter(|m| is_arena(m.range.start)).map(|m| m.range).collect()
 }
 
-fn named(file: &ModuleFile, function: &Function) -> FunctionRef {
+pub(super) fn named(file: &ModuleFile, function: &Function) -> FunctionRef {
     FunctionRef { module: file.name.clone(), function: function.display_name().into_owned(), offset: function.start() }
 }
 
@@ -215,7 +212,7 @@ fn lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRang
     found.unwrap_or_default()
 }
 
-/// A function in detail, without its woven code.
+/// A function in detail.
 fn describe(
     text: &Text<'_>,
     modules: &Modules,
@@ -226,11 +223,6 @@ fn describe(
     let (file, module, f) = modules.resolve(function)?;
     let address = f.start().to_avma(module.bias);
     let cfg = module.image.cfg(f);
-    let outside = cfg.ways_out().filter_map(|edge| match edge.to {
-        EdgeTarget::Outside(at) => Some((at, outside_name(file, module, at))),
-        EdgeTarget::Block(_) | EdgeTarget::Dynamic => None,
-    });
-    let outside = outside.collect();
     let mut points = trial::points(text, modules, function);
     let theirs = generated.iter().flat_map(|g| g.points.iter().map(move |p| (g, p)));
     let theirs: Vec<_> = theirs.filter(|(_, point)| is_of(point, f, module)).collect();
@@ -240,18 +232,15 @@ fn describe(
         point.woven = theirs.iter().any(|(_, woven)| is_it(woven));
     }
     let mut described = InspectedFunction {
-        function: named(file, f),
         size: f.size() + f.parts().iter().map(|part| part.end.0 - part.start.0).sum::<u64>(),
         address,
-        outside,
         points,
-        instructions: Vec::new(),
-        woven: Vec::new(),
         holder: theirs.first().map(|(generated, _)| generated.holder.clone()),
-        cfg,
+        ..InspectedFunction::new(named(file, f), &cfg, |at| outside_name(file, module, at))
     };
     if instructions {
-        described.instructions = original(text.target(), file, module, &described);
+        described.instructions = original(text.target(), file, module, (f.start(), &cfg));
+        add_woven(text.target(), &mut described, &cfg, generated);
     }
     Some(described)
 }
@@ -281,22 +270,21 @@ fn outside_name(file: &ModuleFile, module: &Module, at: Svma) -> String {
 }
 
 /// The instructions of a function's blocks as the file has them, with their source lines.
-fn original(target: &Target, file: &ModuleFile, module: &Module, function: &InspectedFunction) -> Vec<CodeInstruction> {
-    let ranges: Vec<SvmaRange> = function.cfg.blocks.iter().map(|block| block.range.clone()).collect();
+fn original(target: &Target, file: &ModuleFile, module: &Module, (start, cfg): (Svma, &Cfg)) -> Vec<CodeInstruction> {
+    let ranges: Vec<SvmaRange> = cfg.blocks.iter().map(|block| block.range.clone()).collect();
     let known = lines(target, file, module, &ranges);
     let source = |at: u64| {
         let after = known.partition_point(|line| line.range.start.0 <= at);
         let line = known[..after].iter().rev().find(|line| at < line.range.end.0)?;
         Some((Arc::clone(&line.file), line.line))
     };
-    let start = function.function.offset;
-    let target_name = |at: Svma| match function.cfg.block_at(at) {
+    let target_name = |at: Svma| match cfg.block_at(at) {
         Some(_) => PartName::Block(Offset::between(start.0, at.0)).to_string(),
         None => outside_name(file, module, at),
     };
     let instruction = |one: Disassembled| CodeInstruction {
         source: source(one.at),
-        at: Svma(one.at),
+        at: Offset::between(start.0, one.at),
         bytes: one.bytes,
         text: match one.target {
             Some(target) => format!("{} <{}>", one.text, target_name(Svma(target))),
@@ -312,11 +300,11 @@ fn original(target: &Target, file: &ModuleFile, module: &Module, function: &Insp
 }
 
 /// Adds the woven code of a function: for each point the springboard, and the parts of its code in the order of addresses.
-fn add_woven(target: &Target, function: &mut InspectedFunction, generated: &[Generated]) {
+fn add_woven(target: &Target, function: &mut InspectedFunction, cfg: &Cfg, generated: &[Generated]) {
     let first = function.address;
     let inside = |at: Avma| {
         let at = Svma(function.function.offset.0.wrapping_add(at.0.wrapping_sub(first.0)));
-        function.cfg.blocks.iter().any(|block| block.range.contains(&at))
+        cfg.blocks.iter().any(|block| block.range.contains(&at))
     };
     let mut woven = Vec::new();
     for point in generated.iter().flat_map(|generated| &generated.points) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_analysis::FunctionCode;
 use ingraft_model::{BlockPoint, EdgeKind, FunctionBody, FunctionRef, How, PointKind, Refusal, Svma};
 
-use crate::api::{FunctionEntry, PointSummary};
+use crate::api::{FunctionEntry, FunctionFacts, PointSummary};
 use crate::program::modules::Modules;
 use crate::weaving::sites::{Text, whole};
 use crate::weaving::trial;
@@ -32,7 +32,8 @@ pub fn describe(
     let copy = whole(text, modules, function);
     let refusal = entry.and_then(|entry| entry.as_ref().err());
     let how = if refusal.is_none() { How::InPlace } else { How::Refused };
-    let mut points = vec![PointSummary { kind: PointKind::Entry, count: 1, how, why_not: refusal.cloned() }];
+    let mut points =
+        vec![PointSummary { kind: PointKind::Entry, count: 1, how, why_not: refusal.cloned().map(Into::into) }];
     for kind in [PointKind::Exit, PointKind::CallBefore] {
         let places = code.points_of(kind).map(|point| (point.at, point.refusal.clone())).collect();
         points.push(summary(kind, places, &copy));
@@ -44,13 +45,10 @@ pub fn describe(
         ]);
     }
     Some(FunctionEntry {
-        module: file.name.clone(),
-        function: f.display_name().into_owned(),
-        offset: f.start(),
+        function: super::code::named(file, f),
         size: f.size() + parts,
         points,
-        tail_exits: tail_exits(&code),
-        exposed: matches!(entry, Some(Ok(true))),
+        facts: FunctionFacts { tail_exits: tail_exits(&code), exposed: matches!(entry, Some(Ok(true))) },
     })
 }
 
@@ -88,7 +86,7 @@ fn summed(kind: PointKind, count: usize, copied: usize, refused: Vec<Refusal>) -
         (_, n) if n == count => How::Refused,
         _ => How::Partly,
     };
-    let why_not = refused.into_iter().next();
+    let why_not = refused.into_iter().next().map(Into::into);
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 

@@ -366,8 +366,8 @@ fn piece(
                 piece.code = lowered.code.into_iter().map(line).collect();
             }
         }
-        Ok(Some(Err(refusal))) | Err(refusal) => piece.refused = Some(refusal),
-        Ok(None) => piece.refused = Some(Refusal::NotYet { kind: "such" }),
+        Ok(Some(Err(refusal))) | Err(refusal) => piece.refused = Some(refusal.into()),
+        Ok(None) => piece.refused = Some(Refusal::NotYet { kind: "such" }.into()),
     }
     piece
 }

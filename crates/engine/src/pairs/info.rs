@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::FunctionRef as FunctionId;
 
-use crate::api::{FunctionRef, PairInfo};
+use crate::api::{FunctionRef, PairFacts, PairInfo};
 use crate::program::modules::Modules;
 use crate::weaving::plan::Woven;
 
@@ -23,8 +23,9 @@ pub fn pair_info(
     let code = key.pair.focus.part("Code").filter(|code| code.names.len() >= 2);
     let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
     let function = function.or(only.filter(|_| code.is_some()));
+    let is_exposed = |woven: &Woven| functions.iter().any(|f| woven.is_exposed(modules, *f));
     PairInfo {
-        exposed: woven.is_some_and(|woven| functions.iter().any(|f| woven.is_exposed(modules, *f))),
+        facts: PairFacts { exposed: woven.is_some_and(is_exposed), ..PairFacts::default() },
         function: function.and_then(|f| function_ref(modules, f)),
         edge_kinds: function.map_or_else(Vec::new, |f| modules.edge_kinds(f, &key.pair.focus)),
         points: functions.len() as u32,

@@ -77,7 +77,7 @@ pub fn counting(first: u32, in_function: FunctionId, minis: &[u64]) -> Pair {
 
 fn refused(id: FunctionId) -> (FunctionId, RefusedFunction) {
     let function = FunctionRef { module: "m".to_owned(), function: format!("f{}", id.function), offset: Svma(0) };
-    (id, RefusedFunction { function, reason: ingraft_model::Refusal::NoSuchPoint })
+    (id, RefusedFunction { function, reason: ingraft_model::Refusal::NoSuchPoint.into() })
 }
 
 /// Pairs `a`, `b`, … whose values begin at counters 0, 1, …, each with as many users as this says.

@@ -607,8 +607,7 @@ impl Modules {
 
     /// The kinds of the edges that a focus names, each once; empty if the focus names no edge of this function.
     pub fn edge_kinds(&self, function: FunctionRef, focus: &Focus) -> Vec<EdgeKind> {
-        let name = focus.part("Code").and_then(|part| part.names.get(2));
-        let Some(PartName::Edge { from, to }) = name.and_then(|name| PartName::parse(name)) else { return Vec::new() };
+        let Some(PartName::Edge { from, to }) = PartName::of(focus) else { return Vec::new() };
         self.edges(function, from, to).map_or_else(|_| Vec::new(), |edges| edges.iter().map(|edge| edge.kind).collect())
     }
 

@@ -339,7 +339,7 @@ impl Session {
         let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
         Costs {
             cost_ns_per_s: pairs.iter().map(|p| p.cost_ns_per_s).sum(),
-            observed_ns_per_s: observed_ns / seconds,
+            observed_ns_per_s: Some(observed_ns / seconds),
             of_target: cpu.filter(|cpu| *cpu > 0.0).map(|cpu| observed_ns / cpu),
             pair_count: pairs.len() as u32,
             pairs: {

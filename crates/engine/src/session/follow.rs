@@ -8,7 +8,7 @@ use ingraft_model::{ModuleRef, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::api::{Enabled, MeasurementId, PairInfo, TakenOut};
+use crate::api::{Enabled, MeasurementId, PairFacts, PairInfo, TakenOut};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
 use crate::pairs::{Pair, PairKey};
@@ -199,7 +199,7 @@ impl Session {
                 // A mapped module may be a later load of the file, which was not analysed yet. Refused functions were not missed.
                 let is_settled = info.points > 0 || !info.refused.is_empty();
                 if !is_settled || Pattern::of_module(&info.pair.focus).is_none_or(|p| !is_mapped(&p)) {
-                    info.exact_since_ns = Some(now);
+                    info.facts.exact_since_ns = Some(now);
                     *grown = true;
                 }
             }
@@ -271,11 +271,11 @@ impl Session {
             let Some(mut info) = pair.and_then(|_| control.pair_infos(&[key]).pop()) else { return known.clone() };
             info.function = info.function.or_else(|| known.function.clone());
             let late = !exact && known.points < info.points;
-            info.exact_since_ns = if late { Some(now) } else { known.exact_since_ns };
+            info.facts.exact_since_ns = if late { Some(now) } else { known.facts.exact_since_ns };
             info
         };
         let mut pairs: Vec<PairInfo> = old.iter().zip(before.iter()).map(as_it_is).collect();
-        let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
+        let late = |info| exact_since(info, (!exact).then_some(now));
         pairs.extend(control.pair_infos(&new).into_iter().map(late));
         let mut views = old.to_vec();
         // the activations that a pair follows may have changed with the new code
@@ -296,4 +296,9 @@ impl Session {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         Ok(Some(self.enabled(control, id, measurement, true, begin, caught_up, Vec::new())))
     }
+}
+
+/// A pair whose value is exact from this time on; `None` if it is from its insertion on.
+fn exact_since(info: PairInfo, exact_since_ns: Option<u64>) -> PairInfo {
+    PairInfo { facts: PairFacts { exact_since_ns, ..info.facts }, ..info }
 }

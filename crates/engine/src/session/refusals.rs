@@ -162,7 +162,7 @@ pub(super) fn refused_of(
     unwoven.sort_unstable();
     let told = |f: MdlFunction| {
         let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
-        Some((f, RefusedFunction { function, reason }))
+        Some((f, RefusedFunction { function, reason: reason.into() }))
     };
     unwoven.into_iter().filter_map(told).collect()
 }

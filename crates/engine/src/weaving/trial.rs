@@ -61,6 +61,7 @@ pub fn points(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Vec<
                     (None, None) => Err(Refusal::NoSuchPoint),
                 },
             };
+            let springboard = springboard.map_err(Into::into);
             all.push(InspectedPoint { kind, at: offset(at), springboard, woven: false });
         }
     }

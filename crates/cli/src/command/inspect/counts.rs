@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ingraft_model::PartName;
+use ingraft_api::{EnableRequest, Enabled, PairInfo, Reading, Terms};
+use ingraft_model::{PartName, Pid};
 
 use crate::args::{Format, InspectArgs};
-use crate::conn::{Client, Enabled, Inspected, MeasureKind, PairInfo, Reading, Request, Target, part_of};
+use crate::conn::{Client, Request, Target};
 use crate::exit::{Failure, Stop};
 use crate::measure::{Context, announcement};
-use crate::objects::Object;
+use crate::objects::code::Inspected;
+use crate::objects::refused::unmeasured;
+use crate::objects::{Object, Removed};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
@@ -49,8 +52,9 @@ impl About<'_> {
             () = signals.asked() => return Err(Failure::failed("interrupted before anything was counted", "run it again").into()),
         };
         drop(progress);
-        if !enabled.refused.is_empty() {
-            output::warn(&words::refused(&enabled.refused, &enabled.pairs, format), format);
+        let refused = unmeasured(&enabled.pairs, &enabled.refused);
+        if !refused.is_empty() {
+            output::warn(&words::refused(&refused, &enabled.pairs, format), format);
         }
         enabled.warnings.iter().for_each(|what| output::warn(what, format));
         // From here on, the measurement is removed whatever happens.
@@ -65,13 +69,13 @@ impl About<'_> {
             let mut progress = Progress::new("reading the program", format);
             // Without the woven code, the rest of the answer is still right.
             if let Ok(again) = client.inspect(target, &args.function, true, &mut progress).await {
-                functions = again;
+                functions = super::records(again, client);
             }
         }
-        let farewell = client.remove(enabled.measurement, enabled.pairs.len()).await?;
+        let (answer, _) = client.remove(enabled.id, enabled.pairs.len()).await?;
         let reading = waited?;
-        annotate(&mut functions, &enabled.pairs, farewell.last.as_ref().unwrap_or(&reading));
-        let removed = farewell.removed;
+        annotate(&mut functions, &enabled.pairs, answer.last.as_ref().unwrap_or(&reading));
+        let removed = Removed::new(&answer, client.host());
         removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
         if !is_picture {
             out.object(&Object::Removed(removed))?;
@@ -83,25 +87,12 @@ impl About<'_> {
 /// The request to count all blocks of functions.
 fn request(pid: i32, functions: &[Inspected]) -> Request {
     let pattern = |function: &Inspected| format!("{}+{:#x}#*", function.graph.id.module, function.start);
-    Request {
-        target: Target::Pid(pid),
-        pairs: Vec::new(),
+    let measure = EnableRequest {
         functions: functions.iter().map(pattern).collect(),
-        function_metric: "calls",
-        more_metrics: Vec::new(),
-        definitions: Vec::new(),
-        flavors: Vec::new(),
-        keep: false,
-        max_overhead: None,
-        max_hold: None,
-        allow_calls: false,
-        beside_uprobes: false,
-        family: false,
-        history: false,
-        wait: Duration::ZERO,
-        await_modules: false,
-        kind: MeasureKind::Metrics,
-    }
+        function_metrics: vec!["calls".to_owned()],
+        ..EnableRequest::default()
+    };
+    Request { target: Target::Pid(pid), measure, terms: Terms::default() }
 }
 
 /// Waits for the end of the time, a signal, or the end of the target. Returns the last values.
@@ -118,9 +109,9 @@ async fn wait(
             () = tokio::time::sleep_until(next) => false,
             () = signals.asked() => true,
         };
-        let gone = !std::path::Path::new(&format!("/proc/{}", enabled.pid)).exists() && client.host().is_none();
+        let gone = !std::path::Path::new(&format!("/proc/{}", enabled.pid.0)).exists() && client.host().is_none();
         if asked || gone || tokio::time::Instant::now() >= end {
-            return client.read(enabled.measurement, enabled.pairs.len()).await;
+            return client.read(enabled.id, enabled.pairs.len()).await;
         }
     }
 }
@@ -132,10 +123,10 @@ pub(super) async fn present(client: &Client, functions: &mut [Inspected], format
     let Some(pid) = functions.iter().find(|function| is_counted(function)).map(|f| f.graph.id.pid) else { return };
     let mut progress = Progress::new("reading the counts", format);
     let Ok(inserted) = client.inserted(&mut progress).await else { return };
-    for measurement in inserted.into_iter().filter(|i| i.pid == pid).flat_map(|i| i.measurements) {
-        let Ok(grown) = client.measured(measurement).await else { continue };
-        if let Ok(reading) = client.read(measurement, grown.pairs.len()).await {
-            annotate(functions, &grown.pairs, &reading);
+    for measurement in inserted.into_iter().filter(|i| i.pid == Pid(pid)).flat_map(|i| i.measurements) {
+        let Ok(pairs) = client.measured(measurement).await else { continue };
+        if let Ok(reading) = client.read(measurement, pairs.len()).await {
+            annotate(functions, &pairs, &reading);
         }
     }
 }
@@ -144,11 +135,11 @@ pub(super) async fn present(client: &Client, functions: &mut [Inspected], format
 fn annotate(functions: &mut [Inspected], pairs: &[PairInfo], reading: &Reading) {
     let mut counts: BTreeMap<(&str, u64, String), i64> = BTreeMap::new();
     for (pair, value) in pairs.iter().zip(&reading.values) {
-        if let (Some(function), Some(PartName::Block(block))) = (&pair.function, part_of(&pair.focus))
-            && pair.refused == 0
-            && pair.metric == EXECUTIONS
+        if let (Some(function), Some(PartName::Block(block))) = (&pair.function, PartName::of(&pair.pair.focus))
+            && pair.refused.is_empty()
+            && pair.pair.metric == EXECUTIONS
         {
-            counts.insert((function.module.as_str(), function.offset, block.in_name()), value.value);
+            counts.insert((function.module.as_str(), function.offset.0, block.in_name()), value.value);
         }
     }
     for function in functions {

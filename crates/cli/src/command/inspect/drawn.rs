@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::conn::Inspected;
 use crate::objects;
+use crate::objects::code::Inspected;
 use crate::output::number::plural;
 use crate::picture::{Block, Edge, Graph, Kind};
 

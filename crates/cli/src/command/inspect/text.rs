@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use super::number;
 use crate::args::InspectArgs;
-use crate::conn::Inspected;
 use crate::objects::Edge;
-use crate::objects::code::{Block, CodeLine, Point, WovenLine};
+use crate::objects::code::{Block, CodeLine, Inspected, Point, WovenLine};
 use crate::output::number::{grouped, grouped_u64, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, GOOD, HEADING, WARN};

@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
+use ingraft_api::{ThreadTotals, TotalsReading};
 use ingraft_model::EVENT_NAMES;
 
 use super::{ROWS, heading, number};
-use crate::conn::{ThreadTotals, Totals};
 use crate::measure::Site;
 use crate::objects::totals::{EventTotals, ThreadTotal};
 use crate::objects::{Object, millis};
@@ -14,12 +14,12 @@ use crate::output::number::plural;
 use crate::output::table::{Cell, Table};
 
 /// The records of a reading: one for each kind of event.
-pub(super) fn records(site: &Site, totals: &Totals) -> Vec<Object> {
+pub(super) fn records(site: &Site, totals: &TotalsReading) -> Vec<Object> {
     let record = |(kind, event): (usize, &'static str)| {
         let of = |thread: &ThreadTotals| thread.events.get(kind).copied().unwrap_or_default();
         Object::EventTotals(EventTotals {
             host: site.host(),
-            pid: site.enabled.pid,
+            pid: site.pid(),
             time_ns: totals.time_ns,
             event,
             total: totals.threads.iter().map(of).fold(0, u64::wrapping_add),
@@ -27,14 +27,14 @@ pub(super) fn records(site: &Site, totals: &Totals) -> Vec<Object> {
                 .threads
                 .iter()
                 .map(|thread| ThreadTotal {
-                    tid: thread.tid,
+                    tid: thread.tid.map(|tid| tid.0),
                     name: Some(thread.name.clone()).filter(|name| !name.is_empty()),
                     ended: thread.ended,
                     total: of(thread),
                 })
                 .collect(),
-            functions: totals.functions,
-            stopped_ms: millis(totals.held_ns),
+            functions: u32::try_from(totals.functions).unwrap_or(u32::MAX),
+            stopped_ms: millis(totals.held),
             inexact: totals.inexact.clone(),
         })
     };
@@ -42,7 +42,7 @@ pub(super) fn records(site: &Site, totals: &Totals) -> Vec<Object> {
 }
 
 /// A line about the reading, the threads with the most instructions, and all threads together.
-pub(super) fn table(site: &Site, totals: &Totals, width: Option<usize>) -> String {
+pub(super) fn table(site: &Site, totals: &TotalsReading, width: Option<usize>) -> String {
     let mut table = Table::new()
         .left("THREAD")
         .shrinking("NAME")
@@ -65,12 +65,12 @@ pub(super) fn table(site: &Site, totals: &Totals, width: Option<usize>) -> Strin
             (None, true) => Cell::styled("ended threads", DIM),
             (None, false) => Cell::styled("threads that cannot be told apart", DIM),
         };
-        row(thread.tid.map_or_else(String::new, |tid| tid.to_string()), name, thread.events);
+        row(thread.tid.map_or_else(String::new, |tid| tid.0.to_string()), name, thread.events);
     }
     let mut sum = [0_u64; EVENT_NAMES.len()];
     for thread in &all {
         sum.iter_mut().zip(thread.events).for_each(|(sum, events)| *sum = sum.wrapping_add(events));
     }
     row(String::new(), plural(all.len() as u64, "thread", "threads").into(), sum);
-    heading(site, (totals.time_ns, totals.held_ns), totals.functions.into()) + &table.render(width)
+    heading(site, (totals.time_ns, totals.held), totals.functions as u64) + &table.render(width)
 }

@@ -1,11 +1,12 @@
 //! Saved profiles as records for scripts.
 
+use ingraft_api::PairFacts;
 use ingraft_model::{Loops, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
 use crate::exit::Stop;
 use crate::objects::code::Block;
-use crate::objects::{self, Coverage, Edge, FunctionId, Object, PairFacts};
+use crate::objects::{self, Coverage, Edge, FunctionId, Object};
 use crate::output::{Output, json_line};
 
 /// Writes the blocks and edges of a profile.

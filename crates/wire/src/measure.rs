@@ -1,0 +1,367 @@
+//! Requests for measurements.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_api::{
+    CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, LaunchRequest, TargetSpec, Terms, TraceCondition,
+    TraceOptions,
+};
+use ingraft_model::{Capacity, EVENT_NAMES, FLAVORS_MAX, Flavor};
+
+use crate::field::{Field, FieldError, read};
+use crate::metric::sources;
+use crate::process::target;
+use crate::{profile, v1};
+use v1::measure::Kind as Wire;
+
+messages! {
+    TraceCondition => TraceCondition { function, expression }
+    CoverageOptions => CoverageKind { branches, in_place }
+}
+
+/// The metric of `functions` if a request names none.
+const FUNCTION_METRIC: &str = "calls";
+
+/// Longest time for which an insertion is attempted again, or a started program waits for a library.
+pub const WAIT_MAX: Duration = Duration::from_secs(86_400);
+
+impl From<(EnableRequest, Terms)> for v1::EnableRequest {
+    fn from((request, terms): (EnableRequest, Terms)) -> Self {
+        let target = Some(request.target.clone().into());
+        v1::EnableRequest { target, measure: Some((request, terms).into()) }
+    }
+}
+
+impl TryFrom<v1::EnableRequest> for EnableRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::EnableRequest) -> Result<Self, FieldError> {
+        let target = target(request.target)?;
+        Ok(EnableRequest { target, ..measure(request.measure)? })
+    }
+}
+
+impl From<(Vec<OsString>, EnableRequest, Terms)> for v1::LaunchRequest {
+    fn from((command, request, terms): (Vec<OsString>, EnableRequest, Terms)) -> Self {
+        let command = command.into_iter().map(OsString::into_vec).collect();
+        v1::LaunchRequest { command, measure: Some((request, terms).into()) }
+    }
+}
+
+impl TryFrom<v1::LaunchRequest> for LaunchRequest {
+    type Error = FieldError;
+
+    fn try_from(request: v1::LaunchRequest) -> Result<Self, FieldError> {
+        if request.command.first().is_none_or(Vec::is_empty) {
+            return Err(FieldError::missing("command[0]"));
+        }
+        if let Some(i) = request.command.iter().position(|word| word.contains(&0)) {
+            return Err(FieldError::new(format!("command[{i}]"), "holds a zero byte"));
+        }
+        let wait = request.measure.as_ref().map(|measure| Terms::from(measure).wait);
+        Ok(LaunchRequest {
+            command: request.command.into_iter().map(OsString::from_vec).collect(),
+            enable: measure(request.measure)?,
+            loader_patience: wait.filter(|wait| !wait.is_zero()),
+            inherit_streams: false,
+        })
+    }
+}
+
+impl From<&v1::Measure> for Terms {
+    fn from(measure: &v1::Measure) -> Self {
+        Terms { history: measure.history, wait: Duration::from_nanos(measure.wait_ns).min(WAIT_MAX) }
+    }
+}
+
+impl From<(EnableRequest, Terms)> for v1::Measure {
+    fn from((request, terms): (EnableRequest, Terms)) -> Self {
+        let mut metrics = request.function_metrics.into_iter();
+        v1::Measure {
+            pairs: request.pairs.to_wire(),
+            functions: request.functions,
+            function_metric: metrics.next().unwrap_or_default(),
+            more_function_metrics: metrics.collect(),
+            definitions: request.definitions.into_iter().map(Into::into).collect(),
+            flavors: request.flavors.to_wire(),
+            keep: request.keep,
+            max_overhead: request.max_overhead,
+            max_hold_ns: request.max_hold.unwrap_or_default().to_wire(),
+            allow_calls: request.allow_calls,
+            beside_uprobes: request.beside_uprobes,
+            family: request.family,
+            history: terms.history,
+            wait_ns: terms.wait.to_wire(),
+            await_modules: request.await_modules,
+            kind: kind_to_wire(request.kind),
+        }
+    }
+}
+
+/// Reads a request, whose target is another field of the message.
+fn measure(measure: Option<v1::Measure>) -> Result<EnableRequest, FieldError> {
+    let measure = measure.ok_or_else(|| FieldError::missing("measure"))?;
+    read_measure(measure).map_err(|e| e.inside("measure"))
+}
+
+fn read_measure(measure: v1::Measure) -> Result<EnableRequest, FieldError> {
+    let kind = measure.kind.map_or(Ok(Kind::Metrics), kind)?;
+    if let Some(i) = measure.pairs.iter().position(|pair| pair.metric.is_empty()) {
+        return Err(FieldError::missing(format!("pairs[{i}].metric")));
+    }
+    let pairs: Vec<_> = read("pairs", measure.pairs)?;
+    if pairs.is_empty() && measure.functions.is_empty() {
+        return Err(FieldError::new("", "names no pair and no function"));
+    }
+    if kind.is_of_whole_functions() && !pairs.is_empty() {
+        return Err(FieldError::new("pairs", "is not empty, and profiles and traces are of functions"));
+    }
+    let max_overhead = measure.max_overhead;
+    if max_overhead.is_some_and(|percent| percent.is_nan() || percent <= 0.0) {
+        return Err(FieldError::new("max_overhead", "is no number of percent above 0"));
+    }
+    let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());
+    let first = function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned());
+    Ok(EnableRequest {
+        target: TargetSpec::default(),
+        pairs,
+        functions: measure.functions,
+        function_metrics: std::iter::once(first).chain(measure.more_function_metrics).collect(),
+        definitions: sources(measure.definitions),
+        flavors: flavors(measure.flavors)?,
+        keep: measure.keep,
+        max_overhead,
+        max_hold: Some(measure.max_hold_ns).filter(|ns| *ns != 0).map(Duration::from_nanos),
+        allow_calls: measure.allow_calls,
+        beside_uprobes: measure.beside_uprobes,
+        family: measure.family,
+        max_pairs: None,
+        await_modules: measure.await_modules,
+        kind,
+    })
+}
+
+/// Reads the flavors of a program.
+pub(crate) fn flavors(names: Vec<String>) -> Result<Vec<Flavor>, FieldError> {
+    if names.len() > FLAVORS_MAX {
+        return Err(FieldError::new("flavors", format!("has more than {FLAVORS_MAX} entries")));
+    }
+    read("flavors", names)
+}
+
+fn kind_to_wire(kind: Kind) -> Option<Wire> {
+    match kind {
+        Kind::Metrics => None,
+        Kind::Counts(CountsOptions { check, inclusive, earlier }) => Some(Wire::Counts(v1::CountsKind {
+            check,
+            earlier: earlier.as_deref().map(profile::earlier_to_wire),
+            inclusive: inclusive.and_then(|of| EVENT_NAMES.get(of.event)).map(ToString::to_string).unwrap_or_default(),
+            inclusive_calls: inclusive.is_some_and(|of| of.calls),
+        })),
+        Kind::Coverage(options) => Some(Wire::Coverage(options.into())),
+        Kind::Trace(TraceOptions { capacity, times, lossless, when }) => {
+            let buffer = capacity.bytes();
+            Some(Wire::Trace(v1::TraceKind { buffer, times, lossless, when: when.to_wire() }))
+        }
+    }
+}
+
+fn kind(kind: Wire) -> Result<Kind, FieldError> {
+    match kind {
+        Wire::Counts(options) => counts(options).map(Kind::Counts).map_err(|e| e.inside("counts")),
+        Wire::Coverage(v1::CoverageKind { branches: true, in_place: true }) => {
+            Err(FieldError::new("coverage.in_place", "is set with `branches`, which need copies of functions"))
+        }
+        Wire::Coverage(options) => Ok(Kind::Coverage(options.try_into()?)),
+        Wire::Trace(options) => trace(options).map(Kind::Trace).map_err(|e| e.inside("trace")),
+    }
+}
+
+fn counts(options: v1::CountsKind) -> Result<CountsOptions, FieldError> {
+    let v1::CountsKind { check, earlier, inclusive, inclusive_calls } = options;
+    let inclusive = match inclusive.as_str() {
+        "" if inclusive_calls => return Err(FieldError::new("inclusive_calls", "is set without `inclusive`")),
+        "" => None,
+        name => {
+            let event = EVENT_NAMES.iter().position(|known| *known == name);
+            let event = event.ok_or_else(|| FieldError::new("inclusive", "is no event that profiles count"))?;
+            Some(Inclusive { event, calls: inclusive_calls })
+        }
+    };
+    let earlier = earlier.map(profile::earlier).transpose().map_err(|e| e.inside("earlier"))?;
+    Ok(CountsOptions { check, inclusive, earlier: earlier.map(Arc::new) })
+}
+
+fn trace(options: v1::TraceKind) -> Result<TraceOptions, FieldError> {
+    let v1::TraceKind { buffer, times, when, lossless } = options;
+    if when.as_ref().is_some_and(|when| when.function.is_empty()) {
+        return Err(FieldError::missing("when.function"));
+    }
+    if buffer == 0 {
+        return Err(FieldError::missing("buffer"));
+    }
+    let too_large = || FieldError::new("buffer", format!("is above {}", Capacity::MOST));
+    let capacity = Capacity::of_bytes(buffer).ok_or_else(too_large)?;
+    Ok(TraceOptions { capacity, times, lossless, when: read("when", when)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::Pid;
+    use ingraft_report::{Earlier, EarlierProfile};
+
+    use super::*;
+    use crate::any::{Any, Source, comes_back};
+
+    impl Any for Kind {
+        fn any(s: &mut Source<'_>) -> Self {
+            match s.one_of(&[0, 1, 2, 3]) {
+                0 => Kind::Metrics,
+                1 => {
+                    let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
+                    let mut earlier = EarlierProfile::default();
+                    earlier.add(&[1, s.next()], s.next(), Earlier { blocks: s.next(), edges: vec![None, Some(7)] });
+                    let earlier = s.next::<bool>().then(|| Arc::new(earlier));
+                    Kind::Counts(CountsOptions { check: s.next(), inclusive, earlier })
+                }
+                2 => Kind::Coverage(CoverageOptions { branches: s.next(), in_place: false }),
+                _ => Kind::Trace(TraceOptions {
+                    capacity: Capacity::of_bytes(s.one_of(&[1, 4096, 1 << 20])).expect("a capacity"),
+                    times: s.next(),
+                    lossless: s.next(),
+                    when: s.next(),
+                }),
+            }
+        }
+    }
+
+    impl Any for EnableRequest {
+        fn any(s: &mut Source<'_>) -> Self {
+            let kind: Kind = s.next();
+            EnableRequest {
+                target: s.next(),
+                pairs: if kind.is_of_whole_functions() { Vec::new() } else { s.next() },
+                functions: vec![s.next()],
+                function_metrics: vec![s.next(), s.next()],
+                definitions: s.next(),
+                flavors: s.next(),
+                keep: s.next(),
+                max_overhead: s.next::<Option<u32>>().map(|percent| f64::from(percent) + 0.5),
+                max_hold: s.next::<Option<u32>>().map(|ns| Duration::from_nanos(u64::from(ns) + 1)),
+                allow_calls: s.next(),
+                beside_uprobes: s.next(),
+                family: s.next(),
+                max_pairs: None,
+                await_modules: s.next(),
+                kind,
+            }
+        }
+    }
+
+    impl Any for Terms {
+        fn any(s: &mut Source<'_>) -> Self {
+            Terms { history: s.next(), wait: Duration::from_nanos(u64::from(s.next::<u32>())) }
+        }
+    }
+
+    #[test]
+    fn requests_come_back() {
+        comes_back(|(request, terms): (EnableRequest, Terms)| {
+            let message = v1::EnableRequest::from((request, terms));
+            let terms = message.measure.as_ref().map(Terms::from).expect("a measure");
+            message.try_into().map(|request| (request, terms)).map_err(|e: FieldError| e.to_string())
+        });
+        comes_back(|(request, terms): (EnableRequest, Terms)| {
+            let target = request.target.clone();
+            let message = v1::LaunchRequest::from((vec!["ls".into(), "-l".into()], request, terms));
+            let launch = LaunchRequest::try_from(message).map_err(|e| e.to_string())?;
+            assert_eq!(launch.command, ["ls", "-l"]);
+            assert_eq!(launch.loader_patience, Some(terms.wait).filter(|wait| !wait.is_zero()));
+            Ok((EnableRequest { target, ..launch.enable }, terms))
+        });
+    }
+
+    fn path<T: std::fmt::Debug>(result: Result<T, FieldError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    fn enable(request: v1::EnableRequest) -> Result<EnableRequest, FieldError> {
+        request.try_into()
+    }
+
+    fn measure_of(metric: &str, focus: &str) -> Option<v1::Measure> {
+        let good = v1::MetricFocus { metric: "calls".into(), focus: "/Code/a".into() };
+        let pair = v1::MetricFocus { metric: metric.into(), focus: focus.into() };
+        Some(v1::Measure { pairs: vec![good, pair], ..v1::Measure::default() })
+    }
+
+    fn pid(pid: i32) -> Option<v1::Target> {
+        Some(v1::Target { which: Some(v1::target::Which::Pid(pid)) })
+    }
+
+    #[test]
+    fn wrong_requests_name_their_field() {
+        let request = |target, measure| path(enable(v1::EnableRequest { target, measure }));
+        assert_eq!(request(None, None), "target: is missing");
+        assert_eq!(request(Some(v1::Target { which: None }), None), "target.which: is missing");
+        assert_eq!(request(pid(-1), None), "target.pid: -1 is no process id");
+        assert_eq!(request(pid(1), None), "measure: is missing");
+        assert_eq!(request(pid(1), Some(v1::Measure::default())), "measure: names no pair and no function");
+        assert_eq!(request(pid(1), measure_of("", "")), "measure.pairs[1].metric: is missing");
+        assert_eq!(
+            request(pid(1), measure_of("calls", "/Code/%2")),
+            "measure.pairs[1].focus: a `%` without two hexadecimal digits in `/Code/%2`"
+        );
+        let of = |flavors: Vec<String>| {
+            let measure = measure_of("calls", "").map(|measure| v1::Measure { flavors, ..measure });
+            enable(v1::EnableRequest { target: pid(1), measure })
+        };
+        let flavors = |names: &[&str]| of(names.iter().map(|name| (*name).to_owned()).collect());
+        assert!(path(flavors(&["pvm", "a b"])).starts_with("measure.flavors[1]: is no flavor"));
+        assert_eq!(path(of(vec!["pvm".to_owned(); 17])), "measure.flavors: has more than 16 entries");
+    }
+
+    #[test]
+    fn wrong_kinds_name_their_field() {
+        let of_kind = |kind| {
+            let measure = Some(v1::Measure { functions: vec!["f".to_owned()], kind: Some(kind), ..Default::default() });
+            path(enable(v1::EnableRequest { target: pid(1), measure }))
+        };
+        assert_eq!(of_kind(Wire::Trace(v1::TraceKind::default())), "measure.trace.buffer: is missing");
+        let when = Some(v1::TraceCondition::default());
+        let trace = v1::TraceKind { buffer: 4096, when, ..Default::default() };
+        assert_eq!(of_kind(Wire::Trace(trace)), "measure.trace.when.function: is missing");
+        let counts = v1::CountsKind { inclusive_calls: true, ..Default::default() };
+        assert_eq!(of_kind(Wire::Counts(counts)), "measure.counts.inclusive_calls: is set without `inclusive`");
+        let coverage = v1::CoverageKind { branches: true, in_place: true };
+        assert!(of_kind(Wire::Coverage(coverage)).starts_with("measure.coverage.in_place: is set with `branches`"));
+    }
+
+    #[test]
+    fn wrong_commands_name_their_word() {
+        let command = |words: &[&[u8]]| {
+            let command = words.iter().map(|w| w.to_vec()).collect();
+            path(LaunchRequest::try_from(v1::LaunchRequest { command, measure: measure_of("calls", "") }))
+        };
+        assert_eq!(command(&[]), "command[0]: is missing");
+        assert_eq!(command(&[b"ls", b"a\0b"]), "command[1]: holds a zero byte");
+    }
+
+    #[test]
+    fn a_wait_has_a_bound() {
+        let measure = v1::Measure { wait_ns: u64::MAX, ..v1::Measure::default() };
+        assert_eq!(Terms::from(&measure).wait, WAIT_MAX);
+    }
+
+    #[test]
+    fn a_request_that_names_no_metric_counts_calls() {
+        let request = v1::EnableRequest { target: pid(7), measure: measure_of("calls", "/Code/m/f") };
+        let request = enable(request).unwrap();
+        assert_eq!(request.target, TargetSpec::Pid(Pid(7)));
+        assert_eq!(request.function_metrics, ["calls"]);
+        assert_eq!(request.pairs[1].focus.to_string(), "/Code/m/f");
+    }
+}
