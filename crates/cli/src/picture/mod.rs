@@ -172,7 +172,9 @@ impl Block {
     fn fill(&self, hottest: Option<u64>) -> String {
         match (self.count, hottest) {
             (Some(0), _) => "#f1f3f5".to_owned(),
-            (Some(count), Some(hottest)) => heat(((count + 1) as f64).ln() / ((hottest.saturating_add(1)) as f64).ln()),
+            (Some(count), Some(hottest)) => {
+                heat((count.saturating_add(1) as f64).ln() / (hottest.saturating_add(1) as f64).ln())
+            }
             (None, Some(_)) => "#ffffff".to_owned(),
             (_, None) => loop_fill(self.depth).to_owned(),
         }
