@@ -5,6 +5,7 @@ pub(crate) mod cancellation;
 pub(crate) mod departures;
 pub(crate) mod file_id;
 pub(crate) mod gs_search;
+pub(crate) mod handlers;
 pub(crate) mod identity;
 pub(crate) mod images;
 pub(crate) mod labels;

@@ -19,9 +19,8 @@ use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
 
 use super::births;
-use super::handlers::Handlers;
+use super::looks::{LooksAtHandlers, LooksAtText};
 use super::measurement::Measurement;
-use super::rewritten::Looks;
 use super::unfinished::Unfinished;
 
 /// Memory and records of a target in which something was woven.
@@ -63,10 +62,10 @@ pub(super) struct Control {
     pub(super) has_spare: bool,
     /// Earliest time of the next try to remove that code; `None` for an immediate try.
     pub(super) spare_after: Option<Instant>,
-    /// The look at the signal handlers of the target.
-    pub(super) handlers: Handlers,
+    /// The looks at the signal handlers of the target.
+    pub(super) handlers: LooksAtHandlers,
     /// The looks at the text of copied functions.
-    pub(super) looks: Looks,
+    pub(super) text_looks: LooksAtText,
     /// Whether the engine is ending, so that no insertion may begin.
     pub(super) closed: bool,
 }

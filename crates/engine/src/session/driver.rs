@@ -24,10 +24,9 @@ use super::control::Control;
 use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
-use super::handlers::Handlers;
 use super::kind::Kinds;
+use super::looks::{LooksAtHandlers, LooksAtText};
 use super::renewal::Renewal;
-use super::rewritten::Looks;
 use super::shared::Shared;
 
 /// A session with one target.
@@ -86,8 +85,8 @@ impl Session {
             unfinished: None,
             has_spare: false,
             spare_after: None,
-            handlers: Handlers::default(),
-            looks: Looks::default(),
+            handlers: LooksAtHandlers::default(),
+            text_looks: LooksAtText::default(),
             closed: false,
         };
         Ok(Session {

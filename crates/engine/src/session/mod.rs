@@ -35,6 +35,7 @@ pub(crate) mod launch;
 mod left;
 mod loader;
 mod locked;
+mod looks;
 mod measurement;
 mod observe;
 mod read;

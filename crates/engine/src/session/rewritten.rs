@@ -8,14 +8,14 @@
 //! Most looks compare whole ranges of the text with what the last full comparison saw there. Only a difference needs another full one, which
 //! knows the bytes of each function and the engine's own writes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ingraft_model::{Avma, FunctionRef as MdlFunction};
 use rustc_hash::FxHashSet;
 
 use crate::api::TakenOut;
 use crate::error::Error;
-use crate::weaving::original::{Rewritten, Seen, fitting};
+use crate::weaving::original::{Rewritten, fitting};
 use crate::weaving::plan::PRUNE;
 
 use super::clocks::now_ns;
@@ -23,47 +23,18 @@ use super::control::Control;
 use super::driver::Session;
 use super::left::LeftCalls;
 
-/// Number of times that the pause after a look is longer than the look.
-const SHARE: u32 = 100;
-
-/// The looks at the text of copied functions.
-#[derive(Debug, Default)]
-pub(super) struct Looks {
-    /// Earliest time of the next look; `None` for an immediate one.
-    next: Option<Instant>,
-    /// Functions in which the last look has found a difference.
-    suspects: FxHashSet<MdlFunction>,
-    /// Text in which the last full comparison has found no difference.
-    seen: Option<Seen>,
-}
-
-impl Looks {
-    fn is_due(&self) -> bool {
-        self.next.is_none_or(|next| next <= Instant::now())
-    }
-
-    /// Notes the functions in which a look has found differences, and the time that it took. Returns those in which the look before has
-    /// found some too.
-    fn confirm(&mut self, found: FxHashSet<MdlFunction>, work: Duration) -> FxHashSet<MdlFunction> {
-        self.next = Some(Instant::now() + work * SHARE);
-        let confirmed = found.intersection(&self.suspects).copied().collect();
-        self.suspects = found;
-        confirmed
-    }
-}
-
 impl Session {
     /// Looks, if a look is due, for copied functions whose text the program has written, and gives their copies up: takes their code out and
     /// freezes the values of the pairs that have code there.
     pub fn give_up_rewritten(&self) {
         // a thread that holds the lock serves a request; the next look follows soon
         let Ok(mut control) = self.control.try_lock() else { return };
-        if self.end.is_known() || !control.looks.is_due() {
+        if self.end.is_known() || !control.text_looks.is_due(Instant::now()) {
             return;
         }
         let begin = Instant::now();
         let found = self.look_at_copied_text(&mut control);
-        let confirmed = control.looks.confirm(found, begin.elapsed());
+        let confirmed = control.text_looks.confirm(found, Instant::now(), begin.elapsed());
         if confirmed.is_empty() {
             return;
         }
@@ -77,11 +48,11 @@ impl Session {
         let Some(attached) = &control.attached else { return FxHashSet::default() };
         // Read before the full comparison: a write in between is a difference at the next look.
         let now = attached.woven.read_copied_text(&self.target);
-        if now.is_some() && now == control.looks.seen {
+        if control.text_looks.is_known(now.as_ref()) {
             return FxHashSet::default();
         }
         let found: FxHashSet<MdlFunction> = self.rewritten(control).into_iter().map(|r| r.function).collect();
-        control.looks.seen = now.filter(|_| found.is_empty());
+        control.text_looks.note_text(now, !found.is_empty());
         found
     }
 
@@ -126,26 +97,5 @@ impl Session {
             "the program, or somebody else, has changed the code of `{function}` at {at:#x} while the function ran as a copy: \
              the copy was given up, and what was measured there is not exact"
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ingraft_model::ModuleRef;
-
-    use super::*;
-
-    #[test]
-    fn a_difference_counts_when_it_is_seen_twice() {
-        let of = |functions: &[u32]| {
-            functions.iter().map(|f| MdlFunction { module: ModuleRef(0), function: *f }).collect::<FxHashSet<_>>()
-        };
-        let mut looks = Looks::default();
-        assert!(looks.is_due());
-        assert!(looks.confirm(of(&[1, 2]), Duration::ZERO).is_empty());
-        assert_eq!(looks.confirm(of(&[2, 3]), Duration::ZERO), of(&[2]));
-        assert!(looks.confirm(of(&[]), Duration::ZERO).is_empty());
-        assert!(looks.confirm(of(&[2]), Duration::from_secs(1)).is_empty(), "gone in between");
-        assert!(!looks.is_due(), "a long look");
     }
 }
