@@ -23,18 +23,16 @@ use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, Point
 use crate::recovery::{journal, leftover, restore};
 use crate::weaving::plan::Woven;
 
+use super::children::Family;
 use super::clocks::Clocks;
 use super::context::Context;
 use super::control::{Attached, Control};
 use super::driver::{Session, lock_target};
 use super::errors::journal_error;
 use super::measurement::Measurement;
+use super::roster::Roster;
 use super::shared::Shared;
-use super::unfinished::Unfinished;
 use super::view::View;
-
-/// Time between two tries to remove the code of a dead engine; each try holds the target.
-const SPARE_PAUSE: Duration = Duration::from_secs(60);
 
 impl Session {
     /// Takes over the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
@@ -71,7 +69,7 @@ impl Session {
             control.measurements.extend(measurements);
             let kind = |id: &MeasurementId| (*id, (session.context.kind)(&Kind::default()));
             session.kinds().extend(control.measurements.keys().map(kind));
-            control.has_spare = true;
+            control.remains.note_spare();
             session.release_spare(&mut control);
         }
         Ok(Some(session))
@@ -80,13 +78,12 @@ impl Session {
     /// Removes the code of a dead engine that no measurement needs any more: that of its leased measurements, and of those removed since.
     /// If it cannot be removed now, the thread `watch` of the session tries again.
     pub(super) fn release_spare(&self, control: &mut Control) {
-        if control.spare_after.is_some_and(|at| Instant::now() < at) || !std::mem::take(&mut control.has_spare) {
+        if !control.remains.take_spare(Instant::now()) {
             return;
         }
         if let Err(error) = self.try_release_spare(control) {
             tracing::warn!(pid = self.pid().0, %error, "code of a dead engine that nobody needs stays for now");
-            control.has_spare = true;
-            control.spare_after = Some(Instant::now() + SPARE_PAUSE);
+            control.remains.keep_spare(Instant::now());
         }
     }
 
@@ -99,7 +96,7 @@ impl Session {
         if spare.points.is_empty() && spare.chains.is_empty() {
             return Ok(());
         }
-        if control.family {
+        if control.family.counts() {
             let left = leftover::withdraw_from_children(&self.target, &spare.points, attached.area.layout());
             if !left.is_empty() {
                 tracing::warn!(?left, "children go on with code that was taken out");
@@ -179,8 +176,7 @@ impl Session {
         let gone = contents.points.clone();
         let session = Session::with_area(context, target, lock, found.area, contents)?;
         let mut control = session.control();
-        control.unfinished = Some(Unfinished::new(removed.asleep, None));
-        control.has_stragglers = true;
+        control.remains.leave_memory(removed.asleep, Instant::now());
         session.reuse_counters(&mut control, removed.suspended_at.as_deref());
         if let Some(attached) = control.attached.as_mut() {
             attached.woven.forget_adopted(&gone);
@@ -229,14 +225,13 @@ impl Session {
         let session = Session { clocks: Clocks::resume(clock, rate), ..session };
         {
             let mut control = session.control();
-            control.family = family;
+            control.family = Family::taken_over(family);
             control.counters = CounterPool::starting_at(contents.counters);
             *session.shared_mut() = Shared {
                 area: Some(Arc::clone(&area)),
-                identity: Some(identity),
                 used_counters: contents.counters,
                 filtered: session.target.survey(Some(area.layout())).is_ok_and(|survey| survey.filtered),
-                family,
+                roster: Roster::new(identity, family),
                 ..Shared::default()
             };
             for pair in contents.kept.iter().flat_map(|k| &k.pairs) {

@@ -14,11 +14,11 @@ use crate::recovery::journal::{Head, Journal};
 use crate::recovery::waiting::Scheduler;
 use crate::weaving::plan::Woven;
 
-use super::births::Births;
 use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
+use super::roster::Roster;
 use super::shared::Shared;
 
 /// The clock of processor time for a target whose time stamp counter cannot be used as a clock.
@@ -49,8 +49,7 @@ impl Session {
         let why_locked = own_gs.or_else(|| survey.why_locked.map(str::to_owned));
         // a child has its parent's fs base, and in another pid namespace the thread ids that the child sees differ from the engine's
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
-        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
-        let family = control.family;
+        let family = control.family.begin(identity != ThreadIdentity::FsBase && own_namespace);
         let counter_is_off = self.target.counter_is_off(1).map_err(failed)?;
         if counter_is_off {
             self.clocks.give_counter_up(self.context.clock);
@@ -77,7 +76,6 @@ impl Session {
         let stride = control.counters.stride();
         let request = DataAreaRequest { identity, cpu, wall, family, goroutine, ..DataAreaRequest::of_stride(stride) };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
-        control.births = Births::NotNeeded;
         let since_ns = now_ns();
         let journal = self.begin_journal(control, &area, since_ns)?;
         if survey.is_fresh
@@ -97,10 +95,9 @@ impl Session {
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
-            identity: Some(identity),
+            roster: Roster::new(identity, family),
             used_counters: control.counters.used(),
             filtered: survey.filtered,
-            family,
             ..Shared::default()
         };
         for t in &survey.threads {
@@ -109,7 +106,7 @@ impl Session {
                 ThreadIdentity::FsBase => t.fs_base,
                 ThreadIdentity::FsOffset(_) | ThreadIdentity::Locked => t.own_id as u64,
             };
-            shared.tids.insert(key, t.tid);
+            shared.roster.note(key, t.tid);
         }
         let cpu_before = self.target.cpu_time().map_err(failed)?;
         let unwinder = control.modules.unwinder().map(|(why, _)| why);

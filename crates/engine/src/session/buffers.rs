@@ -7,8 +7,8 @@
 use std::any::TypeId;
 use std::time::{Duration, Instant};
 
+use ingraft_model::Capacity;
 use ingraft_model::buffer::{LOST, Reader, Words as _};
-use ingraft_model::{Capacity, Tid};
 use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
@@ -20,6 +20,7 @@ use crate::weaving::wanted::Wanted as WantedPoints;
 use super::clocks::now_ns;
 use super::driver::Session;
 use super::renewal::FILTERS_MAX;
+use super::roster::Roster;
 use super::shared::Shared;
 
 /// Largest number of bytes that are kept of threads that have ended, until somebody drains the buffers. Of further threads, only a gap is
@@ -129,13 +130,13 @@ impl Session {
     pub(crate) fn drain<R: Records>(&self, id: MeasurementId) -> Option<Vec<Drained>> {
         self.look_for_filters(id);
         let mut shared = self.shared_mut();
-        let Shared { area, tids, buffers, .. } = &mut *shared;
+        let Shared { area, roster, buffers, .. } = &mut *shared;
         let drain = buffers.drains.get_mut(&id).filter(|drain| drain.records == TypeId::of::<R>())?;
         let mut drained = std::mem::take(&mut drain.ended);
         let Some(area) = area else { return Some(drained) };
         let now = drain.now(self.clocks.wall().ok());
         for (shard, identity) in Shards::claims(&**area) {
-            drained.extend(drain.take(area, (shard, identity), tids, now));
+            drained.extend(drain.take(area, (shard, identity), roster, now));
         }
         if let Some(waits) = &mut drain.waits
             && let Err(error) = area.drained(&mut waits.drains)
@@ -241,12 +242,12 @@ impl Buffers {
         &mut self,
         area: &SharedArea,
         (shard, identity): (u32, u64),
-        tids: &FxHashMap<u64, Tid>,
+        roster: &Roster,
         clock: Option<&TickClock>,
     ) {
         for drain in self.drains.values_mut() {
             let now = drain.now(clock);
-            let last = drain.take(area, (shard, identity), tids, now);
+            let last = drain.take(area, (shard, identity), roster, now);
             let held: usize = drain.ended.iter().map(|drained| drained.bytes.len()).sum();
             // Nobody may come for the records.
             drain.ended.extend(last.map(|last| last.bounded(ENDED_MAX.saturating_sub(held))));
@@ -267,7 +268,7 @@ impl Drain {
         &mut self,
         area: &SharedArea,
         (shard, identity): (u32, u64),
-        tids: &FxHashMap<u64, Tid>,
+        roster: &Roster,
         (ticks, time_ns): (u64, u64),
     ) -> Option<Drained> {
         let NewBuffers { first, capacity, .. } = self.new;
@@ -286,7 +287,7 @@ impl Drain {
         }
         let sequence = stream.sequence;
         stream.sequence += 1;
-        let tid = tids.get(&identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
+        let tid = roster.noted(identity).map_or(identity as u32, |tid| tid.0.cast_unsigned());
         Some(Drained { tid, stream: stream.number, sequence, time_ns, ticks, bytes, gap })
     }
 }

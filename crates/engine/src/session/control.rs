@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ingraft_analysis::Unwinder;
 use ingraft_codegen::Environment;
@@ -18,10 +18,10 @@ use crate::program::modules::Modules;
 use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
 
-use super::births;
+use super::children::Family;
 use super::looks::{LooksAtHandlers, LooksAtText};
 use super::measurement::Measurement;
-use super::unfinished::Unfinished;
+use super::remains::Remains;
 
 /// Memory and records of a target in which something was woven.
 pub(super) struct Attached {
@@ -50,18 +50,10 @@ pub(super) struct Control {
     pub(super) has_unmeasured: bool,
     /// Whether the functions that are being woven have never run, so that no call of them can be in progress.
     pub(super) unrun: bool,
-    /// Whether a thread may be in code that was taken out, so that counters must not be reused.
-    pub(super) has_stragglers: bool,
-    /// Whether fork children count like threads of the target; before the first code is woven, whether they shall.
-    pub(super) family: bool,
-    /// Whether such children begin with the state of their parents.
-    pub(super) births: births::Births,
-    /// Set if everything except the memory was taken out, and the memory has to stay for a while.
-    pub(super) unfinished: Option<Unfinished>,
-    /// Whether a dead engine has woven code that no measurement needs.
-    pub(super) has_spare: bool,
-    /// Earliest time of the next try to remove that code; `None` for an immediate try.
-    pub(super) spare_after: Option<Instant>,
+    /// The fork children of a target: whether they are measured with it, and with which state they begin.
+    pub(super) family: Family,
+    /// The things that are in the target although no measurement needs them.
+    pub(super) remains: Remains,
     /// The looks at the signal handlers of the target.
     pub(super) handlers: LooksAtHandlers,
     /// The looks at the text of copied functions.

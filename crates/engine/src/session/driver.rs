@@ -17,7 +17,7 @@ use crate::program::modules::Modules;
 use crate::recovery::leftover;
 
 use super::accounts::Rates;
-use super::births;
+use super::children::Family;
 use super::clocks::Clocks;
 use super::context::Context;
 use super::control::Control;
@@ -26,6 +26,7 @@ use super::end::End;
 use super::errors::journal_error;
 use super::kind::Kinds;
 use super::looks::{LooksAtHandlers, LooksAtText};
+use super::remains::Remains;
 use super::renewal::Renewal;
 use super::shared::Shared;
 
@@ -79,12 +80,8 @@ impl Session {
             lock: Some(lock),
             has_unmeasured: false,
             unrun: false,
-            has_stragglers: false,
-            family: false,
-            births: births::Births::NotNeeded,
-            unfinished: None,
-            has_spare: false,
-            spare_after: None,
+            family: Family::default(),
+            remains: Remains::default(),
             handlers: LooksAtHandlers::default(),
             text_looks: LooksAtText::default(),
             closed: false,

@@ -2,12 +2,13 @@
 
 use std::fs;
 
-use ingraft_model::{DataArea, Fold, Insertion, Pid, Shape, Tid};
+use ingraft_model::{DataArea, Pid, Tid};
 
 use crate::error::{Error, Reason};
 use crate::measure::request::Wanted;
 use crate::recovery::leftover;
 
+use super::children::{Conflict, can_follow};
 use super::control::Control;
 use super::driver::Session;
 
@@ -21,19 +22,8 @@ impl Session {
         wanted: &[Wanted],
         warnings: &mut Vec<String>,
     ) -> Result<(), Error> {
-        // in a child, such code would read the parent's memory, leave a call open that ends with the child's process, or add objects of the
-        // child to those of the target
-        let alike = |w: &Wanted| {
-            let lists_objects = w.instrumentation.variables.iter().any(|v| v.shape == Shape::Table(Fold::Last));
-            let strange = |i: &Insertion| i.snippet.asks_kernel() || i.snippet.interferes();
-            !lists_objects && !w.instrumentation.insertions.iter().any(strange)
-        };
-        let may = asked && wanted.iter().all(alike);
-        if control.attached.is_none() {
-            control.family = may;
-            return Ok(());
-        }
-        if control.family && !may {
+        let may = asked && wanted.iter().all(|w| can_follow(&w.instrumentation));
+        if control.family.decide(may, control.attached.is_some()) == Err(Conflict) {
             let what = "the children of this process are measured with it, which this measurement cannot be";
             let hint = "ask for it with `--follow fork`, without memory that is read or set, calls, events and lists of objects, or end the other one";
             return Err(Error::new(Reason::Family, what, hint).about(self.pid()));
@@ -49,14 +39,14 @@ impl Session {
 
     /// Whether there are children that execute the present code, whatever is taken out of the target.
     pub(super) fn has_heirs(&self, control: &Control) -> bool {
-        let attached = control.attached.as_ref().filter(|_| control.family);
+        let attached = control.attached.as_ref().filter(|_| control.family.counts());
         attached.is_some_and(|attached| leftover::has_heirs(&self.target, attached.area.layout()))
     }
 
     /// Whether a process is measured with the target.
     pub fn is_followed(&self, pid: Pid) -> bool {
         let shared = self.shared();
-        let area = shared.area.as_ref().filter(|_| shared.family && !self.end.is_known());
+        let area = shared.area.as_ref().filter(|_| shared.roster.children().count() && !self.end.is_known());
         area.is_some_and(|area| self.has_inherited(pid, area.layout()))
     }
 

@@ -338,7 +338,7 @@ impl Session {
         attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
         self.permit_waits(&attached.area, wanted)?;
         // the state that children inherit takes as much memory as one thread's counters
-        let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
+        let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family.counts());
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| {
             let mut entries = Entries::default();
@@ -403,7 +403,7 @@ impl Session {
                 if applied.quiet {
                     attached.woven.release(&idle);
                 }
-                self.shared_mut().remember(&applied.bases, attached.env.identity);
+                self.shared_mut().roster.note_bases(&applied.bases);
                 if let Err(error) = self.forget_points(attached, change.gone) {
                     // Surplus records do no harm, and the code counts already.
                     tracing::debug!(%error, "records of points that have moved stay in the journal");

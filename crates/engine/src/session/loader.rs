@@ -232,7 +232,7 @@ impl Session {
     /// Whether a filter of system calls is active in a thread, or may be: children that are measured with the target may install filters of
     /// their own at any time, as sandboxes do.
     fn is_filtered(&self) -> bool {
-        let (filtered, family) = (self.shared().filtered, self.shared().family);
+        let (filtered, family) = (self.shared().filtered, self.shared().roster.children().count());
         filtered || family || self.target.has_filter(FILTERS_MAX)
     }
 

@@ -67,7 +67,7 @@ impl<'s> Locked<'s> {
 
     /// Whether fork children count like threads of the target.
     pub fn has_family(&self) -> bool {
-        self.control.family
+        self.control.family.counts()
     }
 
     /// A pair; `None` if it was not inserted, or if it was taken out.

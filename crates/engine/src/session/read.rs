@@ -107,7 +107,7 @@ impl Session {
                 }
             }
             for thread in &mut details.threads {
-                thread.pid = thread.tid.and_then(|tid| shared.followed.get(&tid).copied());
+                thread.pid = thread.tid.and_then(|tid| shared.roster.children().process_of(tid));
             }
             Value::new(value, details)
         };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid};
-use ingraft_process::{ApplyOptions, FaultFrames, ProcessIdentity, Rights, Visitor};
+use ingraft_model::{FunctionRef as MdlFunction, PatchPlan};
+use ingraft_process::{ApplyOptions, FaultFrames, Rights, Visitor};
 
 use crate::api::{MeasurementId, Removed};
 use crate::error::{Error, ErrorClass};
@@ -19,6 +19,7 @@ use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::locked::Locked;
+use super::remains::Outcome;
 use super::view::View;
 
 impl Session {
@@ -42,16 +43,15 @@ impl Session {
         if ended {
             self.retire_ended_threads();
         }
-        // Children that are measured with the target lose the area but live on. `leaving` keeps their threads from being taken for ended.
-        let family = last && self.shared().family;
-        self.shared_mut().leaving = family;
+        // Children that are measured with the target lose the area but live on. The roster keeps their threads from being taken for ended.
+        let family = self.shared_mut().roster.children_mut().set_leaving(last);
         let taken = self.take_measurement_out(control, &woven, last);
         if !family {
             // threads that ended with open calls have left these calls
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
-        self.shared_mut().leaving = false;
+        self.shared_mut().roster.children_mut().set_leaving(false);
         let mut removed = taken?;
         if let Some(mut kind) = self.kinds().remove(&id) {
             kind.ended(&mut Locked::new(self, control, id), &mut removed);
@@ -65,14 +65,14 @@ impl Session {
         control.measurements.remove(&id);
         if !last {
             // the measurement's code may come from a dead engine
-            (control.has_spare, control.spare_after) = (true, None);
+            control.remains.note_spare();
             self.release_spare(control);
         }
         self.drop_users(control, &woven);
-        if control.unfinished.is_some() {
+        if control.remains.is_unfinished() {
             self.reuse_counters(control, removed.suspended_at.as_deref());
         }
-        let over = last && control.unfinished.is_none();
+        let over = last && !control.remains.is_unfinished();
         Ok((Removed { grown, last: reading, awaited, ..removed }, over))
     }
 
@@ -156,14 +156,14 @@ impl Session {
                 Ok(applied) => quiet = applied.quiet,
                 Err(error) => {
                     tracing::debug!(%error, "a thread may still be in code that was taken out");
-                    control.has_stragglers = true;
+                    control.remains.set_stragglers(true);
                 }
             }
         }
         if quiet {
             attached.woven.release(&options.check_quiet);
         }
-        if control.family && !gone.is_empty() {
+        if control.family.counts() && !gone.is_empty() {
             let left = leftover::withdraw_from_children(&self.target, &gone, attached.area.layout());
             if !left.is_empty() {
                 tracing::warn!(?left, "children go on with code that was taken out");
@@ -191,7 +191,7 @@ impl Session {
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
-        let counted_elsewhere = control.has_stragglers || self.has_heirs(control);
+        let counted_elsewhere = control.remains.has_stragglers() || self.has_heirs(control);
         let released = control.pairs.drop_users(views.iter().map(|view| (&view.key, view.value.first)));
         let counters = released.counters();
         self.close_accounts(released.values.iter().copied());
@@ -262,9 +262,10 @@ impl Session {
             }
             Err(e) => return Err(e),
         };
-        self.shared_mut().remember(&restored.threads, attached.env.identity);
+        self.shared_mut().roster.note_bases(&restored.threads);
         let differs = control.modules.differs_from_memory(&self.target, attached.woven.text_at());
         let text_restored = restored.text_restored && differs.is_none();
+        let outcome = Outcome::of(restored.unmapped, text_restored);
         let mut left = restored.left;
         if restored.text_restored {
             left.extend(differs.map(|at| Left { at, state: Why::Foreign }));
@@ -274,30 +275,12 @@ impl Session {
         warnings.extend(restored.kept.as_ref().map(waiting::Scheduler::warning));
         warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
-        let memory_left = !restored.unmapped;
-        // the remaining differences in the text are those of other programs
-        if restored.unmapped {
-            self.discard(control);
-        } else if text_restored {
-            self.leave_memory(control, records, arenas, restored.asleep.clone())?;
-        } else {
-            // The next engine, which may be this one, finds the journal and finishes the removal. From here on no engine holds the target.
-            let nobody = ProcessIdentity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
-            if let Err(error) = attached.area.set_holder(&nobody) {
-                tracing::warn!(%error, "the target stays marked as held");
-            }
-            // the engine that finishes the removal must not take ended measurements for living ones
-            let gone =
-                control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| Record::KeptGone(id.0)).collect();
-            if let Some(attached) = control.attached.as_mut()
-                && let Err(error) = self.write_journal(&mut attached.journal, &attached.area, gone)
-            {
-                tracing::warn!(%error, "the journal still names measurements that have gone");
-            }
-            control.attached = None;
-            control.unfinished = None;
-            control.lock = None;
+        match outcome {
+            Outcome::Clean => self.discard(control),
+            Outcome::MemoryLeft => self.leave_memory(control, records, arenas, restored.asleep.clone())?,
+            Outcome::TextLeft => self.leave_text(control),
         }
+        let memory_left = outcome != Outcome::Clean;
         let (stopped, asleep) = (self.target.take_longest_hold(), restored.asleep);
         let rest = leftover::untouched(self.pid());
         let suspended_at = restored.suspended_at;
@@ -306,7 +289,7 @@ impl Session {
 
     /// Discards the journal and the lock, once nothing of the engine is in the target any more.
     pub(super) fn discard(&self, control: &mut Control) {
-        control.unfinished = None;
+        control.remains.finish();
         control.counters.forget_events();
         if let Some(attached) = control.attached.take()
             && let Err(error) = attached.journal.discard()
@@ -346,7 +329,7 @@ impl Session {
             removed = Some(self.remove(id)?.0);
         }
         let mut control = self.control();
-        if removed.is_none() && control.measurements.is_empty() && control.unfinished.is_some() {
+        if removed.is_none() && control.measurements.is_empty() && control.remains.is_unfinished() {
             removed = Some(self.take_down(&mut control)?);
         }
         self.let_go(&mut control);

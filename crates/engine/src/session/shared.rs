@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Fold, ObjectState, Pid, Shape, ThreadIdentity, Tid};
-use ingraft_process::{SharedArea, ThreadBase};
-use rustc_hash::{FxHashMap, FxHashSet};
+use ingraft_model::{Fold, ObjectState, Shape};
+use ingraft_process::SharedArea;
+use rustc_hash::FxHashMap;
 
 use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 
 use super::accounts::{Ledger, Timers};
 use super::buffers::Buffers;
+use super::roster::Roster;
 use super::{cost, loader};
 
 /// State that readers of values use.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) area: Option<Arc<SharedArea>>,
-    pub(super) identity: Option<ThreadIdentity>,
+    /// The threads that count.
+    pub(super) roster: Roster,
     pub(super) ended: EndedThreads,
     /// The code at the loader's hook, which announces the loader's work.
     pub(super) hook: Option<loader::Hook>,
@@ -27,18 +29,8 @@ pub(super) struct Shared {
     pub(super) shapes: Shapes,
     /// Names of addresses; empty until a pair has values by key.
     pub(super) symbols: Symbols,
-    /// Thread ids in the engine's pid namespace, by identity: the id that the thread itself sees, or its fs base.
-    pub(super) tids: FxHashMap<u64, Tid>,
     /// Whether system calls of generated code may not reach the kernel, as the look at the attachment found.
     pub(super) filtered: bool,
-    /// Whether fork children count like threads of the target.
-    pub(super) family: bool,
-    /// Process of each thread of followed children, including ended threads.
-    pub(super) followed: FxHashMap<Tid, Pid>,
-    /// Whether everything is being taken out of the target and its children, so that children are not looked at.
-    pub(super) leaving: bool,
-    /// Fork children that began without the state of the thread that forked.
-    pub(super) stateless: FxHashSet<Pid>,
     /// Accounts of the costs of pairs.
     pub(super) ledger: Ledger,
     /// Number of pairs by the clock of their timer.
@@ -53,9 +45,7 @@ impl Shared {
     /// The present values of all counters; `None` without a data area.
     pub(super) fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
-        let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
-        let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
-        Some(Columns::new(area, &self.ended, self.used_counters, &tid))
+        Some(Columns::new(area, &self.ended, self.used_counters, &|identity| self.roster.thread(identity)))
     }
 
     /// States of synchronisation objects by address; empty if no list of them is kept.
@@ -66,12 +56,5 @@ impl Shared {
             .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
         let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
         all.table.iter().flat_map(|table| table.states()).collect()
-    }
-
-    /// Notes the thread pointers of threads, if these are the threads' identities.
-    pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
-        if identity == ThreadIdentity::FsBase {
-            self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));
-        }
     }
 }

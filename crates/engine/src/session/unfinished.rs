@@ -3,47 +3,19 @@
 //! stays until then. A measurement that begins meanwhile uses the same memory, in which such a thread finds its shard.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ingraft_codegen::counters_in_reach;
 use ingraft_model::{Avma, AvmaRange, Pid, ThreadIdentity, Tid};
-use ingraft_process::{ProcessIdentity, Target};
+use ingraft_process::ProcessIdentity;
 
 use crate::api::MeasurementId;
 use crate::error::{Error, Reason};
 use crate::recovery::journal::{PointRecord, Record};
 use crate::weaving::plan::Woven;
 
-use super::control::Control;
+use super::control::{Attached, Control};
 use super::driver::Session;
-
-/// Time until the first retry of a removal that does not wait for sleeping threads; it doubles with each try.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Longest time between two tries; each try holds the target.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
-
-/// A removal that waits.
-#[derive(Debug)]
-pub(super) struct Unfinished {
-    /// Threads that sleep uninterruptibly; empty if the removal waits for something else.
-    asleep: Vec<Tid>,
-    /// Time of the next try, if no sleeping thread is waited for.
-    next: Instant,
-    pause: Duration,
-}
-
-impl Unfinished {
-    pub(super) fn new(asleep: Vec<Tid>, before: Option<&Unfinished>) -> Self {
-        let pause = before.map_or(PAUSE, |before| (before.pause * 2).min(PAUSE_MAX));
-        Unfinished { asleep, next: Instant::now() + pause, pause }
-    }
-
-    /// Whether a try is due.
-    fn is_due(&self, target: &Target) -> bool {
-        let woke = || self.asleep.iter().any(|tid| !target.is_asleep(*tid));
-        if self.asleep.is_empty() { Instant::now() >= self.next } else { woke() }
-    }
-}
 
 impl Session {
     /// Leaves the memory in the target after the text was restored. The journal states from now on that nothing is woven.
@@ -54,9 +26,7 @@ impl Session {
         arenas: Vec<AvmaRange>,
         asleep: Vec<Tid>,
     ) -> Result<(), Error> {
-        control.unfinished = Some(Unfinished::new(asleep, control.unfinished.as_ref()));
-        // a thread may still count in code that was taken out
-        control.has_stragglers = true;
+        control.remains.leave_memory(asleep, Instant::now());
         // the loader's hook is removed, so libraries are noticed without it
         self.shared_mut().hook = None;
         let kept: Vec<MeasurementId> = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect();
@@ -66,6 +36,29 @@ impl Session {
         let entries = kept.into_iter().map(|id| Record::KeptGone(id.0)).collect();
         self.write_journal(&mut attached.journal, &attached.area, entries)?;
         self.forget_points(attached, records)
+    }
+
+    /// Leaves everything in the target that could not be removed. The next engine, which may be this one, finds the journal and finishes the
+    /// removal.
+    pub(super) fn leave_text(&self, control: &mut Control) {
+        // the engine that finishes the removal must not take ended measurements for living ones
+        let gone = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| Record::KeptGone(id.0)).collect();
+        if let Some(mut attached) = control.attached.take() {
+            self.release_hold(&attached);
+            if let Err(error) = self.write_journal(&mut attached.journal, &attached.area, gone) {
+                tracing::warn!(%error, "the journal still names measurements that have gone");
+            }
+        }
+        control.remains.finish();
+        control.lock = None;
+    }
+
+    /// Notes in the target that no engine holds it any more.
+    fn release_hold(&self, attached: &Attached) {
+        let nobody = ProcessIdentity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
+        if let Err(error) = attached.area.set_holder(&nobody) {
+            tracing::warn!(%error, "the target stays marked as held");
+        }
     }
 
     /// Lets later measurements use the counters of the memory again, except those that contexts suspended at these addresses may still change.
@@ -81,7 +74,7 @@ impl Session {
         let Some(reached) = counters_in_reach(&attached.area.layout(), &code, &read, from) else { return };
         let mut shared = self.shared_mut();
         control.counters.reuse_all_but(&reached).for_each(|range| shared.ended.clear(&*attached.area, range));
-        control.has_stragglers = false;
+        control.remains.set_stragglers(false);
     }
 
     /// Tries to finish a removal that had to wait, if a try is due, and removes spare code of a dead engine. Returns whether nothing of
@@ -90,7 +83,7 @@ impl Session {
         // a thread that holds the lock changes the target, and finishes the removal itself if need be
         let Ok(mut control) = self.control.try_lock() else { return false };
         self.release_spare(&mut control);
-        let is_due = control.unfinished.as_ref().is_some_and(|unfinished| unfinished.is_due(&self.target));
+        let is_due = control.remains.is_due(Instant::now(), |tid| self.target.is_asleep(tid));
         if !is_due || !control.measurements.is_empty() || control.closed {
             return false;
         }
@@ -106,7 +99,9 @@ impl Session {
 
     /// Fails if no more code can be woven in the memory of an unfinished removal: threads must be told apart in the same way as before.
     pub(super) fn refuse_changed(&self, control: &Control) -> Result<(), Error> {
-        let Some(attached) = control.attached.as_ref().filter(|_| control.unfinished.is_some()) else { return Ok(()) };
+        let Some(attached) = control.attached.as_ref().filter(|_| control.remains.is_unfinished()) else {
+            return Ok(());
+        };
         if attached.env.identity == ThreadIdentity::Locked || !control.measurements.is_empty() {
             return Ok(());
         }
@@ -122,7 +117,7 @@ impl Session {
     /// Handles the end of the target. Returns whether the session is over, because the target has no measurements.
     pub fn end_unfinished(&self) -> bool {
         let mut control = self.control();
-        let is_idle = control.unfinished.is_some() && control.measurements.is_empty();
+        let is_idle = control.remains.is_unfinished() && control.measurements.is_empty();
         if is_idle {
             self.discard(&mut control);
         }
@@ -131,19 +126,16 @@ impl Session {
 
     /// Whether the target has memory of an unfinished removal.
     pub fn is_unfinished(&self) -> bool {
-        self.control().unfinished.is_some()
+        self.control().remains.is_unfinished()
     }
 
     /// Releases the target when the engine ends. The next engine finds the journal and finishes the removal.
     pub(super) fn let_go(&self, control: &mut Control) {
-        if control.unfinished.take().is_none() {
+        if !control.remains.finish() {
             return;
         }
         if let Some(attached) = control.attached.take() {
-            let nobody = ProcessIdentity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
-            if let Err(error) = attached.area.set_holder(&nobody) {
-                tracing::warn!(%error, "the target stays marked as held");
-            }
+            self.release_hold(&attached);
         }
         control.lock = None;
     }

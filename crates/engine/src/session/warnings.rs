@@ -11,7 +11,6 @@ use crate::program::labels;
 use crate::program::modules::Modules;
 use crate::weaving::cost::Prices;
 
-use super::births;
 use super::control::Control;
 use super::driver::Session;
 use super::enable::NewMeasurement;
@@ -70,7 +69,7 @@ impl Session {
             warnings.push(format!("the signal handler {name} may end its thread: {CUT_SHORT}"));
         }
         // the C library of a program that is started is mapped later
-        warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
+        warnings.extend(control.family.births().first_warning());
         warnings
     }
 
