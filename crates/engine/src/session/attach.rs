@@ -92,6 +92,7 @@ impl Session {
         let readable = Readable::default();
         let env =
             Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None, goroutine };
+        self.loader.set(None);
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),

@@ -19,7 +19,7 @@ use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::clocks::now_ns;
 use super::driver::Session;
-use super::renewal::FILTERS_MAX;
+use super::loader::FILTERS_MAX;
 use super::roster::Roster;
 use super::shared::Shared;
 

@@ -25,9 +25,9 @@ use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
 use super::kind::Kinds;
+use super::loader::Loader;
 use super::looks::{LooksAtHandlers, LooksAtText};
 use super::remains::Remains;
-use super::renewal::Renewal;
 use super::shared::Shared;
 
 /// A session with one target.
@@ -45,8 +45,7 @@ pub struct Session {
     pub(super) look_pause: Mutex<Duration>,
     pub(super) rates: Mutex<Rates>,
     pub(super) findings: Findings,
-    /// Renewal of the wait of the thread that is at the loader's hook now, or may come there before the engine follows the loader.
-    pub(super) renewal: Mutex<Option<Renewal>>,
+    pub(super) loader: Loader,
 }
 
 impl Session {
@@ -98,7 +97,7 @@ impl Session {
             look_pause: Mutex::default(),
             rates: Mutex::default(),
             findings: Findings::default(),
-            renewal: Mutex::default(),
+            loader: Loader::default(),
         })
     }
 
@@ -152,9 +151,7 @@ impl Session {
     pub fn inserted(&self) -> Option<Inserted> {
         let control = self.control();
         let attached = control.attached.as_ref()?;
-        // read before the struct is built: computing the costs takes the same lock, and a thread that holds it must not take it again while
-        // a writer waits
-        let hooks = usize::from(self.shared().hook.is_some());
+        let hooks = usize::from(self.loader.hook().is_some());
         Some(Inserted {
             pid: self.pid(),
             holder: format!("{} {}", self.context.program, std::process::id()),

@@ -12,7 +12,7 @@ use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 use super::accounts::{Ledger, Timers};
 use super::buffers::Buffers;
 use super::roster::Roster;
-use super::{cost, loader};
+use super::cost;
 
 /// State that readers of values use.
 #[derive(Default)]
@@ -21,8 +21,6 @@ pub(super) struct Shared {
     /// The threads that count.
     pub(super) roster: Roster,
     pub(super) ended: EndedThreads,
-    /// The code at the loader's hook, which announces the loader's work.
-    pub(super) hook: Option<loader::Hook>,
     /// Number of counters, from 0 on, into which code may have counted.
     pub(super) used_counters: u32,
     /// Shapes of the variables that counters belong to.

@@ -9,14 +9,14 @@ use ingraft_model::layout::LOADER_WAIT_NS;
 use ingraft_process::{SharedArea, Target};
 
 /// Largest number of threads whose filters of system calls are checked.
-pub(super) const FILTERS_MAX: usize = 64;
+pub const FILTERS_MAX: usize = 64;
 /// Time between two renewals, a fifth of the time for which a thread waits for one, because the machine may be busy.
 const EVERY: Duration = Duration::from_millis(50);
 /// Longest time for which a thread waits after the last renewal: until its time limit, and once more.
 const LAST: Duration = Duration::from_nanos(2 * (LOADER_WAIT_NS as u64));
 
 /// A thread that renews the wait until this is dropped or the time is over.
-pub(super) struct Renewal {
+pub struct Renewal {
     /// Nothing is sent; the thread ends when this is dropped.
     _until: Sender<()>,
 }
@@ -25,7 +25,7 @@ impl Renewal {
     /// Starts to renew the wait, so that a thread waits for no longer than `at_most`, or [`LOADER_WAIT_NS`] if `at_most` is shorter. If a
     /// filter of system calls appears meanwhile, the thread goes on at once, because each further round makes system calls. `None` if the
     /// engine can have no further thread; then the thread waits for [`LOADER_WAIT_NS`].
-    pub(super) fn start(target: &Arc<Target>, area: &Arc<SharedArea>, at_most: Duration) -> Option<Renewal> {
+    pub fn start(target: &Arc<Target>, area: &Arc<SharedArea>, at_most: Duration) -> Option<Renewal> {
         let (until, dropped) = channel();
         let (target, area, begin) = (Arc::clone(target), Arc::clone(area), Instant::now());
         let give = move || {
