@@ -11,7 +11,7 @@ const LARGEST: &[(&str, usize)] = &[
     ("cli", 2),
     ("codegen", 12),
     ("daemon", 3),
-    ("engine", 15),
+    ("engine", 13),
     ("mdl", 8),
     ("model", 2),
     ("process", 7),

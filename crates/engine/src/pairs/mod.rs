@@ -72,11 +72,6 @@ impl Pairs {
         self.all.values()
     }
 
-    /// Number of pairs whose code is woven.
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
     /// Whether no pair has code.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()

@@ -160,6 +160,12 @@ impl Pair {
         functions
     }
 
+    /// The function in which the pair is woven; `None` if there are several, or none.
+    pub fn only_function(&self) -> Option<FunctionId> {
+        let mut functions = self.minis.iter().map(|(f, _)| *f);
+        functions.next().filter(|first| functions.all(|f| f == *first))
+    }
+
     /// The functions that were woven for the pair or refused, so that they are not woven again.
     pub fn known_functions(&self) -> FxHashSet<FunctionId> {
         self.minis.iter().map(|(f, _)| *f).chain(self.unwoven.iter().map(|(f, _)| *f)).collect()

@@ -269,7 +269,7 @@ pub(super) fn group_of(keys: &[u64]) -> Pairs {
 #[test]
 fn pairs_join_a_group_and_leave_it() {
     let mut pairs = group_of(&[8, 16, 24, 32]);
-    assert_eq!(pairs.len(), 4);
+    assert_eq!(pairs.values().count(), 4);
     let (key_40, of_40) = objects(&[40]).remove(0);
     let (key_8, of_8) = objects(&[8]).remove(0);
     let mut words = Vec::new();
@@ -296,7 +296,7 @@ fn pairs_join_a_group_and_leave_it() {
         true
     });
     assert_eq!(retired, [(*counter, RETIRED)]);
-    assert_eq!((pairs.len(), pairs.get(&key_48).is_none()), (4, true));
+    assert_eq!((pairs.values().count(), pairs.get(&key_48).is_none()), (4, true));
     assert!(pairs.join(&key_48, &of_48, &mut |at, _| at != *counter), "a retired place is not used again");
 }
 

@@ -19,6 +19,7 @@ use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
 
 use super::children::Family;
+use super::costs::Excesses;
 use super::looks::{LooksAtHandlers, LooksAtText};
 use super::measurement::Measurement;
 use super::remains::Remains;
@@ -58,6 +59,8 @@ pub(super) struct Control {
     pub(super) handlers: LooksAtHandlers,
     /// The looks at the text of copied functions.
     pub(super) text_looks: LooksAtText,
+    /// Readings at which measurements cost more than their limits.
+    pub(super) excesses: Excesses,
     /// Whether the engine is ending, so that no insertion may begin.
     pub(super) closed: bool,
 }

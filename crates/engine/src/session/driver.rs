@@ -16,11 +16,11 @@ use crate::program::identity::describe;
 use crate::program::modules::Modules;
 use crate::recovery::leftover;
 
-use super::accounts::Rates;
 use super::children::Family;
 use super::clocks::Clocks;
 use super::context::Context;
 use super::control::Control;
+use super::costs::{Excesses, Rates};
 use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
@@ -83,6 +83,7 @@ impl Session {
             remains: Remains::default(),
             handlers: LooksAtHandlers::default(),
             text_looks: LooksAtText::default(),
+            excesses: Excesses::default(),
             closed: false,
         };
         Ok(Session {

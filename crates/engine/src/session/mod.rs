@@ -9,7 +9,6 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
-mod accounts;
 mod adopt;
 mod attach;
 mod births;
@@ -19,6 +18,7 @@ mod clocks;
 mod context;
 mod control;
 mod cost;
+mod costs;
 mod disturbances;
 mod driver;
 mod enable;
@@ -27,6 +27,7 @@ mod errors;
 mod events;
 mod family;
 mod follow;
+mod frozen;
 mod generated;
 mod handlers;
 mod insert;

@@ -194,7 +194,7 @@ impl Session {
         let counted_elsewhere = control.remains.has_stragglers() || self.has_heirs(control);
         let released = control.pairs.drop_users(views.iter().map(|view| (&view.key, view.value.first)));
         let counters = released.counters();
-        self.close_accounts(released.values.iter().copied());
+        self.close_accounts(&released.values);
         {
             let shared = &mut *self.shared_mut();
             released.values.iter().for_each(|first| drop(shared.frozen.remove(first)));

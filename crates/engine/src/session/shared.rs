@@ -9,10 +9,10 @@ use rustc_hash::FxHashMap;
 use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 
-use super::accounts::{Ledger, Timers};
 use super::buffers::Buffers;
+use super::costs::{Ledger, Timers};
+use super::frozen::Frozen;
 use super::roster::Roster;
-use super::cost;
 
 /// State that readers of values use.
 #[derive(Default)]
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// Buffers to which threads append.
     pub(super) buffers: Buffers,
     /// Frozen values of pairs whose code was taken out, by the first counter.
-    pub(super) frozen: FxHashMap<u32, cost::Frozen>,
+    pub(super) frozen: FxHashMap<u32, Frozen>,
 }
 
 impl Shared {

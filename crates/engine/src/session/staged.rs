@@ -17,7 +17,7 @@ use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
-use super::cost::{PERCENT, Predicted};
+use super::costs::limits::{most_called, too_dear};
 use super::driver::Session;
 
 /// Time for which calls are counted before the costly code comes.
@@ -68,12 +68,7 @@ impl Session {
         for at in dear {
             let (Some(w), Some(cost)) = (costly.get_mut(at), predicted.get(at)) else { continue };
             w.instrumentation.insertions.clear();
-            let (hits_per_s, cost_ns_per_s) = (cost.hits_per_s as u64, cost.ns_per_s as u64);
-            let limit_ns_per_s = (limit * PERCENT) as u64;
-            out.push((
-                PairKey::of(w),
-                TakenOut { hits_per_s, cost_ns_per_s, limit_ns_per_s, ..TakenOut::free(now_ns()) },
-            ));
+            out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
         match self.insert_fitted(control, costly, whole, &mut Observer::default()) {
             Ok(more) => caught_up.add(more.caught_up),
@@ -103,13 +98,9 @@ impl Session {
         let (begin, before) = (Instant::now(), read());
         std::thread::sleep(LOOK);
         let (seconds, after) = (begin.elapsed().as_secs_f64(), read());
-        let mut rates = FxHashMap::default();
-        for ((function, _), (before, after)) in counters.iter().zip(before.iter().zip(&after)) {
-            let rate = after.wrapping_sub(*before).max(0) as f64 / seconds;
-            let most: &mut f64 = rates.entry(*function).or_default();
-            *most = most.max(rate);
-        }
-        rates
+        let rate = |(before, after): (&i64, &i64)| after.wrapping_sub(*before).max(0) as f64 / seconds;
+        let functions = counters.iter().map(|(function, _)| Some(*function));
+        most_called(functions.zip(before.iter().zip(&after).map(rate)))
     }
 
     /// Takes pairs out again that no measurement uses yet. If that fails, they count until the target is detached.
@@ -124,38 +115,5 @@ impl Session {
             return;
         }
         self.drop_users(control, &views);
-    }
-}
-
-/// Indices of the pairs that get no code, the most expensive ones first, so that the others together cost at most `limit` percent of a
-/// processor.
-fn too_dear(predicted: &[Predicted], limit: f64) -> Vec<usize> {
-    let mut left: f64 = predicted.iter().map(|p| p.ns_per_s).sum();
-    let mut order: Vec<usize> = (0..predicted.len()).collect();
-    order.sort_by(|a, b| predicted[*b].ns_per_s.total_cmp(&predicted[*a].ns_per_s));
-    let mut dear = Vec::new();
-    for at in order {
-        if left <= limit * PERCENT {
-            break;
-        }
-        left -= predicted[at].ns_per_s;
-        dear.push(at);
-    }
-    dear
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_most_expensive_pairs_get_no_code() {
-        let of = |percent: f64| Predicted { ns_per_s: percent * PERCENT, hits_per_s: 1.0 };
-        let pairs = [of(1.0), of(4.0), of(0.0), of(3.0)];
-        assert_eq!(too_dear(&pairs, 8.0), Vec::<usize>::new());
-        assert_eq!(too_dear(&pairs, 5.0), [1]);
-        assert_eq!(too_dear(&pairs, 2.0), [1, 3]);
-        assert_eq!(too_dear(&pairs, 0.5), [1, 3, 0]);
-        assert_eq!(too_dear(&[], 5.0), Vec::<usize>::new());
     }
 }

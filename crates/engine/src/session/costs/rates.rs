@@ -1,0 +1,125 @@
+//! Rates of hits: how often the snippets of pairs run per second, by the latest two looks at their counters.
+
+use std::time::Instant;
+
+use super::accounts::{Account, Item};
+
+/// Rate of a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PairRate {
+    /// Runs per second of the snippet that runs most often.
+    pub hits_per_s: f64,
+    /// Cost in nanoseconds of processor time per second.
+    pub ns_per_s: f64,
+}
+
+/// Rates of hits by the latest two looks at the counters.
+#[derive(Debug, Default)]
+pub struct Rates {
+    at: Option<Instant>,
+    /// Number of the latest look, from 1.
+    round: u32,
+    /// Hits by counter.
+    hits: Vec<Hits>,
+}
+
+/// Hits of a snippet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hits {
+    /// Number of the look at which the hits were read.
+    round: u32,
+    total: i64,
+    /// Hits per second; `None` before the second look.
+    per_s: Option<f64>,
+}
+
+impl Rates {
+    /// Reads the counters of a bill. `sum` returns the present sum of a counter. Returns their total cost in nanoseconds of processor time per
+    /// second.
+    pub fn look(&mut self, bill: &[Item], now: Instant, sum: &dyn Fn(u32) -> i64) -> f64 {
+        let before = self.at.replace(now);
+        let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
+        self.round = self.round.saturating_add(1);
+        let places = bill.last().map_or(0, |last| last.counter as usize + 1);
+        self.hits.resize(places, Hits::default());
+        let mut cost = 0.0;
+        for item in bill {
+            let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
+            let (before, total) = (*hits, sum(item.counter));
+            let known = before.round != 0 && before.round + 1 == self.round;
+            let per_s = known.then(|| total.wrapping_sub(before.total).max(0) as f64 / seconds);
+            *hits = Hits { round: self.round, total, per_s };
+            cost += per_s.unwrap_or(0.0) * item.hit_ns;
+        }
+        cost
+    }
+
+    /// Rate of a pair between the latest two looks; `None` before the second one.
+    pub fn of(&self, account: &Account) -> Option<PairRate> {
+        let mut rate = PairRate::default();
+        for Item { counter, hit_ns } in account.items() {
+            let hits = self.hits.get(counter as usize).filter(|hits| hits.round == self.round)?;
+            let per_s = hits.per_s?;
+            rate.hits_per_s = rate.hits_per_s.max(per_s);
+            rate.ns_per_s += per_s * hit_ns;
+        }
+        Some(rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ingraft_codegen::Cost;
+
+    use super::*;
+
+    fn item(counter: u32, hit_ns: f64) -> Item {
+        Item { counter, hit_ns }
+    }
+
+    #[test]
+    fn rates_come_from_two_looks_in_a_row() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let bill = [item(2, 10.0), item(5, 1.0)];
+        let both = |a: i64, b: i64| move |counter| if counter == 2 { a } else { b };
+        assert_eq!(rates.look(&bill, at(0), &both(1000, 7)), 0.0, "nothing to compare with");
+        assert_eq!(rates.look(&bill, at(2), &both(1100, 27)), 50.0 * 10.0 + 10.0);
+        assert_eq!(rates.look(&bill, at(4), &both(1100, 27)), 0.0);
+        assert_eq!(rates.look(&bill, at(5), &both(900, 28)), 1.0, "a counter that was cleared has no negative rate");
+        assert_eq!(rates.look(&bill, at(5), &both(900, 28)), 0.0, "no time has passed");
+    }
+
+    #[test]
+    fn a_counter_that_was_away_for_a_look_has_no_rate() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let hits = |total: i64| move |_| total;
+        rates.look(&[item(0, 1.0), item(3, 1.0)], at(0), &hits(0));
+        rates.look(&[item(0, 1.0)], at(1), &hits(10));
+        // counter 3 may belong to another pair now
+        assert_eq!(rates.look(&[item(0, 1.0), item(3, 1.0)], at(2), &hits(30)), 20.0);
+        assert_eq!(rates.look(&[item(0, 1.0), item(3, 1.0)], at(3), &hits(40)), 20.0);
+        assert_eq!(rates.look(&[], at(4), &hits(50)), 0.0);
+    }
+
+    #[test]
+    fn a_pair_runs_as_often_as_its_most_frequent_snippet() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        let cost = |slots| Cost { slots, ..Cost::default() };
+        let account = Account::of_costs(0, &[(0, cost(8)), (1, cost(80))]);
+        let bill: Vec<Item> = account.items().collect();
+        assert_eq!(rates.of(&account), None);
+        rates.look(&bill, begin, &|_| 0);
+        assert_eq!(rates.of(&account), None);
+        let sum = rates.look(&bill, begin + Duration::from_secs(1), &|counter| [40, 50][counter as usize]);
+        let rate = rates.of(&account).expect("two looks");
+        assert_eq!((rate.hits_per_s, rate.ns_per_s), (50.0, sum));
+        assert_eq!(sum, 40.0 * bill[0].hit_ns + 50.0 * bill[1].hit_ns);
+        rates.look(&bill[..1], begin + Duration::from_secs(2), &|_| 40);
+        assert_eq!(rates.of(&account), None, "one of its counters was not read");
+        assert_eq!(rates.of(&Account::of_costs(0, &[])), Some(PairRate::default()), "code without meters");
+    }
+}
