@@ -13,15 +13,10 @@ use ingraft_process::{SharedArea, TickClock};
 use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
-use crate::error::{Error, Reason};
 use crate::readings::values::Shards;
-use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::clocks::now_ns;
-use super::driver::Session;
-use super::loader::FILTERS_MAX;
 use super::roster::Roster;
-use super::shared::Shared;
 
 /// Largest number of bytes that are kept of threads that have ended, until somebody drains the buffers. Of further threads, only a gap is
 /// told.
@@ -124,85 +119,6 @@ struct Stream {
     rest: Vec<u8>,
 }
 
-impl Session {
-    /// The records of this type that threads of a measurement have appended since the last call; `None` if it has no such buffers. Does not
-    /// stop the target.
-    pub(crate) fn drain<R: Records>(&self, id: MeasurementId) -> Option<Vec<Drained>> {
-        self.look_for_filters(id);
-        let mut shared = self.shared_mut();
-        let Shared { area, roster, buffers, .. } = &mut *shared;
-        let drain = buffers.drains.get_mut(&id).filter(|drain| drain.records == TypeId::of::<R>())?;
-        let mut drained = std::mem::take(&mut drain.ended);
-        let Some(area) = area else { return Some(drained) };
-        let now = drain.now(self.clocks.wall().ok());
-        for (shard, identity) in Shards::claims(&**area) {
-            drained.extend(drain.take(area, (shard, identity), roster, now));
-        }
-        if let Some(waits) = &mut drain.waits
-            && let Err(error) = area.drained(&mut waits.drains)
-        {
-            tracing::debug!(%error, "threads that wait for room are not told");
-        }
-        Some(drained)
-    }
-
-    /// Ends the buffers of a measurement whose code was taken out; `None` if it has none of this type.
-    pub(super) fn end_buffers<R: Records>(&self, id: MeasurementId) -> Option<LastRecords> {
-        let drained = self.drain::<R>(id)?;
-        let mut shared = self.shared_mut();
-        let drain = shared.buffers.drains.remove(&id)?;
-        let NewBuffers { first, capacity, .. } = drain.new;
-        // Threads without a shard of their own count here what they would have appended.
-        let unbuffered =
-            shared.area.as_ref().and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
-        if let Some(area) = shared.area.as_ref().filter(|_| drain.waits.is_some()) {
-            end_waits(area);
-        }
-        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered })
-    }
-
-    /// Ends the waits of a measurement if a filter of system calls is active in a thread of the target: it may forbid the calls by which
-    /// threads wait.
-    fn look_for_filters(&self, id: MeasurementId) {
-        let is_due = |drain: &mut Drain| {
-            let waits = drain.waits.as_mut().filter(|waits| waits.checked.elapsed() >= FILTERS_EVERY);
-            waits.map(|waits| waits.checked = Instant::now()).is_some()
-        };
-        let due = self.shared_mut().buffers.drains.get_mut(&id).is_some_and(is_due);
-        if due && self.target.has_filter(FILTERS_MAX) {
-            self.end_waits();
-            if let Some(drain) = self.shared_mut().buffers.drains.get_mut(&id) {
-                drain.filtered = true;
-            }
-        }
-    }
-
-    /// Ends the waits of threads for room in their buffers for good.
-    pub(super) fn end_waits(&self) {
-        let mut shared = self.shared_mut();
-        let mut waits = false;
-        shared.buffers.drains.values_mut().for_each(|drain| waits |= drain.waits.take().is_some());
-        if let Some(area) = shared.area.as_ref().filter(|_| waits) {
-            end_waits(area);
-        }
-    }
-
-    /// Permits threads to wait for room before code is inserted in which they do. Fails if the engine cannot drain the buffers fast enough.
-    pub(super) fn permit_waits(&self, area: &SharedArea, wanted: &[WantedPoints<'_>]) -> Result<(), Error> {
-        if !wanted.iter().any(|w| w.minis.iter().any(|mini| mini.snippet.waits_for_room())) {
-            return Ok(());
-        }
-        if !area.is_mapped() {
-            let what = "threads cannot wait for room in their buffers: the engine cannot map the buffers";
-            return Err(Error::new(Reason::NoWaits, what, WITHOUT_WAITS).about(self.pid()));
-        }
-        area.begin_waits().map_err(|e| self.failed(e))
-    }
-}
-
-/// Hint for a request whose threads cannot wait for room.
-pub(super) const WITHOUT_WAITS: &str = "measure without `--lossless`; gaps are marked";
-
 fn end_waits(area: &SharedArea) {
     if let Err(error) = area.end_waits() {
         tracing::debug!(%error, "threads wait for room until their time is over");
@@ -225,6 +141,69 @@ impl Buffers {
             ended: Vec::new(),
         };
         self.drains.insert(id, drain);
+    }
+
+    /// Drains the buffers of a measurement, if it has some with records of this type. `clock` is the clock of timers.
+    pub(super) fn drain<R: Records>(
+        &mut self,
+        id: MeasurementId,
+        area: Option<&SharedArea>,
+        roster: &Roster,
+        clock: Option<&TickClock>,
+    ) -> Option<Vec<Drained>> {
+        let drain = self.drains.get_mut(&id).filter(|drain| drain.records == TypeId::of::<R>())?;
+        let mut drained = std::mem::take(&mut drain.ended);
+        let Some(area) = area else { return Some(drained) };
+        let now = drain.now(clock);
+        for (shard, identity) in Shards::claims(area) {
+            drained.extend(drain.take(area, (shard, identity), roster, now));
+        }
+        if let Some(waits) = &mut drain.waits
+            && let Err(error) = area.drained(&mut waits.drains)
+        {
+            tracing::debug!(%error, "threads that wait for room are not told");
+        }
+        Some(drained)
+    }
+
+    /// Ends the buffers of a measurement whose last records are these; `None` if it has no buffers.
+    pub(super) fn end(
+        &mut self,
+        id: MeasurementId,
+        area: Option<&SharedArea>,
+        drained: Vec<Drained>,
+    ) -> Option<LastRecords> {
+        let drain = self.drains.remove(&id)?;
+        let NewBuffers { first, capacity, .. } = drain.new;
+        // Threads without a shard of their own count here what they would have appended.
+        let unbuffered = area.and_then(|area| Some(area.buffer(0, first, capacity.slots())?.load(LOST)));
+        if let Some(area) = area.filter(|_| drain.waits.is_some()) {
+            end_waits(area);
+        }
+        Some(LastRecords { drained, unbuffered: unbuffered.unwrap_or(0), filtered: drain.filtered })
+    }
+
+    /// Whether a check for filters of system calls is due, because threads of a measurement wait for room. The next check is due later.
+    pub(super) fn is_check_due(&mut self, id: MeasurementId, now: Instant) -> bool {
+        let waits = self.drains.get_mut(&id).and_then(|drain| drain.waits.as_mut());
+        let due = waits.filter(|waits| now.saturating_duration_since(waits.checked) >= FILTERS_EVERY);
+        due.map(|waits| waits.checked = now).is_some()
+    }
+
+    /// Notes that the waits of a measurement have ended because the program filters its system calls.
+    pub(super) fn note_filters(&mut self, id: MeasurementId) {
+        if let Some(drain) = self.drains.get_mut(&id) {
+            drain.filtered = true;
+        }
+    }
+
+    /// Ends the waits of threads for room in their buffers for good.
+    pub(super) fn end_waits(&mut self, area: Option<&SharedArea>) {
+        let mut waits = false;
+        self.drains.values_mut().for_each(|drain| waits |= drain.waits.take().is_some());
+        if let Some(area) = area.filter(|_| waits) {
+            end_waits(area);
+        }
     }
 
     /// Whether threads of a measurement wait for room in their buffers; of any one without an id.
@@ -357,6 +336,36 @@ mod tests {
         let mut stream = stream();
         assert_eq!(stream.complete((vec![1, 1, 2, 3, 4, 4], false), pairs), (vec![1, 1], true));
         assert_eq!(stream.complete((vec![6, 6], false), pairs), (vec![6, 6], false));
+    }
+
+    #[test]
+    fn filters_are_looked_for_while_threads_wait() {
+        struct Bytes;
+        impl Records for Bytes {
+            fn complete(bytes: &[u8]) -> Result<usize, usize> {
+                Ok(bytes.len())
+            }
+        }
+        let (mut buffers, begin) = (Buffers::default(), Instant::now());
+        let at = |ms| begin + Duration::from_millis(ms);
+        let [waiting, other] = [MeasurementId(1), MeasurementId(2)];
+        for (id, waits) in [(waiting, true), (other, false)] {
+            let capacity = Capacity::of_bytes(0).expect("a capacity");
+            buffers.begin::<Bytes>(id, NewBuffers { first: 0, capacity, times: false, waits });
+        }
+        assert!(buffers.wait(Some(waiting)) && !buffers.wait(Some(other)) && buffers.wait(None));
+        assert!(!buffers.is_check_due(waiting, begin), "the measurement has just begun");
+        assert!(buffers.is_check_due(waiting, at(60_000)));
+        assert!(!buffers.is_check_due(waiting, at(60_049)));
+        assert!(buffers.is_check_due(waiting, at(60_050)));
+        assert!(!buffers.is_check_due(other, at(60_000)), "no thread waits");
+        assert!(!buffers.is_check_due(MeasurementId(3), at(60_000)), "it has no buffers");
+        buffers.note_filters(waiting);
+        buffers.end_waits(None);
+        assert!(!buffers.wait(None) && !buffers.is_check_due(waiting, at(120_000)));
+        let ended = buffers.end(waiting, None, Vec::new()).expect("its buffers");
+        assert!(ended.filtered && buffers.end(waiting, None, Vec::new()).is_none());
+        assert!(buffers.end(other, None, Vec::new()).is_some_and(|ended| !ended.filtered));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Parts of the engine that a session uses, and the type of listeners to the end of a target.
+//! Parts of the engine that a session uses.
 
 use std::sync::Arc;
 
@@ -7,9 +7,6 @@ use crate::program::images::ImageStore;
 use crate::state_dir::StateDir;
 
 use super::kind::Running;
-
-/// A listener to the end of a target.
-pub type AtEnd = dyn Fn() + Send + Sync;
 
 /// Parts of the engine that a session uses.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use ingraft_process::SharedArea;
 use crate::api::{MeasurementId, PairInfo};
 use crate::error::Error;
 use crate::pairs::counters::CounterPool;
-use crate::pairs::{AdmittedPairs, PairKey, Pairs, SnippetIds, pair_info, write_word};
+use crate::pairs::{AdmittedPairs, Bound, PairKey, Pairs, SnippetIds, pair_info, write_word};
 use crate::program::modules::Modules;
 use crate::recovery::journal::Journal;
 use crate::weaving::plan::Woven;
@@ -69,6 +69,13 @@ impl Control {
     /// Number of counters that a shard of the target has, or will have.
     pub(super) fn counters_max(&self) -> u32 {
         self.counters.limit(self.attached.as_ref().map(|attached| attached.area.layout()))
+    }
+
+    /// Gives the counters of pairs back whose code was not inserted.
+    pub(super) fn give_back(&mut self, bound: &[Bound]) {
+        for (_, instrumentation, counters) in bound {
+            self.counters.unbind(&instrumentation.variables, counters);
+        }
     }
 
     /// Admits the pairs of a request; see [`Pairs::admit`].

@@ -1,52 +1,11 @@
 //! Changes by other programs to woven code: how the engine notices and reports them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use ingraft_model::Pid;
-
 use crate::recovery::ground;
 use crate::recovery::ground::{Left, Why};
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
-
-/// Largest number of different findings that are remembered until the end.
-const FINDINGS_MAX: usize = 64;
-
-/// Findings about changed code that the thread `watch` has logged, each with the Unix time in nanoseconds of its first occurrence.
-#[derive(Default)]
-pub(super) struct Findings(Mutex<Vec<(String, u64)>>);
-
-impl Findings {
-    fn lock(&self) -> MutexGuard<'_, Vec<(String, u64)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Logs the findings that are new, and remembers them.
-    pub(super) fn note(&self, pid: Pid, found: Vec<String>) {
-        let mut known = self.lock();
-        for what in found {
-            if known.len() < FINDINGS_MAX && !known.iter().any(|(known, _)| *known == what) {
-                tracing::warn!(pid = pid.0, "{what}");
-                known.push((what, now_ns()));
-            }
-        }
-    }
-
-    /// Adds all findings to warnings, each once, with the time since its first occurrence.
-    fn date(&self, warnings: &mut Vec<String>) {
-        let now = now_ns();
-        for (what, since) in self.lock().iter() {
-            let ago = now.saturating_sub(*since) / 1_000_000_000;
-            let dated = format!("{what} (seen first {ago} s before the end)");
-            match warnings.iter_mut().find(|known| *known == what) {
-                Some(known) => *known = dated,
-                None => warnings.push(dated),
-            }
-        }
-    }
-}
 
 impl Session {
     /// Warnings about places at which other programs have changed code.
@@ -82,12 +41,12 @@ impl Session {
         if !lost.is_empty() {
             warnings.extend(self.warnings(control, &lost));
         }
-        self.findings.date(warnings);
+        self.findings.date(warnings, now_ns());
     }
 
     /// Examines the woven code, and logs each change by other programs once.
     pub fn notice_disturbances(&self) {
         let found = self.disturbances(&self.control());
-        self.findings.note(self.pid(), found);
+        self.findings.note(self.pid(), found, now_ns());
     }
 }

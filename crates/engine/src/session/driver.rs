@@ -8,7 +8,7 @@ use std::time::Duration;
 use ingraft_model::Pid;
 use ingraft_process::Target;
 
-use crate::api::Inserted;
+use crate::api::{Inserted, MeasurementId};
 use crate::error::Error;
 use crate::pairs::counters::CounterPool;
 use crate::pairs::{Pairs, SnippetIds};
@@ -21,14 +21,17 @@ use super::clocks::Clocks;
 use super::context::Context;
 use super::control::Control;
 use super::costs::{Excesses, Rates};
-use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
-use super::kind::Kinds;
+use super::findings::Findings;
+use super::kind::Running;
 use super::loader::Loader;
 use super::looks::{LooksAtHandlers, LooksAtText};
 use super::remains::Remains;
 use super::shared::Shared;
+
+/// The kinds of all measurements. Their lock is taken after that of the control.
+pub(super) type Kinds = BTreeMap<MeasurementId, Box<dyn Running>>;
 
 /// A session with one target.
 pub struct Session {

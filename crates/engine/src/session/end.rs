@@ -1,22 +1,11 @@
-//! The end of a target: the thread `watch` of the session notices it and calls the listeners.
+//! The end of a target, and those who listen to it.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
-
-use ingraft_model::Tid;
-use ingraft_process::ExitStatus;
 
 use crate::api::Ended;
 
-use super::context::AtEnd;
-use super::driver::Session;
-
-/// Time between two looks for ended threads while there are timers, if threads begin and end.
-const LOOK: Duration = Duration::from_millis(5);
-/// Time between two looks for ended threads while there are timers, if the threads stay the same.
-const LOOK_RARELY: Duration = Duration::from_millis(20);
-/// Divisor of the time for these looks: they take at most this fraction of a processor.
-const LOOK_SHARE: u32 = 100;
+/// A listener to the end of a target.
+pub type AtEnd = dyn Fn() + Send + Sync;
 
 /// The end of a target, and its listeners.
 #[derive(Default)]
@@ -41,7 +30,7 @@ impl End {
     }
 
     /// Adds a listener. A listener that is added after the end is called at once.
-    fn add_listener(&self, tell: &Arc<AtEnd>) {
+    pub fn add_listener(&self, tell: &Arc<AtEnd>) {
         let mut all = self.listeners();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(tell));
@@ -52,87 +41,52 @@ impl End {
     }
 
     /// Notes the end and calls the listeners. Later calls do not change the end.
-    fn note(&self, ended: Ended) {
+    pub fn note(&self, ended: Ended) {
         let _ = self.known.set(ended);
         let all = std::mem::take(&mut *self.listeners());
         all.iter().filter_map(Weak::upgrade).for_each(|tell| tell());
     }
 }
 
-impl Session {
-    /// Whether the end of the target, or of its program, was noticed.
-    pub fn has_ended(&self) -> bool {
-        self.end.is_known()
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    const ENDED: Ended = Ended { status: Some(3), signal: None, exec: false };
+
+    fn counting(calls: &Arc<AtomicU32>) -> Arc<AtEnd> {
+        let calls = Arc::clone(calls);
+        Arc::new(move || _ = calls.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Adds a listener that is called as soon as the end of the target is noticed.
-    pub fn at_end(&self, tell: &Arc<AtEnd>) {
-        self.end.add_listener(tell);
+    #[test]
+    fn a_listener_is_called_once_if_it_still_exists() {
+        let (end, calls) = (End::default(), Arc::new(AtomicU32::new(0)));
+        let (stays, goes) = (counting(&calls), counting(&calls));
+        end.add_listener(&stays);
+        end.add_listener(&goes);
+        drop(goes);
+        assert!(!end.is_known() && end.get().is_none());
+        end.note(ENDED);
+        end.note(ENDED);
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
-    fn note_end(&self, ended: Ended) {
-        self.stop_the_clock();
-        self.end.note(ended);
+    #[test]
+    fn a_late_listener_is_called_at_once() {
+        let (end, calls) = (End::default(), Arc::new(AtomicU32::new(0)));
+        end.note(ENDED);
+        end.add_listener(&counting(&calls));
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
-    /// Stops the clock of the timers if the target has ended. No reader runs meanwhile, so that no later reading is lower than an earlier
-    /// one.
-    pub(super) fn stop_the_clock(&self) {
-        if !self.clocks.is_stopped() {
-            let _nobody_reads = self.shared_mut();
-            self.clocks.stop();
-        }
-    }
-
-    /// Waits up to `at_most` for the end of the target, and does the periodic work. Returns false if the target is gone.
-    pub fn watch(&self, at_most: Duration) -> bool {
-        if self.ends_within(at_most) {
-            self.stop_the_clock();
-            // as long as the exit status was not fetched, the kernel still has the processor time of the main thread
-            self.clocks.cpu_ticks(&self.target, Tid(self.pid().0));
-        }
-        if let Some(status) = self.target.wait_exit(Duration::ZERO) {
-            let (status, signal) = match status {
-                ExitStatus::Code(code) => (Some(code), None),
-                ExitStatus::Signal(signal) => (None, Some(signal)),
-                ExitStatus::Unknown => (None, None),
-            };
-            self.note_end(Ended { status, signal, exec: false });
-            return false;
-        }
-        if !self.target.is_same_program() {
-            self.note_end(Ended { status: None, signal: None, exec: true });
-            return false;
-        }
-        self.revoke();
-        self.retire_ended_threads();
-        self.follow_events();
-        true
-    }
-
-    /// Waits for the end of the target. Meanwhile looks for ended threads if timers may run in them.
-    fn ends_within(&self, at_most: Duration) -> bool {
-        let mut pause = self.look_pause.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now = Instant::now();
-        let end = now + at_most;
-        loop {
-            let left = end.saturating_duration_since(now);
-            let (wall, cpu) = self.timers();
-            if self.target.ends_within(if wall || cpu { left.min(*pause) } else { left }) {
-                return true;
-            }
-            let begin = Instant::now();
-            if begin >= end {
-                return false;
-            }
-            // if only wall timers run, living threads need not be asked
-            let misses = self.misses_threads();
-            if cpu || misses {
-                self.retire_ended_threads();
-            }
-            now = Instant::now();
-            let least = if misses { LOOK } else { (*pause * 2).clamp(LOOK, LOOK_RARELY) };
-            *pause = ((now - begin) * LOOK_SHARE).clamp(least, at_most.max(least));
-        }
+    #[test]
+    fn the_first_end_counts() {
+        let end = End::default();
+        end.note(ENDED);
+        end.note(Ended { status: None, signal: Some(9), exec: false });
+        assert_eq!(end.get().map(|ended| (ended.status, ended.signal)), Some((Some(3), None)));
     }
 }

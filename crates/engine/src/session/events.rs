@@ -11,8 +11,6 @@ use crate::error::{Error, Reason};
 use crate::program::modules::Modules;
 use crate::readings::values::Raw;
 
-use super::driver::Session;
-
 /// The event of a pair.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
@@ -104,18 +102,5 @@ impl Counting {
     /// Looks for threads that have begun or ended.
     pub fn follow(&self, target: &Target) {
         self.lock().follow(target);
-    }
-}
-
-impl Session {
-    /// Looks for threads that have begun or ended. Does nothing if the session is being changed; the next call looks then.
-    pub(super) fn follow_events(&self) {
-        let counting: Vec<Counting> = match self.control.try_lock() {
-            Ok(control) => control.measurements.values().flat_map(|m| m.views.counting()).cloned().collect(),
-            Err(_) => return,
-        };
-        for counting in counting {
-            counting.follow(&self.target);
-        }
     }
 }

@@ -224,7 +224,7 @@ impl Session {
             return Ok(None); // adopted, so the request is not known any more
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
-        let stay = self.taken_out(measurement);
+        let stay = self.shared().taken_out(measurement);
         let mut kinds = self.kinds();
         let Some(kind) = kinds.get_mut(&id) else { return Ok(None) };
         if kind.grown(&mut Locked::new(self, control, id))? {

@@ -31,8 +31,8 @@ use crate::weaving::plan::{Change, Planned, WovenAnew};
 use crate::weaving::positions::{CodeMap, Observer, PositionVisitor};
 use crate::weaving::wanted::Wanted as WantedPoints;
 
-use super::buffers::WITHOUT_WAITS;
 use super::control::{Attached, Control};
+use super::drain::WITHOUT_WAITS;
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
@@ -75,7 +75,7 @@ impl Session {
                 if let Some(attached) = &control.attached {
                     tables().for_each(|(first, keys)| drop(write_keys(&attached.area, first, keys, false)));
                 }
-                give_back(control, &bound);
+                control.give_back(&bound);
                 return Err(e);
             }
         };
@@ -124,7 +124,7 @@ impl Session {
         for Fresh { key, mut instrumentation, meters, forming } in fresh {
             await_results(&self.target, &control.modules, &mut instrumentation);
             let counters = control.counters.bind(&instrumentation, limit, attributes).map_err(|e| {
-                give_back(control, &bound);
+                control.give_back(&bound);
                 e.about(self.pid())
             })?;
             bound.push((key, instrumentation, counters));
@@ -529,11 +529,4 @@ fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
 /// Whether a pair's code reads a clock.
 pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
     instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
-}
-
-/// Gives the counters of pairs back whose code was not inserted.
-pub(super) fn give_back(control: &mut Control, bound: &[Bound]) {
-    for (_, instrumentation, counters) in bound {
-        control.counters.unbind(&instrumentation.variables, counters);
-    }
 }

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use ingraft_mdl::Library;
-use ingraft_model::{Aggregate, Focus, Shape, ValueUnit};
-use rustc_hash::{FxHashMap, FxHashSet};
+use ingraft_model::Focus;
 
 use crate::api::{EnableRequest, MetricFocus, PairInfo};
 use crate::error::{Error, Reason};
@@ -13,11 +12,8 @@ use crate::measure::internal;
 use crate::measure::internal::Internal;
 use crate::pairs::PairKey;
 use crate::program::modules::Modules;
-use crate::readings::values::{Raw, Slots};
 
-use super::driver::Session;
 use super::events;
-use super::measurement::Measurement;
 use super::view::View;
 
 /// A pair whose value the engine knows without code: its position in the request, its key, and the kind of its value.
@@ -30,22 +26,6 @@ pub(super) enum Known {
     Internal(Internal),
     /// An event that the kernel counts.
     Event(events::Wish),
-}
-
-/// Source of a value without code.
-#[derive(Clone, Debug)]
-pub(super) enum OwnValue {
-    /// The engine's own figures.
-    Internal(Internal),
-    /// The kernel's counters.
-    Events(events::Counting),
-}
-
-impl OwnValue {
-    /// The kernel's counters, if they are the source.
-    pub fn events(&self) -> Option<&events::Counting> {
-        if let OwnValue::Events(counting) = self { Some(counting) } else { None }
-    }
 }
 
 /// The pairs of a request that need no code. A definition of the same name takes precedence.
@@ -100,50 +80,5 @@ pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pai
             Known::Event(wish) => Arc::clone(&wish.metric),
         };
         pairs.insert(at, PairInfo::new(Arc::clone(&key.pair), metric));
-    }
-}
-
-impl Session {
-    /// Views of pairs that need no code; events are counted from now on.
-    pub(super) fn internal_views(&self, own: &[Own]) -> Result<Vec<View>, Error> {
-        let shared = self.shared();
-        let view = |(_, key, known): &Own| {
-            let mut view = View {
-                key: key.clone(),
-                // no counter, as nothing in the target has the value
-                value: Slots { first: u32::MAX, shape: Shape::Counter },
-                activations: Vec::new(),
-                owner: None,
-                unit: ValueUnit::Plain,
-                aggregate: Aggregate::Sum,
-                thread: None,
-                object: None,
-                index_names: None,
-                own: None,
-                before: FxHashMap::default(),
-            };
-            match known {
-                Known::Internal(which) => {
-                    let value = if which.adds_up() { self.internal(*which, &shared) } else { 0 };
-                    view.before.insert(None, Raw { value, ..Raw::default() });
-                    view.own = Some(OwnValue::Internal(*which));
-                }
-                Known::Event(wish) => {
-                    view.aggregate = wish.metric.aggregate;
-                    view.thread = wish.thread();
-                    view.own = Some(OwnValue::Events(wish.begin(&self.target)?));
-                }
-            }
-            Ok(view)
-        };
-        own.iter().map(view).collect()
-    }
-
-    /// The pairs of a measurement that were taken out, those without values for clients included.
-    pub(super) fn taken_out(&self, measurement: &Measurement) -> FxHashSet<PairKey> {
-        let shared = self.shared();
-        let views = measurement.views.iter().chain(&measurement.hidden);
-        let out = views.filter(|view| shared.frozen.contains_key(&view.value.first));
-        out.map(|view| view.key.clone()).collect()
     }
 }

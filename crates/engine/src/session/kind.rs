@@ -2,13 +2,10 @@
 //! when libraries are loaded, and at the end. The session itself knows no kind.
 
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::sync::{MutexGuard, PoisonError};
 
 use ingraft_mdl::Library;
 use ingraft_model::FunctionRef as MdlFunction;
 use ingraft_process::Target;
-use rustc_hash::FxHashSet;
 
 use crate::api::{EnableRequest, MeasurementId, Removed};
 use crate::error::Error;
@@ -19,14 +16,7 @@ use crate::program::modules::Modules;
 use crate::weaving::catch_up::CaughtUp;
 use crate::weaving::positions::{Observer, Seen};
 
-use super::control::Control;
-use super::driver::Session;
-use super::errors::no_measurement;
 use super::locked::Locked;
-use super::view::View;
-
-/// The kinds of all measurements. Their lock is taken after that of the control.
-pub(super) type Kinds = BTreeMap<MeasurementId, Box<dyn Running>>;
 
 /// A measurement of one kind, from its request to its end.
 pub(crate) trait Running: Any + Send {
@@ -125,65 +115,5 @@ impl KindRequest<'_> {
         let patterns: Vec<String> = kind.patterns().into_iter().map(str::to_owned).collect();
         let places = (self.target, images, self.modules);
         request::evaluate(places, (self.request, &patterns), progress, &mut || kind.wanted(self))
-    }
-}
-
-impl Session {
-    pub(super) fn kinds(&self) -> MutexGuard<'_, Kinds> {
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Asks the kind of a measurement.
-    pub(crate) fn with_kind<T>(
-        &self,
-        id: MeasurementId,
-        ask: impl FnOnce(&dyn Any, &Locked<'_>) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let mut control = self.control();
-        let rights = control.measurements.get(&id).map(|m| m.rights).ok_or_else(|| no_measurement(id))?;
-        let kinds = self.kinds();
-        let kind = kinds.get(&id).ok_or_else(|| no_measurement(id))?;
-        let _acting = self.target.act_for(rights);
-        ask(&**kind, &Locked::new(self, &mut control, id))
-    }
-
-    /// Has all kinds do their periodic work.
-    pub fn tick(&self) {
-        // While a request is served, the watch has other things to look at.
-        let Ok(mut control) = self.control.try_lock() else { return };
-        if self.end.is_known() || control.attached.is_none() {
-            return;
-        }
-        for (id, kind) in self.kinds().iter_mut() {
-            let rights = control.measurements.get(id).filter(|m| !m.revoked).map(|m| m.rights);
-            let Some(rights) = rights else { continue };
-            let _acting = self.target.act_for(rights);
-            kind.tick(&mut Locked::new(self, &mut control, *id));
-        }
-    }
-
-    /// Tells the kind of a measurement that code was inserted. Takes the pairs without values for clients out of the inserted ones, and
-    /// returns the views of those that the measurement does not have yet.
-    pub(super) fn begun(
-        &self,
-        control: &mut Control,
-        id: MeasurementId,
-        kind: &mut dyn Running,
-        mut begun: InsertedPairs<'_>,
-    ) -> Vec<View> {
-        kind.inserted(&mut Locked::new(self, control, id), &mut begun);
-        let mut hidden: Vec<_> = begun.keys.extract_if(.., |(key, _)| key.is_hidden()).collect();
-        let known = control.measurements.get(&id).map_or(&[][..], |measurement| &measurement.hidden);
-        let known: FxHashSet<&PairKey> = known.iter().map(|view| &view.key).collect();
-        hidden.retain(|(key, _)| !known.contains(key));
-        self.views(control, &hidden)
-    }
-
-    /// Adds pairs without values for clients to a measurement.
-    pub(super) fn note_hidden(control: &mut Control, id: MeasurementId, new: Vec<View>) {
-        let Some(measurement) = control.measurements.get_mut(&id) else { return };
-        let keys: Vec<_> = new.iter().map(|view| (view.key.clone(), None)).collect();
-        measurement.hidden.extend(new);
-        control.pairs.add_users(&keys);
     }
 }

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Activations, FunctionRef as MdlFunction, Shape, ValueUnit};
+use ingraft_model::{Activations, Aggregate, FunctionRef as MdlFunction, Shape, ValueUnit};
+use rustc_hash::FxHashMap;
 
 use crate::api::{Details, MeasurementId, Reading, Value};
 use crate::error::{Error, Reason};
 use crate::pairs::PairKey;
+use crate::readings::values::{Raw, Slots};
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
 use super::errors::no_measurement;
-use super::internals::OwnValue;
-use super::view::{Plain, View, Views};
+use super::internals::{Known, Own};
+use super::view::{OwnValue, Plain, View, Views};
 
 impl Session {
     /// Views of pairs, with the present values of their counters.
@@ -43,6 +45,41 @@ impl Session {
                 })
             })
             .collect()
+    }
+
+    /// Views of pairs that need no code; events are counted from now on.
+    pub(super) fn internal_views(&self, own: &[Own]) -> Result<Vec<View>, Error> {
+        let shared = self.shared();
+        let view = |(_, key, known): &Own| {
+            let mut view = View {
+                key: key.clone(),
+                // no counter, as nothing in the target has the value
+                value: Slots { first: u32::MAX, shape: Shape::Counter },
+                activations: Vec::new(),
+                owner: None,
+                unit: ValueUnit::Plain,
+                aggregate: Aggregate::Sum,
+                thread: None,
+                object: None,
+                index_names: None,
+                own: None,
+                before: FxHashMap::default(),
+            };
+            match known {
+                Known::Internal(which) => {
+                    let value = if which.adds_up() { self.internal(*which, &shared) } else { 0 };
+                    view.before.insert(None, Raw { value, ..Raw::default() });
+                    view.own = Some(OwnValue::Internal(*which));
+                }
+                Known::Event(wish) => {
+                    view.aggregate = wish.metric.aggregate;
+                    view.thread = wish.thread();
+                    view.own = Some(OwnValue::Events(wish.begin(&self.target)?));
+                }
+            }
+            Ok(view)
+        };
+        own.iter().map(view).collect()
     }
 
     /// Reads the values of a measurement while the target runs.

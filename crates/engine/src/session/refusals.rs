@@ -16,7 +16,6 @@ use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::control::Control;
 use super::driver::Session;
-use super::insert::give_back;
 
 /// Number of pairs that are looked at together for one that can be measured.
 const A_FEW: usize = 64;
@@ -42,7 +41,7 @@ impl Session {
         let common = CommonSnippets::default();
         let draft = PointDraft::of(&bound, &common, &mut control.minis);
         let hopeless = self.refuse_hopeless(control, draft.wanted(), &bound);
-        give_back(control, &bound);
+        control.give_back(&bound);
         hopeless
     }
 

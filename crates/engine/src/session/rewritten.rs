@@ -85,7 +85,7 @@ impl Session {
         let why = TakenOut { rewritten: true, ..TakenOut::free(now_ns()) };
         keys.iter().for_each(|key| self.freeze(control, key, why, Some(&left)));
         self.settle_accounts(control);
-        self.findings.note(self.pid(), warnings);
+        self.findings.note(self.pid(), warnings, now_ns());
         Ok(())
     }
 

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use ingraft_model::{Fold, ObjectState, Shape};
 use ingraft_process::SharedArea;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::pairs::PairKey;
 use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 
 use super::buffers::Buffers;
 use super::costs::{Ledger, Timers};
 use super::frozen::Frozen;
+use super::measurement::Measurement;
 use super::roster::Roster;
 
 /// State that readers of values use.
@@ -54,5 +56,12 @@ impl Shared {
             .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
         let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
         all.table.iter().flat_map(|table| table.states()).collect()
+    }
+
+    /// The pairs of a measurement that were taken out, those without values for clients included.
+    pub(super) fn taken_out(&self, measurement: &Measurement) -> FxHashSet<PairKey> {
+        let views = measurement.views.iter().chain(&measurement.hidden);
+        let out = views.filter(|view| self.frozen.contains_key(&view.value.first));
+        out.map(|view| view.key.clone()).collect()
     }
 }

@@ -4,11 +4,11 @@ use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, Keys, ThreadValue};
+use crate::measure::internal::Internal;
 use crate::pairs::PairKey;
 use crate::readings::values::{Raw, Slots};
 
 use super::events::Counting;
-use super::internals::OwnValue;
 
 /// One measurement's view of a pair.
 #[derive(Debug, Clone)]
@@ -35,6 +35,22 @@ pub(super) struct View {
     pub own: Option<OwnValue>,
     /// Value of each thread when the measurement began.
     pub before: FxHashMap<Option<Tid>, Raw>,
+}
+
+/// Source of a value without code.
+#[derive(Clone, Debug)]
+pub(super) enum OwnValue {
+    /// The engine's own figures.
+    Internal(Internal),
+    /// The kernel's counters.
+    Events(Counting),
+}
+
+impl OwnValue {
+    /// The kernel's counters, if they are the source.
+    pub fn events(&self) -> Option<&Counting> {
+        if let OwnValue::Events(counting) = self { Some(counting) } else { None }
+    }
 }
 
 /// The way in which a value is computed.
