@@ -14,12 +14,12 @@ use ingraft_process::SharedArea;
 use crate::error::Error;
 use crate::pairs::Bound;
 use crate::program::modules::{ModuleFile, Modules};
-use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::children::{Amiss, Births, has_state, rules_of};
 use super::control::Control;
 use super::driver::Session;
+use super::insertion_stop::InsertionStop;
 
 /// Names of the function that makes the fork system call and sets the id of the child's thread. The first list is for glibc since 2.34 and
 /// for musl, the second for earlier versions of glibc.
@@ -29,7 +29,12 @@ const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
 
 impl Session {
     /// Prepares for forks of threads that have a state. `bound` lists the pairs whose code is woven next, with their counters.
-    pub(super) fn prepare_births(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
+    pub(super) fn prepare_births(
+        &self,
+        control: &mut Control,
+        bound: &[Bound],
+        stop: &InsertionStop,
+    ) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family.counts()) else { return Ok(()) };
         let area = Arc::clone(&attached.area);
         if area.layout().stride > DEFAULT_STRIDE {
@@ -50,7 +55,7 @@ impl Session {
         let end = u64::from(COUNTERS) + 8 * u64::from(control.counters.used());
         area.write_u64(rules + u64::from(TOP), end).map_err(|e| self.failed(e))?;
         if *control.family.births() == Births::NotNeeded && bound.iter().any(|(_, i, _)| has_state(i)) {
-            let births = self.weave_fork(control, &area);
+            let births = self.weave_fork(control, &area, stop.beside());
             if let Some(warning) = births.warning() {
                 tracing::debug!(warning, "fork is not woven");
             }
@@ -63,12 +68,12 @@ impl Session {
     pub(super) fn look_for_fork_again(&self, control: &mut Control) {
         let area = control.attached.as_ref().map(|attached| Arc::clone(&attached.area));
         if let Some(area) = area.filter(|_| *control.family.births() == Births::Absent) {
-            let births = self.weave_fork(control, &area);
+            let births = self.weave_fork(control, &area, InsertionStop::default());
             control.family.set_births(births);
         }
     }
 
-    fn weave_fork(&self, control: &mut Control, area: &SharedArea) -> Births {
+    fn weave_fork(&self, control: &mut Control, area: &SharedArea, mut stop: InsertionStop) -> Births {
         let identity = control.attached.as_ref().map(|attached| attached.env.identity);
         if !matches!(identity, Some(ThreadIdentity::FsOffset(_))) {
             return Births::Unknown("the threads of this program cannot be told apart".to_owned());
@@ -95,7 +100,7 @@ impl Session {
                 wanted.push(WantedPoints { function, spot, minis });
             }
         }
-        match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {
+        match self.change(control, &wanted, &|_| &[], &mut stop) {
             Ok((refused, _)) => match refused.values().next() {
                 Some(reason) => Births::Unknown(format!("its fork cannot be woven ({reason})")),
                 None => area.follow_births().map_or_else(|e| Births::Unknown(e.to_string()), |()| Births::Followed),

@@ -49,8 +49,6 @@ pub(super) struct Control {
     pub(super) lock: Option<File>,
     /// Whether a loaded module could not be measured yet, so that the engine tries again.
     pub(super) has_unmeasured: bool,
-    /// Whether the functions that are being woven have never run, so that no call of them can be in progress.
-    pub(super) unrun: bool,
     /// The fork children of a target: whether they are measured with it, and with which state they begin.
     pub(super) family: Family,
     /// The things that are in the target although no measurement needs them.

@@ -81,7 +81,6 @@ impl Session {
             minis: SnippetIds::default(),
             lock: Some(lock),
             has_unmeasured: false,
-            unrun: false,
             family: Family::default(),
             remains: Remains::default(),
             handlers: LooksAtHandlers::default(),

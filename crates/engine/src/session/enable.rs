@@ -15,12 +15,12 @@ use crate::measure::resolution::Coarsening;
 use crate::measure::{request, resolution};
 use crate::pairs::{AdmittedPairs, COUNTERS_A_PAIR, PairKey};
 use crate::weaving::catch_up::CaughtUp;
-use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
+use super::insertion_stop::InsertionStop;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
@@ -91,19 +91,19 @@ impl Session {
         }
         warnings.extend(warnings::of_calls(&wanted));
         let [wall, cpu] = [Clock::Wall, Clock::Cpu].map(|clock| read(&wanted, clock));
-        let mut observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
+        let observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
+        let mut stop = InsertionStop::new(observer, false);
         let coming = if awaited.is_empty() { 0 } else { kind.reserved() };
         let bounded = self.target.bound_holds(Some(request.max_hold.unwrap_or(MAX_HOLD)));
         let inserted = match staged {
             true => self.insert_staged(control, wanted, own.is_empty(), limit),
-            false => self.insert_wanted(control, wanted, own.is_empty(), coming, &mut observer),
+            false => self.insert_wanted(control, wanted, own.is_empty(), coming, &mut stop),
         };
         drop(bounded);
         let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
         let Inserted { mut keys, caught_up, dear } = inserted?;
         let occasion = if missing == Missing::MayCome { Occasion::Start } else { Occasion::Running };
-        let seen = observer.seen.unwrap_or_default();
-        let begun = InsertedPairs { keys: &mut keys, caught_up: &caught_up, seen, occasion };
+        let begun = InsertedPairs { keys: &mut keys, caught_up: &caught_up, seen: stop.into_seen(), occasion };
         let hidden = self.begun(control, id, &mut *kind, begun);
         let of_clocks = self.clock_warnings(control, wall, cpu);
         warnings.extend(self.insertion_warnings(control, &keys).into_iter().chain(of_clocks));
@@ -198,12 +198,12 @@ impl Session {
         wanted: Vec<Wanted>,
         whole: bool,
         coming: u64,
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<Inserted, Error> {
         let mut wanted = wanted;
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         Self::fit_histograms(control, &mut wanted, &keys, coming);
-        self.insert_fitted(control, wanted, whole, observer)
+        self.insert_fitted(control, wanted, whole, stop)
     }
 
     /// Weaves the wanted pairs, whose histograms have their resolution already; see [`Session::insert_wanted`].
@@ -212,13 +212,13 @@ impl Session {
         control: &mut Control,
         wanted: Vec<Wanted>,
         whole: bool,
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<Inserted, Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let wanted = keys.iter().map(|(key, _)| key.clone()).zip(wanted.into_iter().map(|w| w.instrumentation));
         let AdmittedPairs { fresh, more, joined, all_new } = control.admit(wanted).map_err(|e| e.about(self.pid()))?;
-        let inserted = self.insert(control, fresh, whole && all_new, observer);
-        let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more, observer)?)));
+        let inserted = self.insert(control, fresh, whole && all_new, stop);
+        let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more, stop)?)));
         let (mut caught_up, extended) = inserted.inspect_err(|_| control.part(&joined))?;
         caught_up.add(extended);
         Ok(Inserted { keys, caught_up, dear: Vec::new() })

@@ -18,6 +18,7 @@ use crate::recovery::restore;
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::Session;
+use super::insertion_stop::InsertionStop;
 use super::internals;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
@@ -92,7 +93,7 @@ impl Session {
         }
         self.refuse_without_room(control, MemoryNeed::default())?;
         control.attached = Some(self.attach(control)?);
-        self.hook_loader(control);
+        self.hook_loader(control, InsertionStop::default());
         Ok(())
     }
 
@@ -244,15 +245,14 @@ impl Session {
         let comes = |w: &Wanted| !stay.contains(&PairKey::of(w));
         wanted.retain(comes);
         self.look_for_fork_again(control);
-        let mut observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
+        let observer = kind.prepare(&mut Locked::new(self, control, id), &mut wanted)?;
         wanted.retain(comes);
-        control.unrun = exact();
-        let inserted = self.insert_wanted(control, wanted, false, 0, &mut observer);
-        control.unrun = false;
+        let mut stop = InsertionStop::new(observer, exact());
+        let inserted = self.insert_wanted(control, wanted, false, 0, &mut stop);
         let inserted = inserted.inspect_err(|_| kind.failed(&mut Locked::new(self, control, id)));
         let Inserted { keys: mut found, caught_up, .. } = inserted?;
         let exact = exact();
-        let (seen, occasion) = (observer.seen.unwrap_or_default(), Occasion::Library { ran: !exact });
+        let (seen, occasion) = (stop.into_seen(), Occasion::Library { ran: !exact });
         let hidden = self.begun(
             control,
             id,

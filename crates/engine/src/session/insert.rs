@@ -28,7 +28,7 @@ use crate::undertaking;
 use crate::weaving::catch_up::{CatchUp, CaughtUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::plan::{Change, Planned, WovenAnew};
-use crate::weaving::positions::{CodeMap, Observer, PositionVisitor};
+use crate::weaving::positions::{CodeMap, PositionVisitor};
 use crate::weaving::wanted::Wanted as WantedPoints;
 
 use super::control::{Attached, Control};
@@ -36,6 +36,7 @@ use super::drain::WITHOUT_WAITS;
 use super::driver::Session;
 use super::errors::journal_error;
 use super::events;
+use super::insertion_stop::InsertionStop;
 use super::refusals::{is_unmeasured, refused_of};
 
 /// Largest number of threads that are asked whether they may read the time stamp counter.
@@ -58,7 +59,7 @@ impl Session {
         control: &mut Control,
         fresh: Vec<Fresh>,
         whole: bool,
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<CaughtUp, Error> {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
@@ -68,7 +69,7 @@ impl Session {
         let tables = || bound.iter().zip(&rest).filter_map(|((.., c), (f, _))| Some((*c.first()?, &f.as_ref()?.keys)));
         let pieces = apart(&bound);
         let pieces = pieces.as_deref().unwrap_or(&bound);
-        let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole, observer);
+        let result = self.weave_and_apply(control, pieces, &tables().collect::<Vec<_>>(), whole, stop);
         let (refused, minis, caught_up) = match result {
             Ok(done) => done,
             Err(e) => {
@@ -138,12 +139,12 @@ impl Session {
         &self,
         control: &mut Control,
         more: Vec<Bound>,
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<CaughtUp, Error> {
         if more.is_empty() {
             return Ok(CaughtUp::default());
         }
-        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false, observer)?;
+        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false, stop)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
             if let Some(pair) = control.pairs.get_mut(&key) {
@@ -160,7 +161,7 @@ impl Session {
         bound: &[Bound],
         tables: &[(u32, &ListedKeys)],
         whole: bool,
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
         let common = CommonSnippets::default();
         let mut draft = PointDraft::of(bound, &common, &mut control.minis);
@@ -190,10 +191,10 @@ impl Session {
             let mut events = control.counters.events();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
-        let ready = self.make_ready(control, bound);
+        let ready = self.make_ready(control, bound, stop);
         let ready = ready.and_then(|()| self.list_keys(control, tables));
         let variables = |pair: usize| &*bound[pair].1.variables;
-        let outcome = ready.and_then(|()| self.change(control, wanted, &variables, observer));
+        let outcome = ready.and_then(|()| self.change(control, wanted, &variables, stop));
         let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
             reasons.map_or(Ok((woven, caught_up)), Err)
@@ -217,7 +218,7 @@ impl Session {
             }
         };
         if first {
-            self.hook_loader(control);
+            self.hook_loader(control, stop.beside());
         }
         let minis = draft.woven(&refused);
         Ok((refused, minis, caught_up))
@@ -231,7 +232,7 @@ impl Session {
     }
 
     /// Prepares the target for the needs of the pairs' code: a clock, calls of functions, and births of children.
-    fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
+    fn make_ready(&self, control: &mut Control, bound: &[Bound], stop: &InsertionStop) -> Result<(), Error> {
         // a value in a table of listed keys is counted like a counter, without a clock
         let counts =
             |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Alias(_) | Shape::Listed(_) | Shape::Buffer(_));
@@ -243,7 +244,7 @@ impl Session {
         if bound.iter().any(|(_, i, _)| calls::has_calls(i)) {
             self.may_call(control)?;
         }
-        self.prepare_births(control, bound)
+        self.prepare_births(control, bound, stop)
     }
 
     /// Prepares clocks and shards for code that follows calls. `cpu` asks for the clock of processor time too. Fails if there is no usable
@@ -326,13 +327,13 @@ impl Session {
         }
     }
 
-    /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair. `observer` sees the stop.
+    /// Weaves code, writes the journal, applies the plan. `variables` returns those of a pair.
     pub(super) fn change<'v>(
         &self,
         control: &mut Control,
         wanted: &[WantedPoints<'_>],
         variables: &dyn Fn(usize) -> &'v [Variable],
-        observer: &mut Observer,
+        stop: &mut InsertionStop,
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, attached.env.data, wanted)?;
@@ -367,7 +368,7 @@ impl Session {
                 change.chains.iter().cloned().for_each(|chain| entries.add(&Record::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
-            let catch_up = match control.unrun {
+            let catch_up = match stop.is_unrun() {
                 // No call can be in progress. Besides, the thread that loaded the library waits in generated code, where its calls cannot
                 // be unwound.
                 true => None,
@@ -385,12 +386,12 @@ impl Session {
             let options =
                 ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
-            let applied = match observer.concerns(wanted) {
+            let applied = match stop.observer().concerns(wanted) {
                 false => self.target.apply_and_visit(&change.plan, &options, visitor),
                 true => {
                     let mut both = PositionVisitor::of_insertion(CodeMap::new(&attached.woven), visitor);
                     let applied = self.target.apply_and_visit(&change.plan, &options, Some(&mut both));
-                    observer.seen = Some(both.seen());
+                    stop.observer().seen = Some(both.seen());
                     applied
                 }
             };

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
 use ingraft_process::SharedArea;
 
-use crate::weaving::positions::Observer;
 use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
+use super::insertion_stop::InsertionStop;
 use super::loader::{CountingHook, FILTERS_MAX, Handled, Hook, Listening, Renewal, WaitingHook};
 
 /// Name of the hook in glibc and musl.
@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_millis(5);
 impl Session {
     /// Weaves the hook. If the program has no hook (a static program) or the hook cannot be woven (a debugger's breakpoint is there), the
     /// engine notices libraries later.
-    pub(super) fn hook_loader(&self, control: &mut Control) {
+    pub(super) fn hook_loader(&self, control: &mut Control, mut stop: InsertionStop) {
         let Some(attached) = control.attached.as_mut() else { return };
         let Some(function) = control.modules.loader_function(&self.target, &self.context.images, HOOK) else { return };
         attached.env.loader = control.modules.loader_state(&self.target).filter(|_| attached.area.is_mapped());
@@ -37,7 +37,7 @@ impl Session {
         let id = control.minis.take();
         let mini = NewMini { counters: &counters, ..NewMini::plain(id, 0, &snippet) };
         let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
-        match self.change(control, &wanted, &|_| &[], &mut Observer::default()) {
+        match self.change(control, &wanted, &|_| &[], &mut stop) {
             Ok((refused, _)) => {
                 if refused.is_empty() {
                     let hook = match counters.first() {

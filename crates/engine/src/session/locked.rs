@@ -16,11 +16,12 @@ use crate::program::modules::{ModuleFile, Modules};
 use crate::program::unwind_targets::marks;
 use crate::readings::values::Columns;
 use crate::weaving::plan::Woven;
-use crate::weaving::positions::{Observer, Seen};
+use crate::weaving::positions::Seen;
 
 use super::buffers::{LastRecords, NewBuffers, Records};
 use super::control::Control;
 use super::driver::Session;
+use super::insertion_stop::InsertionStop;
 
 /// A session with its lock held, for the kind of one measurement.
 pub(crate) struct Locked<'s> {
@@ -117,7 +118,7 @@ impl<'s> Locked<'s> {
     /// Weaves more code for a pair that was inserted.
     pub fn extend(&mut self, key: PairKey, code: Instrumentation) -> Result<(), Error> {
         let Some(counters) = self.control.pairs.get(&key).map(|pair| pair.counters.clone()) else { return Ok(()) };
-        self.session.extend(self.control, vec![(key, code, counters)], &mut Observer::default()).map(drop)
+        self.session.extend(self.control, vec![(key, code, counters)], &mut InsertionStop::default()).map(drop)
     }
 
     /// Takes snippets of pairs out. Returns their number.

@@ -34,6 +34,7 @@ mod generated;
 mod handlers;
 mod inquiries;
 mod insert;
+mod insertion_stop;
 mod internals;
 mod kind;
 pub(crate) mod launch;

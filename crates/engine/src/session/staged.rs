@@ -13,12 +13,12 @@ use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::pairs::{PairKey, is_costly};
 use crate::weaving::catch_up::CaughtUp;
-use crate::weaving::positions::Observer;
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::costs::limits::{most_called, too_dear};
 use super::driver::Session;
+use super::insertion_stop::InsertionStop;
 
 /// Time for which calls are counted before the costly code comes.
 const LOOK: Duration = Duration::from_millis(100);
@@ -59,7 +59,7 @@ impl Session {
         if too_dear(&known, limit).len() == costly.len() {
             self.refuse_costly(control, &costly, limit)?;
         }
-        let counting = self.insert_fitted(control, counting, whole, &mut Observer::default())?;
+        let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
         let Inserted { keys: counted, mut caught_up, .. } = counting;
         let rates = self.rates_of_calls(control, &counted);
         let predicted = self.predicted(control, &costly, &rates);
@@ -70,7 +70,7 @@ impl Session {
             w.instrumentation.insertions.clear();
             out.push((PairKey::of(w), cost.too_much(limit, now_ns())));
         }
-        match self.insert_fitted(control, costly, whole, &mut Observer::default()) {
+        match self.insert_fitted(control, costly, whole, &mut InsertionStop::default()) {
             Ok(more) => caught_up.add(more.caught_up),
             Err(error) => {
                 self.take_back(control, &counted);
