@@ -26,10 +26,10 @@ pub use self::key::PairKey;
 pub use self::pair::{Pair, is_costly};
 pub use self::pieces::{Minis, Refused, apart, joined, pieces_of};
 pub use self::points::{CommonSnippets, PointDraft, SnippetIds};
+pub use self::released::Released;
 pub use self::tails::{TailCalls, await_results};
 
 use self::groups::Groups;
-use self::released::Released;
 
 /// The pairs of a target.
 #[derive(Debug, Default)]

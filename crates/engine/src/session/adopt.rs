@@ -222,23 +222,19 @@ impl Session {
         let wall = area.wall_clock().map_err(failed)?;
         let session = Session::with_modules(context, target, lock)?;
         let clock = if wall == WallClock::Tsc { TickClock::counter() } else { TickClock::monotonic(None) };
-        let session = Session { clocks: Clocks::resume(clock, rate), ..session };
+        let session = session.with_clocks(Clocks::resume(clock, rate));
         {
             let mut control = session.control();
             control.family = Family::taken_over(family);
             control.counters = CounterPool::starting_at(contents.counters);
-            *session.shared_mut() = Shared {
-                area: Some(Arc::clone(&area)),
-                used_counters: contents.counters,
-                filtered: session.target.survey(Some(area.layout())).is_ok_and(|survey| survey.filtered),
-                roster: Roster::new(identity, family),
-                ..Shared::default()
-            };
+            let filtered = session.target.survey(Some(area.layout())).is_ok_and(|survey| survey.filtered);
+            let roster = Roster::new(identity, family);
+            let mut shared = Shared::new(Arc::clone(&area), roster, contents.counters, filtered);
             for pair in contents.kept.iter().flat_map(|k| &k.pairs) {
-                let shapes = &mut session.shared_mut().shapes;
-                shapes.insert(pair.value.first, pair.value.shape);
-                pair.activations.iter().for_each(|first| shapes.insert(*first & !RECORDS_ONLY, Shape::Activations));
+                shared.add_shapes([(pair.value.first, pair.value.shape)]);
+                shared.add_shapes(pair.activations.iter().map(|first| (*first & !RECORDS_ONLY, Shape::Activations)));
             }
+            *session.shared_mut() = shared;
             control.attached = Some(Attached {
                 env: Environment {
                     data: area.layout(),

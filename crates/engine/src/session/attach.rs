@@ -94,20 +94,15 @@ impl Session {
             Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None, goroutine };
         self.loader.set(None);
         let mut shared = self.shared_mut();
-        *shared = Shared {
-            area: Some(Arc::clone(&area)),
-            roster: Roster::new(identity, family),
-            used_counters: control.counters.used(),
-            filtered: survey.filtered,
-            ..Shared::default()
-        };
+        let roster = Roster::new(identity, family);
+        *shared = Shared::new(Arc::clone(&area), roster, control.counters.used(), survey.filtered);
         for t in &survey.threads {
             let key = match identity {
                 ThreadIdentity::FsBase if survey.is_fresh => area.layout().bootstrap_pointer().0,
                 ThreadIdentity::FsBase => t.fs_base,
                 ThreadIdentity::FsOffset(_) | ThreadIdentity::Locked => t.own_id as u64,
             };
-            shared.roster.note(key, t.tid);
+            shared.roster_mut().note(key, t.tid);
         }
         let cpu_before = self.target.cpu_time().map_err(failed)?;
         let unwinder = control.modules.unwinder().map(|(why, _)| why);

@@ -128,7 +128,7 @@ impl Session {
     pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
         control.family.births().last_warning(|| {
             let missed = control.attached.as_ref()?.area.births_missed().ok()?;
-            Some(Amiss { missed, stateless: self.shared().roster.children().stateless() })
+            Some(Amiss { missed, stateless: self.shared().roster().children().stateless() })
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The costs of a session: accounts after each change, limits that are held, and pairs that are taken out.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_model::{FunctionRef as MdlFunction, Insertion, Variable};
@@ -12,13 +12,12 @@ use crate::measure::internal::{Internal, processors};
 use crate::measure::lower::{wall_of, worst_case};
 use crate::measure::request::Wanted;
 use crate::pairs::{Pair, PairKey};
-use crate::readings::values::Shards;
 use crate::weaving::cost::Prices;
 
 use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::costs::limits::{excess, most_called, payer, predict, refusal, summary};
-use super::costs::{CounterSum, PERCENT, PairRate, Rates, Timers};
+use super::costs::{PERCENT, PairRate};
 use super::driver::Session;
 use super::frozen::Frozen;
 use super::left::LeftCalls;
@@ -29,33 +28,17 @@ impl Session {
     /// Recomputes the accounts of all pairs after a change of the woven code.
     pub(super) fn settle_accounts(&self, control: &Control) {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
-        let mut shared = self.shared_mut();
-        let accounts = {
-            let columns = shared.columns();
-            let sum = columns.as_ref().map(|columns| move |counter: u32| columns.sum(counter));
-            let sum = sum.as_ref().map(|sum| sum as CounterSum<'_>);
-            let account = |pair: &Pair| shared.ledger.account((pair, control.pairs.group_of(pair)), &costs, sum);
-            control.pairs.values().filter_map(account).collect()
-        };
-        shared.ledger.replace(accounts);
-        shared.timers = Timers::of(control.pairs.values());
+        self.shared_mut().settle_accounts(&control.pairs, &costs);
     }
 
     /// Lists the counters of all accounts, unless that is done already.
     fn write_bill(&self) {
-        if self.shared().ledger.bill().is_some() {
+        if self.shared().ledger().bill().is_some() {
             return;
         }
         // prices are measured before the lock is taken, so that no other thread waits for the measurement
         Prices::here();
-        self.shared_mut().ledger.write_bill();
-    }
-
-    /// Closes the accounts of pairs that are removed: the sum keeps their cost so far.
-    pub(super) fn close_accounts(&self, firsts: &[u32]) {
-        let mut shared = self.shared_mut();
-        let spent = shared.columns().map_or(0.0, |columns| shared.ledger.spent_by(firsts, &|n| columns.sum(n)));
-        shared.ledger.close(firsts, spent);
+        self.shared_mut().write_bill();
     }
 
     /// Reads how often code runs, and takes out pairs that exceed a limit.
@@ -63,7 +46,7 @@ impl Session {
         self.write_bill();
         let all = {
             let shared = self.shared();
-            let (Some(columns), Some(bill)) = (shared.columns(), shared.ledger.bill()) else { return };
+            let (Some(columns), Some(bill)) = (shared.columns(), shared.ledger().bill()) else { return };
             self.rates().look(bill, Instant::now(), &|counter| columns.sum(counter))
         };
         let mut control = self.control();
@@ -95,7 +78,7 @@ impl Session {
         for view in measurement.views.iter().filter(|v| v.own.is_none()).chain(&measurement.hidden) {
             let first = view.value.first;
             let pair = control.pairs.get(&view.key).filter(|pair| pair.is_costly() && pair.begins_at(first));
-            let rate = pair.and_then(|_| rates.of(shared.ledger.get(first)?));
+            let rate = pair.and_then(|_| rates.of(shared.ledger().get(first)?));
             costs.extend(rate.map(|rate| (&view.key, rate)));
         }
         let pays = |key: &&PairKey| {
@@ -124,7 +107,7 @@ impl Session {
         control.retire_keys(std::iter::once(key));
         let Some(pair) = control.pairs.retire(key) else { return };
         let Some((value, activations, unit)) = pair.value() else { return };
-        self.close_accounts(&[value.first]);
+        self.shared_mut().close_accounts(&[value.first]);
         let (now, cpu) = (|| self.clocks.now(), |tid| self.clocks.cpu_ticks(&self.target, tid));
         let ruler = self.clocks.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();
@@ -137,10 +120,7 @@ impl Session {
             rows
         });
         let rows = rows.unwrap_or_default();
-        shared.frozen.insert(value.first, Frozen { rows, why });
-        if let Some(area) = &shared.area {
-            area.forget(&pair.records());
-        }
+        shared.freeze(value.first, Frozen { rows, why }, &pair.records());
         drop(shared);
         tracing::info!(metric = key.pair.metric, focus = %key.pair.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
     }
@@ -151,7 +131,7 @@ impl Session {
         let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) else { return Default::default() };
         let rates = self.rates();
         let rate = |pair: &Pair| {
-            let account = shared.ledger.get(*pair.counters.first()?)?;
+            let account = shared.ledger().get(*pair.counters.first()?)?;
             let sum = |counter| columns.sum(counter);
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&sum, attached.seconds()));
             Some((pair.only_function(), rate.hits_per_s))
@@ -185,10 +165,6 @@ impl Session {
         predict(wanted.iter().map(|w| Some(w).filter(is_new).map(|w| &w.instrumentation)), rates, &price)
     }
 
-    pub(super) fn rates(&self) -> MutexGuard<'_, Rates> {
-        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The value of a metric of the engine itself.
     pub(super) fn internal(&self, metric: Internal, shared: &Shared) -> i64 {
         let whole = |ns: f64| ns.round() as i64;
@@ -198,12 +174,12 @@ impl Session {
             Internal::PauseTime => i64::try_from(self.target.time_held().as_nanos()).unwrap_or(i64::MAX),
             Internal::ObservedCost => {
                 let columns = shared.columns();
-                let open = columns.map_or(0.0, |columns| shared.ledger.open_ns(&|counter| columns.sum(counter)));
-                whole(shared.ledger.closed_ns() + open)
+                let open = columns.map_or(0.0, |columns| shared.ledger().open_ns(&|counter| columns.sum(counter)));
+                whole(shared.ledger().closed_ns() + open)
             }
             Internal::PredictedCost => {
                 let rates = self.rates();
-                if running { whole(shared.ledger.ns_per_s(&rates)) } else { 0 }
+                if running { whole(shared.ledger().ns_per_s(&rates)) } else { 0 }
             }
             Internal::NumberOfCpus => {
                 let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
@@ -212,16 +188,16 @@ impl Session {
             }
             Internal::ActiveThreads | Internal::CurrentThreads if !running => 0,
             Internal::ActiveThreads | Internal::CurrentThreads => threads(),
-            Internal::ActCounters => shared.timers.none,
-            Internal::ActWallTimers => shared.timers.wall,
-            Internal::ActProcTimers => shared.timers.cpu,
+            Internal::ActCounters => shared.timers().none,
+            Internal::ActWallTimers => shared.timers().wall,
+            Internal::ActProcTimers => shared.timers().cpu,
             Internal::ActiveProcesses => i64::from(running),
             Internal::CallsLeft
             | Internal::CallsMissed
             | Internal::ReadsFailed
             | Internal::WritesFailed
             | Internal::EventsUnread => {
-                let noted = shared.area.as_deref().and_then(|area| match metric {
+                let noted = shared.area().and_then(|area| match metric {
                     Internal::CallsLeft => area.calls_amiss().ok().map(|(left, _)| left),
                     Internal::CallsMissed => area.calls_amiss().ok().map(|(_, missed)| missed),
                     Internal::EventsUnread => area.events_unread().ok(),
@@ -241,7 +217,7 @@ impl Session {
         let Some(columns) = shared.columns() else { return Costs::default() };
         let sum = |counter| columns.sum(counter);
         let cost = |(key, pair): (&PairKey, &Pair)| {
-            let account = shared.ledger.get(*pair.counters.first()?)?;
+            let account = shared.ledger().get(*pair.counters.first()?)?;
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&sum, seconds));
             Some(PairCost {
                 pair: Arc::clone(&key.pair),
@@ -253,7 +229,7 @@ impl Session {
         };
         let pairs = control.pairs.iter().filter_map(cost).collect();
         let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
-        summary(pairs, shared.ledger.closed_ns(), seconds, cpu)
+        summary(pairs, shared.ledger().closed_ns(), seconds, cpu)
     }
 }
 

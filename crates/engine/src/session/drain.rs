@@ -11,7 +11,6 @@ use crate::weaving::wanted::Wanted as WantedPoints;
 use super::buffers::{Drained, LastRecords, Records};
 use super::driver::Session;
 use super::loader::FILTERS_MAX;
-use super::shared::Shared;
 
 /// Hint for a request whose threads cannot wait for room.
 pub(super) const WITHOUT_WAITS: &str = "measure without `--lossless`; gaps are marked";
@@ -21,31 +20,28 @@ impl Session {
     /// stop the target.
     pub(crate) fn drain<R: Records>(&self, id: MeasurementId) -> Option<Vec<Drained>> {
         self.look_for_filters(id);
-        let Shared { area, roster, buffers, .. } = &mut *self.shared_mut();
-        buffers.drain::<R>(id, area.as_deref(), roster, self.clocks.wall().ok())
+        self.shared_mut().drain::<R>(id, self.clocks.wall().ok())
     }
 
     /// Ends the buffers of a measurement whose code was taken out; `None` if it has none of this type.
     pub(super) fn end_buffers<R: Records>(&self, id: MeasurementId) -> Option<LastRecords> {
         let drained = self.drain::<R>(id)?;
-        let Shared { area, buffers, .. } = &mut *self.shared_mut();
-        buffers.end(id, area.as_deref(), drained)
+        self.shared_mut().end_buffers(id, drained)
     }
 
     /// Ends the waits of a measurement if a filter of system calls is active in a thread of the target: it may forbid the calls by which
     /// threads wait.
     fn look_for_filters(&self, id: MeasurementId) {
-        let due = self.shared_mut().buffers.is_check_due(id, Instant::now());
+        let due = self.shared_mut().buffers_mut().is_check_due(id, Instant::now());
         if due && self.target.has_filter(FILTERS_MAX) {
             self.end_waits();
-            self.shared_mut().buffers.note_filters(id);
+            self.shared_mut().buffers_mut().note_filters(id);
         }
     }
 
     /// Ends the waits of threads for room in their buffers for good.
     pub(super) fn end_waits(&self) {
-        let Shared { area, buffers, .. } = &mut *self.shared_mut();
-        buffers.end_waits(area.as_deref());
+        self.shared_mut().end_waits();
     }
 
     /// Permits threads to wait for room before code is inserted in which they do. Fails if the engine cannot drain the buffers fast enough.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockResult};
 use std::time::Duration;
 
 use ingraft_model::Pid;
@@ -39,14 +39,14 @@ pub struct Session {
     pub(super) target: Arc<Target>,
     pub(super) owner: u32,
     pub(super) clocks: Clocks,
-    pub(super) control: Mutex<Control>,
+    control: Mutex<Control>,
     /// The kinds of the measurements. Locked after `control`.
-    pub(super) kinds: Mutex<Kinds>,
-    pub(super) shared: RwLock<Shared>,
+    kinds: Mutex<Kinds>,
+    shared: RwLock<Shared>,
     pub(super) end: End,
     /// Time until the next look for threads that have ended.
-    pub(super) look_pause: Mutex<Duration>,
-    pub(super) rates: Mutex<Rates>,
+    look_pause: Mutex<Duration>,
+    rates: Mutex<Rates>,
     pub(super) findings: Findings,
     pub(super) loader: Loader,
 }
@@ -134,8 +134,33 @@ impl Session {
         self.target.pid()
     }
 
+    /// The session with other clocks.
+    pub(super) fn with_clocks(self, clocks: Clocks) -> Self {
+        Session { clocks, ..self }
+    }
+
     pub(super) fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state that the driver changes, if no other thread is the driver now.
+    pub(super) fn try_control(&self) -> TryLockResult<MutexGuard<'_, Control>> {
+        self.control.try_lock()
+    }
+
+    /// The kinds of the measurements. Locked after the control.
+    pub(super) fn kinds(&self) -> MutexGuard<'_, Kinds> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The latest rates of hits. Locked after the shared state.
+    pub(super) fn rates(&self) -> MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time until the next look for threads that have ended.
+    pub(super) fn look_pause(&self) -> MutexGuard<'_, Duration> {
+        self.look_pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {

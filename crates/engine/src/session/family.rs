@@ -46,7 +46,7 @@ impl Session {
     /// Whether a process is measured with the target.
     pub fn is_followed(&self, pid: Pid) -> bool {
         let shared = self.shared();
-        let area = shared.area.as_ref().filter(|_| shared.roster.children().count() && !self.end.is_known());
+        let area = shared.area().filter(|_| shared.roster().children().count() && !self.end.is_known());
         area.is_some_and(|area| self.has_inherited(pid, area.layout()))
     }
 

@@ -194,7 +194,7 @@ impl Session {
         let now = now_ns();
         for measurement in measurements.values_mut() {
             let Measurement { views, pairs, grown, .. } = measurement;
-            let counts = |view: &View| view.own.is_none() && !shared.frozen.contains_key(&view.value.first);
+            let counts = |view: &View| view.own.is_none() && !shared.frozen().contains(view.value.first);
             let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| counts(view));
             for info in pairs.map(|(_, info)| info) {
                 // A mapped module may be a later load of the file, which was not analysed yet. Refused functions were not missed.
@@ -205,6 +205,11 @@ impl Session {
                 }
             }
         }
+    }
+
+    /// The pairs of a measurement that were taken out, those without values for clients included.
+    fn taken_out(&self, measurement: &Measurement) -> FxHashSet<PairKey> {
+        self.shared().frozen().keys_among(measurement.views.iter().chain(&measurement.hidden))
     }
 
     fn grow_locked(
@@ -225,7 +230,7 @@ impl Session {
             return Ok(None); // adopted, so the request is not known any more
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
-        let stay = self.shared().taken_out(measurement);
+        let stay = self.taken_out(measurement);
         let mut kinds = self.kinds();
         let Some(kind) = kinds.get_mut(&id) else { return Ok(None) };
         if kind.grown(&mut Locked::new(self, control, id))? {

@@ -1,9 +1,13 @@
 //! Values of pairs whose code was taken out while measurements still read them.
 
 use ingraft_model::Tid;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::TakenOut;
+use crate::pairs::PairKey;
 use crate::readings::values::Raw;
+
+use super::view::View;
 
 /// The values of a pair that was taken out.
 #[derive(Debug)]
@@ -12,4 +16,40 @@ pub(super) struct Frozen {
     pub rows: Vec<(Option<Tid>, Raw)>,
     /// Time and reason of the removal.
     pub why: TakenOut,
+}
+
+/// The values of all pairs that were taken out, by the first counter of their values.
+#[derive(Debug, Default)]
+pub(super) struct FrozenPairs(FxHashMap<u32, Frozen>);
+
+impl FrozenPairs {
+    /// Whether no pair was taken out.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The values of a pair; `None` if it was not taken out.
+    pub fn get(&self, first: u32) -> Option<&Frozen> {
+        self.0.get(&first)
+    }
+
+    /// Whether a pair was taken out.
+    pub fn contains(&self, first: u32) -> bool {
+        self.0.contains_key(&first)
+    }
+
+    /// Notes the values of a pair that was taken out.
+    pub fn insert(&mut self, first: u32, frozen: Frozen) {
+        self.0.insert(first, frozen);
+    }
+
+    /// Forgets a pair whose values nobody reads any more.
+    pub fn remove(&mut self, first: u32) {
+        self.0.remove(&first);
+    }
+
+    /// The keys of those pairs that were taken out.
+    pub fn keys_among<'v>(&self, views: impl Iterator<Item = &'v View>) -> FxHashSet<PairKey> {
+        views.filter(|view| self.contains(view.value.first)).map(|view| view.key.clone()).collect()
+    }
 }

@@ -65,7 +65,7 @@ impl Session {
             return Ok(CaughtUp::default());
         }
         let (bound, rest) = self.bind(control, fresh)?;
-        self.shared_mut().used_counters = control.counters.used();
+        self.shared_mut().use_counters(control.counters.used());
         let tables = || bound.iter().zip(&rest).filter_map(|((.., c), (f, _))| Some((*c.first()?, &f.as_ref()?.keys)));
         let pieces = apart(&bound);
         let pieces = pieces.as_deref().unwrap_or(&bound);
@@ -83,11 +83,9 @@ impl Session {
         let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| matches!(v.shape, Shape::Table(_))));
         let symbols = keyed.then(|| Symbols::of(&control.modules));
         let mut shared = self.shared_mut();
-        shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
+        symbols.into_iter().for_each(|symbols| shared.set_symbols(symbols));
         for (_, instrumentation, counters) in &bound {
-            for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
-                shared.shapes.insert(*first, variable.shape);
-            }
+            shared.add_shapes(counters.iter().copied().zip(instrumentation.variables.iter().map(|v| v.shape)));
         }
         drop(shared);
         control.pairs.reserve(bound.len());
@@ -404,7 +402,7 @@ impl Session {
                 if applied.quiet {
                     attached.woven.release(&idle);
                 }
-                self.shared_mut().roster.note_bases(&applied.bases);
+                self.shared_mut().roster_mut().note_bases(&applied.bases);
                 if let Err(error) = self.forget_points(attached, change.gone) {
                     // Surplus records do no harm, and the code counts already.
                     tracing::debug!(%error, "records of points that have moved stay in the journal");

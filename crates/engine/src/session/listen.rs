@@ -30,7 +30,7 @@ impl Session {
             (Snippet { stmts: vec![Stmt::Await] }, Vec::new())
         } else {
             let Some(counter) = control.counters.take(1, limit) else { return };
-            self.shared_mut().used_counters = control.counters.used();
+            self.shared_mut().use_counters(control.counters.used());
             (Snippet::increment(VariableId(0)), vec![counter])
         };
         let snippet = Arc::new(snippet);
@@ -57,7 +57,7 @@ impl Session {
     /// Begins to answer threads at the hook, while the program is held before its own code runs: they wait from their first library on, each
     /// time for at most `patience`. If system calls are filtered, threads do not wait.
     pub(super) fn listen_to_loader(&self, patience: Duration) {
-        let area = self.shared().area.clone();
+        let area = self.shared().area().cloned();
         let (Some(Hook::Waits(_)), Some(area)) = (self.loader.hook(), area) else { return };
         if self.is_filtered() {
             return;
@@ -76,14 +76,14 @@ impl Session {
 
     /// Whether threads wait at the hook at present.
     pub fn listens_to_loader(&self) -> bool {
-        self.shared().area.as_ref().is_some_and(|area| area.is_listening())
+        self.shared().area().is_some_and(|area| area.is_listening())
     }
 
     /// Lets a thread go on that waits at the hook for a large library, because everything is about to be removed. Needs no lock that the
     /// work on this library holds.
     pub fn release_loader(&self) {
         self.loader.end_renewal();
-        let area = self.shared().area.clone();
+        let area = self.shared().area().cloned();
         if let Some(area) = area.filter(|area| area.is_listening()) {
             self.stop_listening(&area);
         }
@@ -92,7 +92,7 @@ impl Session {
     /// Waits up to `at_most` for a call of the hook, and measures the modules that the loader has mapped. Must run on a thread of its own,
     /// because threads of the target wait for the answer.
     pub fn follow_loader(&self, at_most: Duration) {
-        let area = self.shared().area.clone();
+        let area = self.shared().area().cloned();
         match (self.loader.hook(), area) {
             (Some(Hook::Waits(waits)), Some(area)) => {
                 let now = Instant::now();
@@ -168,11 +168,9 @@ impl Session {
         }
     }
 
-    /// Whether a filter of system calls is active in a thread, or may be: children that are measured with the target may install filters of
-    /// their own at any time, as sandboxes do.
+    /// Whether a filter of system calls is active in a thread, or may be.
     fn is_filtered(&self) -> bool {
-        let (filtered, family) = (self.shared().filtered, self.shared().roster.children().count());
-        filtered || family || self.target.has_filter(FILTERS_MAX)
+        self.shared().may_be_filtered() || self.target.has_filter(FILTERS_MAX)
     }
 
     /// Ends to listen; threads that wait continue.

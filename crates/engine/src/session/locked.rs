@@ -145,7 +145,7 @@ impl<'s> Locked<'s> {
 
     /// Begins to drain the buffers of the measurement, whose code was inserted.
     pub fn begin_buffers<R: Records>(&self, new: NewBuffers) {
-        self.session.shared_mut().buffers.begin::<R>(self.id, new);
+        self.session.shared_mut().buffers_mut().begin::<R>(self.id, new);
     }
 
     /// Ends the buffers of the measurement, whose code was taken out; `None` if it has none.
@@ -155,11 +155,11 @@ impl<'s> Locked<'s> {
 
     /// Whether threads wait for room in buffers of the measurement.
     pub fn waits_for_room(&self) -> bool {
-        self.session.shared().buffers.wait(Some(self.id))
+        self.session.shared().buffers().wait(Some(self.id))
     }
 
     /// Whether threads wait for room in buffers of any measurement.
     pub fn any_waits_for_room(&self) -> bool {
-        self.session.shared().buffers.wait(None)
+        self.session.shared().buffers().wait(None)
     }
 }

@@ -54,9 +54,9 @@ impl Session {
     /// taken for one of those with a shard if the main thread has one.
     fn cut_off_by_end(&self) -> u64 {
         let shared = self.shared();
-        let claims = shared.area.as_ref().map_or_else(Vec::new, |area| Shards::claims(&**area));
+        let claims = shared.area().map_or_else(Vec::new, |area| Shards::claims(&**area));
         let main = Tid(self.pid().0);
-        let is_main = |id: &u64| shared.roster.noted(*id).map_or(*id as i32 == main.0, |tid| tid == main);
+        let is_main = |id: &u64| shared.roster().noted(*id).map_or(*id as i32 == main.0, |tid| tid == main);
         let by_itself = self.end.get().is_some_and(|ended| ended.status.is_some() || ended.exec);
         let counts = by_itself && claims.iter().any(|(_, id)| is_main(id));
         (claims.len() as u64).saturating_sub(u64::from(counts))

@@ -87,7 +87,7 @@ impl Session {
         let views =
             self.control().measurements.get(&id).map(|m| Arc::clone(&m.views)).ok_or_else(|| no_measurement(id))?;
         let reading = self.reading(&views, threads);
-        if self.shared().area.as_ref().is_some_and(|area| area.is_broken()) {
+        if self.shared().area().is_some_and(|area| area.is_broken()) {
             let what = "memory that is shared with this process could not be read: its values are lost";
             let hint = "look for memory limits and hardware errors in the kernel's log, and begin another measurement";
             return Err(Error::new(Reason::AreaBroken, what, hint).about(self.pid()));
@@ -111,7 +111,7 @@ impl Session {
         let slept_ns = self.clocks.slept_ns();
         let objects = columns.as_ref().map(|columns| shared.objects(columns)).unwrap_or_default();
         let value = |view: &View| {
-            let (value, mut details) = match (&view.own, shared.frozen.get(&view.value.first), &columns) {
+            let (value, mut details) = match (&view.own, shared.frozen().get(view.value.first), &columns) {
                 (Some(OwnValue::Internal(internal)), ..) => {
                     let before = view.before.get(&None).map_or(0, |before| before.value);
                     (self.internal(*internal, &shared).wrapping_sub(before), Details::NONE)
@@ -139,17 +139,17 @@ impl Session {
                 if matches!(view.value.shape, Shape::Vector(_)) {
                     key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
                 } else {
-                    key.name = shared.symbols.name(key.key);
+                    key.name = shared.symbols().name(key.key);
                     key.object = key.object.or_else(|| objects.get(&key.key).copied());
                 }
             }
             for thread in &mut details.threads {
-                thread.pid = thread.tid.and_then(|tid| shared.roster.children().process_of(tid));
+                thread.pid = thread.tid.and_then(|tid| shared.roster().children().process_of(tid));
             }
             Value::new(value, details)
         };
         let values = match &columns {
-            Some(columns) if !threads && shared.frozen.is_empty() => {
+            Some(columns) if !threads && shared.frozen().is_empty() => {
                 let plain = |(view, plain): (&View, &Plain)| match *plain {
                     Plain::Counter(counter) => columns.sum(counter).into(),
                     Plain::Number(slots, unit, calls) => {

@@ -8,7 +8,6 @@ use ingraft_process::{ApplyOptions, FaultFrames, Rights, Visitor};
 use crate::api::{MeasurementId, Removed};
 use crate::error::{Error, ErrorClass};
 use crate::pairs::PairKey;
-use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
 use crate::recovery::waiting::{self, Purpose};
@@ -44,14 +43,14 @@ impl Session {
             self.retire_ended_threads();
         }
         // Children that are measured with the target lose the area but live on. The roster keeps their threads from being taken for ended.
-        let family = self.shared_mut().roster.children_mut().set_leaving(last);
+        let family = self.shared_mut().roster_mut().children_mut().set_leaving(last);
         let taken = self.take_measurement_out(control, &woven, last);
         if !family {
             // threads that ended with open calls have left these calls
             self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
-        self.shared_mut().roster.children_mut().set_leaving(false);
+        self.shared_mut().roster_mut().children_mut().set_leaving(false);
         let mut removed = taken?;
         if let Some(mut kind) = self.kinds().remove(&id) {
             kind.ended(&mut Locked::new(self, control, id), &mut removed);
@@ -194,16 +193,8 @@ impl Session {
         let counted_elsewhere = control.remains.has_stragglers() || self.has_heirs(control);
         let released = control.pairs.drop_users(views.iter().map(|view| (&view.key, view.value.first)));
         let counters = released.counters();
-        self.close_accounts(&released.values);
-        {
-            let shared = &mut *self.shared_mut();
-            released.values.iter().for_each(|first| drop(shared.frozen.remove(first)));
-            released.variables.iter().for_each(|first| shared.shapes.remove(*first));
-            if let Some(area) = &shared.area {
-                area.forget(&released.records);
-                counters.iter().for_each(|range| shared.ended.clear(&**area, range.clone()));
-            }
-        }
+        self.shared_mut().close_accounts(&released.values);
+        self.shared_mut().forget(&released, &counters);
         let unused: Vec<u32> = released.events.into_iter().filter(|n| control.counters.leave_event(*n)).collect();
         if !counted_elsewhere {
             counters.iter().for_each(|range| control.counters.give_back(range.start, range.end - range.start));
@@ -262,7 +253,7 @@ impl Session {
             }
             Err(e) => return Err(e),
         };
-        self.shared_mut().roster.note_bases(&restored.threads);
+        self.shared_mut().roster_mut().note_bases(&restored.threads);
         let differs = control.modules.differs_from_memory(&self.target, attached.woven.text_at());
         let text_restored = restored.text_restored && differs.is_none();
         let outcome = Outcome::of(restored.unmapped, text_restored);
@@ -309,7 +300,7 @@ impl Session {
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
         self.kinds().clear();
-        self.shared_mut().buffers.clear();
+        self.shared_mut().buffers_mut().clear();
         control.pairs.clear();
         Ok(removed)
     }

@@ -28,7 +28,7 @@ impl Session {
     /// freezes the values of the pairs that have code there.
     pub fn give_up_rewritten(&self) {
         // a thread that holds the lock serves a request; the next look follows soon
-        let Ok(mut control) = self.control.try_lock() else { return };
+        let Ok(mut control) = self.try_control() else { return };
         if self.end.is_known() || !control.text_looks.is_due(Instant::now()) {
             return;
         }

@@ -26,7 +26,7 @@ impl Session {
     /// Takes out the code of measurements whose callers may not trace the target any more.
     pub(super) fn revoke(&self) {
         // If another thread is changing the session, that thread checks its own rights.
-        let mut control = match self.control.try_lock() {
+        let mut control = match self.try_control() {
             Ok(control) => control,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,

@@ -1,7 +1,6 @@
 //! The session's calls of the kinds of its measurements.
 
 use std::any::Any;
-use std::sync::{MutexGuard, PoisonError};
 
 use rustc_hash::FxHashSet;
 
@@ -10,17 +9,13 @@ use crate::error::Error;
 use crate::pairs::PairKey;
 
 use super::control::Control;
-use super::driver::{Kinds, Session};
+use super::driver::Session;
 use super::errors::no_measurement;
 use super::kind::{InsertedPairs, Running};
 use super::locked::Locked;
 use super::view::View;
 
 impl Session {
-    pub(super) fn kinds(&self) -> MutexGuard<'_, Kinds> {
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Asks the kind of a measurement.
     pub(crate) fn with_kind<T>(
         &self,
@@ -38,7 +33,7 @@ impl Session {
     /// Has all kinds do their periodic work.
     pub fn tick(&self) {
         // While a request is served, the watch has other things to look at.
-        let Ok(mut control) = self.control.try_lock() else { return };
+        let Ok(mut control) = self.try_control() else { return };
         if self.end.is_known() || control.attached.is_none() {
             return;
         }

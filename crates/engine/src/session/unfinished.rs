@@ -72,8 +72,7 @@ impl Session {
         code.sort_unstable_by_key(|arena| arena.start);
         let read = |at: Avma, into: &mut [u8]| self.target.read_some(at, into).unwrap_or(0);
         let Some(reached) = counters_in_reach(&attached.area.layout(), &code, &read, from) else { return };
-        let mut shared = self.shared_mut();
-        control.counters.reuse_all_but(&reached).for_each(|range| shared.ended.clear(&*attached.area, range));
+        self.shared_mut().clear_counters(control.counters.reuse_all_but(&reached));
         control.remains.set_stragglers(false);
     }
 
@@ -81,7 +80,7 @@ impl Session {
     /// this session is in the target any more.
     pub fn finish_removal(&self) -> bool {
         // a thread that holds the lock changes the target, and finishes the removal itself if need be
-        let Ok(mut control) = self.control.try_lock() else { return false };
+        let Ok(mut control) = self.try_control() else { return false };
         self.release_spare(&mut control);
         let is_due = control.remains.is_due(Instant::now(), |tid| self.target.is_asleep(tid));
         if !is_due || !control.measurements.is_empty() || control.closed {

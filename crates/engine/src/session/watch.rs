@@ -1,6 +1,6 @@
 //! The thread `watch` of a session: it notices the end of the target, and looks for threads that have ended.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_model::Tid;
@@ -72,7 +72,7 @@ impl Session {
 
     /// Waits for the end of the target. Meanwhile looks for ended threads if timers may run in them.
     fn ends_within(&self, at_most: Duration) -> bool {
-        let mut pause = self.look_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pause = self.look_pause();
         let mut now = Instant::now();
         let end = now + at_most;
         loop {
@@ -98,7 +98,7 @@ impl Session {
 
     /// Looks for threads that have begun or ended. Does nothing if the session is being changed; the next call looks then.
     pub(super) fn follow_events(&self) {
-        let counting: Vec<Counting> = match self.control.try_lock() {
+        let counting: Vec<Counting> = match self.try_control() {
             Ok(control) => control.measurements.values().flat_map(|m| m.views.counting()).cloned().collect(),
             Err(_) => return,
         };
