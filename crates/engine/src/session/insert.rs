@@ -366,7 +366,7 @@ impl Session {
                 change.chains.iter().cloned().for_each(|chain| entries.add(&Record::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
-            let catch_up = match stop.is_unrun() {
+            let catch_up = match stop.unrun {
                 // No call can be in progress. Besides, the thread that loaded the library waits in generated code, where its calls cannot
                 // be unwound.
                 true => None,
@@ -384,12 +384,12 @@ impl Session {
             let options =
                 ApplyOptions { check_quiet, calls: area, readings, goroutines, suspended, ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
-            let applied = match stop.observer().concerns(wanted) {
+            let applied = match stop.observer.concerns(wanted) {
                 false => self.target.apply_and_visit(&change.plan, &options, visitor),
                 true => {
                     let mut both = PositionVisitor::of_insertion(CodeMap::new(&attached.woven), visitor);
                     let applied = self.target.apply_and_visit(&change.plan, &options, Some(&mut both));
-                    stop.observer().seen = Some(both.seen());
+                    stop.observer.seen = Some(both.seen());
                     applied
                 }
             };

@@ -5,30 +5,16 @@ use crate::weaving::positions::{Observer, Seen};
 /// The stop of an insertion: what is known of the threads before it, and what it must note of them.
 #[derive(Debug, Default)]
 pub(super) struct InsertionStop {
-    observer: Observer,
+    /// The observer of the stop.
+    pub observer: Observer,
     /// Whether the functions that are woven have never run, so that no call of them can be in progress.
-    unrun: bool,
+    pub unrun: bool,
 }
 
 impl InsertionStop {
-    /// A stop in which an observer notes where the threads are.
-    pub(super) fn new(observer: Observer, unrun: bool) -> Self {
-        InsertionStop { observer, unrun }
-    }
-
     /// The stop of other code that comes with this insertion: nobody observes it.
     pub(super) fn beside(&self) -> Self {
-        InsertionStop::new(Observer::default(), self.unrun)
-    }
-
-    /// Whether the functions that are woven have never run.
-    pub(super) fn is_unrun(&self) -> bool {
-        self.unrun
-    }
-
-    /// The observer of the stop.
-    pub(super) fn observer(&mut self) -> &mut Observer {
-        &mut self.observer
+        InsertionStop { observer: Observer::default(), unrun: self.unrun }
     }
 
     /// Where the threads were in the stop; empty if nobody has observed it.
@@ -50,10 +36,10 @@ mod tests {
     fn code_beside_an_insertion_is_as_new_and_unobserved() {
         for unrun in [false, true] {
             let functions = FxHashSet::from_iter([function(0, 1)]);
-            let mut stop = InsertionStop::new(Observer { functions, seen: None }, unrun);
-            let mut beside = stop.beside();
-            assert_eq!((stop.is_unrun(), beside.is_unrun()), (unrun, unrun));
-            assert_eq!((stop.observer().functions.len(), beside.observer().functions.len()), (1, 0));
+            let stop = InsertionStop { observer: Observer { functions, seen: None }, unrun };
+            let beside = stop.beside();
+            assert_eq!((stop.unrun, beside.unrun), (unrun, unrun));
+            assert_eq!((stop.observer.functions.len(), beside.observer.functions.len()), (1, 0));
         }
     }
 
@@ -61,7 +47,7 @@ mod tests {
     fn a_stop_that_nobody_observed_has_seen_no_threads() {
         assert!(InsertionStop::default().into_seen().threads.is_empty());
         let mut stop = InsertionStop::default();
-        stop.observer().seen = Some(Seen { threads: vec![Tid(7)], ..Seen::default() });
+        stop.observer.seen = Some(Seen { threads: vec![Tid(7)], ..Seen::default() });
         assert_eq!(stop.into_seen().threads, [Tid(7)]);
     }
 }

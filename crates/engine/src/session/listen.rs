@@ -11,7 +11,7 @@ use crate::weaving::wanted::{NewMini, Wanted as WantedPoints};
 use super::control::Control;
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
-use super::loader::{CountingHook, FILTERS_MAX, Handled, Hook, Listening, Renewal, WaitingHook};
+use super::loader::{CountingHook, FILTERS_MAX, Handled, Hook, Renewal, WaitingHook};
 
 /// Name of the hook in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
@@ -161,10 +161,10 @@ impl Session {
         }
         let control = self.control();
         let wanted = wanted && !control.closed && control.attached.is_some();
-        match Listening::change(wanted, area.is_listening()) {
-            Listening::Begins => area.listen(true).map(|()| true),
-            Listening::Ends => area.stop_listening().map(|()| false),
-            Listening::AsBefore => Ok(false),
+        match (wanted, area.is_listening()) {
+            (true, false) => area.listen(true).map(|()| true),
+            (false, true) => area.stop_listening().map(|()| false),
+            (true, true) | (false, false) => Ok(false),
         }
     }
 

@@ -31,28 +31,6 @@ pub struct WaitingHook {
     since: Option<(Instant, Duration)>,
 }
 
-/// Change of the flag by which threads wait for the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
-    /// Threads wait from now on.
-    Begins,
-    /// Threads do not wait any more.
-    Ends,
-    /// Nothing changes.
-    AsBefore,
-}
-
-impl Listening {
-    /// The change that leads from a state to the wanted one.
-    pub fn change(wanted: bool, is_listening: bool) -> Self {
-        match (wanted, is_listening) {
-            (true, false) => Listening::Begins,
-            (false, true) => Listening::Ends,
-            (true, true) | (false, false) => Listening::AsBefore,
-        }
-    }
-}
-
 /// An announcement that the engine has handled.
 #[derive(Clone, Copy, Debug)]
 pub struct Handled {
@@ -152,14 +130,6 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(10);
-
-    #[test]
-    fn the_flag_changes_only_if_it_must() {
-        assert_eq!(Listening::change(true, false), Listening::Begins);
-        assert_eq!(Listening::change(false, true), Listening::Ends);
-        assert_eq!(Listening::change(true, true), Listening::AsBefore);
-        assert_eq!(Listening::change(false, false), Listening::AsBefore);
-    }
 
     #[test]
     fn filters_are_looked_for_often_while_a_program_begins() {

@@ -9,7 +9,7 @@ mod renewal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::hook::{CountingHook, Handled, Hook, Listening, WaitingHook};
+pub use self::hook::{CountingHook, Handled, Hook, WaitingHook};
 pub use self::renewal::{FILTERS_MAX, Renewal};
 
 /// The code at the loader's hook, and the renewal of the wait of the thread that is there now.
