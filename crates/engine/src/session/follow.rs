@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_analysis::Unwinder;
 use ingraft_model::{ModuleRef, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -20,6 +19,7 @@ use super::control::Control;
 use super::driver::Session;
 use super::insertion_stop::InsertionStop;
 use super::internals;
+use super::intruders::intruder;
 use super::kind::{InsertedPairs, KindRequest, Occasion};
 use super::locked::Locked;
 use super::measurement::Measurement;
@@ -105,22 +105,9 @@ impl Session {
     /// A module that uses the gs base, by which threads find their shards, or that lets unwinders begin at instructions in woven code.
     fn intruder(&self, control: &Control) -> Option<String> {
         let attached = control.attached.as_ref()?;
-        let modules = &control.modules;
-        let user = || modules.user_of_gs(&self.target).filter(|_| attached.env.identity != ThreadIdentity::Locked);
-        let matters = |why: Unwinder| match why {
-            // Handlers come and go, and what was copied while none ended its thread must go. A thread is in the code of a point in place for
-            // a moment only.
-            Unwinder::Handler => attached.woven.copied().next().is_some(),
-            Unwinder::Cancellation | Unwinder::Fault => attached.unwinder.is_none_or(|known| known < why),
-        };
-        match modules.unwinder().filter(|(why, _)| matters(*why)) {
-            Some((Unwinder::Handler, name)) => Some(format!("the signal handler {name} may end its thread")),
-            Some((Unwinder::Cancellation, name)) => {
-                Some(format!("{name} lets threads be cancelled at any instruction"))
-            }
-            Some((Unwinder::Fault, name)) => Some(format!("{name} has code in which faults throw exceptions")),
-            None => user().map(|file| format!("{} uses the gs base itself", file.name)),
-        }
+        let uses_gs = attached.env.identity != ThreadIdentity::Locked;
+        let gs_user = || control.modules.user_of_gs(&self.target).filter(|_| uses_gs).map(|file| file.name.clone());
+        intruder(control.modules.unwinder(), attached.unwinder, attached.woven.copied().next().is_some(), gs_user)
     }
 
     /// Takes everything out and freezes the values. Code that finds shards by a gs base that the program itself has set would read memory

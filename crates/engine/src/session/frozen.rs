@@ -53,3 +53,23 @@ impl FrozenPairs {
         views.filter(|view| self.contains(view.value.first)).map(|view| view.key.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_that_were_taken_out_are_known_by_their_first_counter() {
+        let mut frozen = FrozenPairs::default();
+        assert!(frozen.is_empty());
+        for first in [3, 5] {
+            frozen.insert(first, Frozen { rows: vec![(None, Raw::default())], why: TakenOut::free(7) });
+        }
+        let views = [("a", 3), ("b", 4), ("c", 5)].map(|(metric, first)| View::of_counter(metric, first));
+        let keys = [&views[0], &views[2]].map(|view| view.key.clone());
+        assert_eq!(frozen.keys_among(views.iter()), FxHashSet::from_iter(keys));
+        assert!(frozen.get(3).is_some_and(|pair| pair.why.time_ns == 7 && pair.rows.len() == 1));
+        frozen.remove(3);
+        assert!(frozen.get(3).is_none() && !frozen.contains(3) && frozen.contains(5) && !frozen.is_empty());
+    }
+}

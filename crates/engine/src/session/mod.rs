@@ -36,6 +36,7 @@ mod inquiries;
 mod insert;
 mod insertion_stop;
 mod internals;
+mod intruders;
 mod kind;
 pub(crate) mod launch;
 mod left;

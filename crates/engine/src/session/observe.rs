@@ -50,15 +50,11 @@ impl Session {
         Ok((Seen::default(), Duration::ZERO, self.cut_off_by_end()))
     }
 
-    /// Number of threads that the end of the target may have stopped inside of runs. A thread that ends the process is inside of a call; it is
-    /// taken for one of those with a shard if the main thread has one.
+    /// Number of threads that the end of the target may have stopped inside of runs.
     fn cut_off_by_end(&self) -> u64 {
         let shared = self.shared();
         let claims = shared.area().map_or_else(Vec::new, |area| Shards::claims(&**area));
-        let main = Tid(self.pid().0);
-        let is_main = |id: &u64| shared.roster().noted(*id).map_or(*id as i32 == main.0, |tid| tid == main);
         let by_itself = self.end.get().is_some_and(|ended| ended.status.is_some() || ended.exec);
-        let counts = by_itself && claims.iter().any(|(_, id)| is_main(id));
-        (claims.len() as u64).saturating_sub(u64::from(counts))
+        shared.roster().cut_off(&claims, Tid(self.pid().0), by_itself)
     }
 }

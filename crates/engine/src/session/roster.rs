@@ -120,6 +120,14 @@ impl Roster {
         divided
     }
 
+    /// Number of threads with a shard that the end of the target may have stopped inside of runs. If the target has ended `by_itself`, a thread
+    /// has ended the process by a call; it is taken for the main thread, if that has a shard.
+    pub(super) fn cut_off(&self, claims: &[(u32, u64)], main: Tid, by_itself: bool) -> u64 {
+        let is_main = |id: &u64| self.noted(*id).map_or(*id as i32 == main.0, |tid| tid == main);
+        let counts = by_itself && claims.iter().any(|(_, id)| is_main(id));
+        (claims.len() as u64).saturating_sub(u64::from(counts))
+    }
+
     /// Forgets the target's threads that have ended. Returns all threads that are still known.
     pub(super) fn keep(&mut self, living: &FxHashSet<u64>) -> FxHashSet<Tid> {
         self.tids.retain(|id, _| living.contains(id));
@@ -226,6 +234,21 @@ mod tests {
         assert_eq!(divided.held.last(), Some(&claim(13, 4, Some(4))));
         assert!(divided.ended.is_empty());
         assert_eq!(roster.divide(Vec::new(), &mut set(&[]), true, |_| true), DividedShards::default());
+    }
+
+    #[test]
+    fn the_thread_that_ends_the_process_is_not_cut_off() {
+        let roster = roster(&[(1, 101), (2, 102)]);
+        for (claims, main, by_itself, cut_off) in [
+            (&[][..], 101, true, 0),
+            (&[(7, 1), (8, 2)], 101, true, 1),
+            (&[(7, 1), (8, 2)], 101, false, 2),
+            (&[(7, 2)], 101, true, 1),
+            // an identity that was not noted is an id
+            (&[(7, 2), (9, 103)], 103, true, 1),
+        ] {
+            assert_eq!(roster.cut_off(claims, Tid(main), by_itself), cut_off, "{claims:?} {main} {by_itself}");
+        }
     }
 
     #[test]

@@ -183,3 +183,105 @@ impl View {
         (value, details)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{Activations, Clock};
+
+    use crate::pairs::tests::key;
+
+    use super::*;
+
+    impl View {
+        /// A view of a counter whose value is summed over all threads.
+        pub fn of_counter(metric: &str, first: u32) -> View {
+            View {
+                key: key(metric),
+                value: Slots { first, shape: Shape::Counter },
+                activations: Vec::new(),
+                owner: None,
+                unit: ValueUnit::Plain,
+                aggregate: Aggregate::Sum,
+                thread: None,
+                object: None,
+                index_names: None,
+                own: None,
+                before: FxHashMap::default(),
+            }
+        }
+    }
+
+    fn counter(metric: &str, first: u32) -> View {
+        View::of_counter(metric, first)
+    }
+
+    fn rows(values: &[(i32, i64)]) -> Vec<(Option<Tid>, Raw)> {
+        values.iter().map(|(tid, value)| (Some(Tid(*tid)), Raw { value: *value, ..Raw::default() })).collect()
+    }
+
+    #[test]
+    fn values_of_threads_are_combined_by_the_rule_of_the_metric() {
+        for (aggregate, value) in [(Aggregate::Sum, 12), (Aggregate::Min, 2), (Aggregate::Max, 7), (Aggregate::Avg, 4)]
+        {
+            let view = View { aggregate, ..counter("m", 0) };
+            // a thread in which nothing was counted does not lower the mean
+            let (combined, details) = view.combined(rows(&[(1, 7), (2, 2), (3, 0), (4, 3)]).into_iter(), true);
+            assert_eq!((combined, details.threads.len()), (value, 3), "{aggregate:?}");
+            assert_eq!(view.combined(rows(&[]).into_iter(), true).0, 0, "{aggregate:?}");
+        }
+    }
+
+    #[test]
+    fn values_count_from_the_beginning_of_the_measurement() {
+        let before = rows(&[(1, 5), (2, 4)]).into_iter().collect();
+        let view = View { before, ..counter("m", 0) };
+        let (value, details) = view.combined(rows(&[(1, 8), (2, 4), (3, 1)]).into_iter(), true);
+        let threads: Vec<_> = details.threads.iter().map(|thread| (thread.tid, thread.value)).collect();
+        assert_eq!((value, threads), (4, vec![(Some(Tid(1)), 3), (Some(Tid(3)), 1)]));
+        assert!(view.combined(rows(&[(1, 8)]).into_iter(), false).1.threads.is_empty(), "nobody asks for threads");
+    }
+
+    #[test]
+    fn a_thread_that_is_asked_for_counts_alone() {
+        let view = View { thread: Some(Tid(2)), ..counter("m", 0) };
+        let (value, details) = view.combined(rows(&[(1, 8), (2, 4)]).into_iter(), true);
+        assert_eq!((value, details.threads.len()), (4, 1));
+    }
+
+    #[test]
+    fn missing_calls_are_summed_beside_the_values() {
+        let left = |left| Raw { activations: Activations { left, ..Activations::default() }, ..Raw::default() };
+        let rows = [(Some(Tid(1)), left(2)), (None, left(3))];
+        let (value, details) = counter("m", 0).combined(rows.into_iter(), true);
+        assert_eq!((value, details.activations.left, details.threads.len()), (0, 5, 2));
+    }
+
+    #[test]
+    fn only_plain_values_are_read_without_a_view() {
+        let timer = Slots { first: 9, shape: Shape::Timer(Clock::Wall) };
+        let views = Views::from(vec![
+            counter("a", 3),
+            View { activations: vec![40, 50], ..counter("b", 4) },
+            View { value: timer, unit: ValueUnit::Ticks, activations: vec![60], ..counter("c", 9) },
+            View { aggregate: Aggregate::Max, ..counter("d", 5) },
+            View { thread: Some(Tid(1)), ..counter("e", 6) },
+            View { object: Some(0x1000), ..counter("f", 7) },
+            View { before: rows(&[(1, 1)]).into_iter().collect(), ..counter("g", 8) },
+            View { value: Slots { first: 10, shape: Shape::Vector(4) }, ..counter("h", 10) },
+        ]);
+        let [a, b, c, rest @ ..] = views.plain() else { panic!("a way of each view") };
+        assert_eq!(*a, Plain::Counter(3));
+        let (Plain::Number(_, ValueUnit::Plain, of_b), Plain::Number(slots, ValueUnit::Ticks, of_c)) = (*b, *c) else {
+            panic!("{b:?} {c:?}")
+        };
+        assert_eq!((views.calls(of_b), views.calls(of_c), slots), (&[40, 50][..], &[60][..], timer));
+        assert!(rest.len() == 5 && rest.iter().all(|plain| *plain == Plain::No), "{rest:?}");
+        assert!(views.calls((1, 9)).is_empty(), "no such range");
+    }
+
+    #[test]
+    fn the_journal_names_a_pair_by_its_group_too() {
+        assert_eq!(counter("a", 3).owners().collect::<Vec<_>>(), [3]);
+        assert_eq!(View { owner: Some(8), ..counter("a", 3) }.owners().collect::<Vec<_>>(), [3, 8]);
+    }
+}
