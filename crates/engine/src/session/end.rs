@@ -1,4 +1,4 @@
-//! The end of a target, and those who listen to it.
+//! The end of a target, and its listeners.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 

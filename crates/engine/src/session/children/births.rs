@@ -36,7 +36,7 @@ impl Births {
         ))
     }
 
-    /// The warning at the begin of a measurement. The C library of a program that is started is mapped later.
+    /// The warning at the beginning of a measurement. An absent fork needs none: the C library of a program that is started is mapped later.
     pub fn first_warning(&self) -> Option<String> {
         self.warning().filter(|_| *self != Births::Absent)
     }
@@ -45,7 +45,7 @@ impl Births {
     /// although fork is woven; `None` if they are not known.
     pub fn last_warning(&self, amiss: impl FnOnce() -> Option<Amiss>) -> Option<String> {
         match self {
-            // an earlier warning has told of it
+            // the first warning has told the reason
             Births::NotNeeded | Births::Unknown(_) => None,
             Births::Absent => self.warning(),
             Births::Followed => {

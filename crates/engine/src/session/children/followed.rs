@@ -62,7 +62,7 @@ impl Followed {
     }
 
     /// Notes threads of children that were found, each with its process. `was_born` tells of the main thread of a new child whether it began
-    /// with the state of the thread that forked; `None` if that is not known. Call it only while births are followed.
+    /// with the state of the thread that forked; `None` while births are not followed.
     pub fn note(&mut self, found: Vec<(Tid, Pid)>, was_born: Option<&dyn Fn(Tid) -> Option<bool>>) {
         let is_new = |(tid, pid): &&(Tid, Pid)| tid.0 == pid.0 && !self.threads.contains_key(tid);
         let without = |(tid, _): &&(Tid, Pid)| was_born.and_then(|was_born| was_born(*tid)) == Some(false);
