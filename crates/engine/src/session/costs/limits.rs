@@ -157,7 +157,7 @@ pub fn summary(mut pairs: Vec<PairCost>, closed_ns: f64, seconds: f64, cpu_ns: O
     let observed_ns = closed_ns + pairs.iter().map(|p| p.observed_ns).sum::<f64>();
     Costs {
         cost_ns_per_s: pairs.iter().map(|p| p.cost_ns_per_s).sum(),
-        observed_ns_per_s: observed_ns / seconds,
+        observed_ns_per_s: Some(observed_ns / seconds),
         of_target: cpu_ns.filter(|cpu| *cpu > 0.0).map(|cpu| observed_ns / cpu),
         pair_count: pairs.len() as u32,
         pairs: {
