@@ -5,13 +5,15 @@
 
 use std::time::{Duration, Instant};
 
-use ingraft_model::FunctionRef as MdlFunction;
+use ingraft_model::{FunctionRef as MdlFunction, PointKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::TakenOut;
+use crate::background::each_in_background;
 use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::pairs::{PairKey, is_costly};
+use crate::program::modules::Modules;
 use crate::weaving::catch_up::CaughtUp;
 
 use super::clocks::now_ns;
@@ -61,7 +63,7 @@ impl Session {
         }
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
         let Inserted { keys: counted, mut caught_up, .. } = counting;
-        let rates = self.rates_of_calls(control, &counted);
+        let rates = self.rates_of_calls(control, &counted, || find_exits(&control.modules, &costly));
         let predicted = self.predicted(control, &costly, &rates);
         let dear = too_dear(&predicted, limit);
         let mut out = Vec::new();
@@ -80,11 +82,12 @@ impl Session {
         Ok(Inserted { keys, caught_up, dear: out })
     }
 
-    /// Calls per second of the functions whose calls are counted, over [`LOOK`].
+    /// Calls per second of the functions whose calls are counted, over [`LOOK`] or as long as `meanwhile` takes.
     fn rates_of_calls(
         &self,
         control: &Control,
         counted: &[(PairKey, Option<MdlFunction>)],
+        meanwhile: impl FnOnce(),
     ) -> FxHashMap<MdlFunction, f64> {
         let counter = |(key, function): &(PairKey, Option<MdlFunction>)| {
             Some(((*function)?, control.pairs.get(key)?.counters.first().copied()?))
@@ -96,7 +99,8 @@ impl Session {
             counters.iter().map(|(_, counter)| columns.sum(*counter)).collect()
         };
         let (begin, before) = (Instant::now(), read());
-        std::thread::sleep(LOOK);
+        meanwhile();
+        std::thread::sleep(LOOK.saturating_sub(begin.elapsed()));
         let (seconds, after) = (begin.elapsed().as_secs_f64(), read());
         let rate = |(before, after): (&i64, &i64)| after.wrapping_sub(*before).max(0) as f64 / seconds;
         let functions = counters.iter().map(|(function, _)| Some(*function));
@@ -116,4 +120,13 @@ impl Session {
         }
         self.drop_users(control, &views);
     }
+}
+
+/// Finds the exits at which the code of pairs will stand, so that the images know them when the code comes.
+fn find_exits(modules: &Modules, wanted: &[Wanted]) {
+    let exits = |w: &&Wanted| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
+    let functions: Vec<MdlFunction> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
+    each_in_background(&functions, |function| {
+        modules.resolve(*function).map(|(_, module, f)| drop(module.image.exit_sites(f)));
+    });
 }
