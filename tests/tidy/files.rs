@@ -88,6 +88,14 @@ fn files_are_short() {
 }
 
 #[test]
+fn a_module_with_parts_begins_in_mod_rs() {
+    for (path, _) in tracked() {
+        let beside = path.extension().is_some_and(|extension| extension == "rs") && path.with_extension("").is_dir();
+        assert!(!beside, "{}: move it to mod.rs in the folder of its parts", path.display());
+    }
+}
+
+#[test]
 fn nothing_is_left_unfinished() {
     // The words are written in halves, so that this file passes its own check.
     let words = [

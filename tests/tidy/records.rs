@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Files with the types of the records.
 const SOURCES: &[&str] = &[
-    "crates/cli/src/objects.rs",
+    "crates/cli/src/objects/mod.rs",
     "crates/cli/src/objects/changes.rs",
     "crates/cli/src/objects/code.rs",
     "crates/cli/src/objects/histograms.rs",

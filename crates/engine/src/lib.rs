@@ -6,7 +6,7 @@
 
 pub mod api;
 mod background;
-mod engine;
+
 pub mod error;
 mod kinds;
 mod measure;
@@ -15,15 +15,16 @@ mod pairs;
 mod program;
 mod readings;
 mod recovery;
+mod requests;
 mod session;
 mod state_dir;
 mod undertaking;
 mod weaving;
 
 pub use api::*;
-pub use engine::Engine;
 pub use error::Error;
 pub use ingraft_mdl::{Diagnostic, Severity};
+pub use requests::Engine;
 pub use session::{AtEnd, now_ns};
 pub use state_dir::socket_path;
 pub use undertaking::{StepProgress, Undertaking};

@@ -130,7 +130,7 @@ pub struct Added<'a> {
     pub plan: &'a PatchPlan,
     /// The point after the change, with the requested snippet.
     pub after: &'a WovenPoint,
-    /// What was requested.
+    /// The request of the snippet.
     pub request: MiniRequest<'a>,
 }
 

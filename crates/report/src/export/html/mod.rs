@@ -51,7 +51,7 @@ fn html(program: &Program<'_>, source: Sources<'_>) -> String {
         page.function(number, routine);
     }
     page.source_files();
-    page.raw(format_args!("<script>{}</script>\n</body>\n</html>", include_str!("html/script.js")));
+    page.raw(format_args!("<script>{}</script>\n</body>\n</html>", include_str!("script.js")));
     page.text
 }
 
@@ -170,7 +170,7 @@ impl Page {
         self.raw(format_args!("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">"));
         self.raw(format_args!("<meta name=\"viewport\" content=\"width=device-width\">"));
         self.raw(format_args!("<title>{}: executed instructions</title>", Escaped(title)));
-        self.raw(format_args!("<style>\n{}</style>\n</head>\n<body>", include_str!("html/style.css")));
+        self.raw(format_args!("<style>\n{}</style>\n</head>\n<body>", include_str!("style.css")));
         self.raw(format_args!("<h1>{}</h1>", Escaped(&profile.program)));
         let seconds = profile.ended_ns.saturating_sub(profile.began_ns) as f64 / 1e9;
         let host = if profile.host.is_empty() { String::new() } else { format!(" on {}", Escaped(&profile.host)) };
