@@ -127,6 +127,8 @@ fn find_exits(modules: &Modules, wanted: &[Wanted]) {
     let exits = |w: &&Wanted| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
     let functions: Vec<MdlFunction> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
     each_in_background(&functions, |function| {
-        modules.resolve(*function).map(|(_, module, f)| drop(module.image.exit_sites(f)));
+        if let Some((_, module, f)) = modules.resolve(*function) {
+            drop(module.image.exit_sites(f));
+        }
     });
 }
