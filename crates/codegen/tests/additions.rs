@@ -125,3 +125,12 @@ fn a_wrong_snippet_is_found_although_others_like_it_are_right() {
         assert!(found > 250, "{identity:?}: {found}");
     }
 }
+
+#[test]
+fn text_that_is_in_use_is_not_taken_again() {
+    let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], &[count()]);
+    let (point, mut text) = (w.point(), w.text.clone());
+    text.release_point(point);
+    assert!(text.take_again(point, &w.text));
+    assert!(!text.take_again(point, &w.text), "another point may have taken it in the meantime");
+}

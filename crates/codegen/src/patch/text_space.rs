@@ -108,10 +108,17 @@ impl TextSpace {
         }
     }
 
-    /// Takes all text again that a point has taken in `before`.
-    pub fn take_again(&mut self, point: &WovenPoint, before: &TextSpace) {
+    /// Takes all text again that a point has taken in `before`. Returns whether it is still there; if not, nothing is taken.
+    pub fn take_again(&mut self, point: &WovenPoint, before: &TextSpace) -> bool {
         let starts = point.removal.text.iter().map(|w| w.at.0).chain([point.start().0]);
-        self.taken.extend(starts.filter_map(|start| Some((start, before.taken.get(&start)?.clone()))));
+        let ranges: BTreeMap<u64, (u64, Arc<str>)> =
+            starts.filter_map(|start| Some((start, before.taken.get(&start)?.clone()))).collect();
+        let taken = |(start, (end, _)): (&u64, &(u64, Arc<str>))| self.owner(*start, *end).is_some();
+        let is_there = !ranges.iter().any(taken);
+        if is_there {
+            self.taken.extend(ranges);
+        }
+        is_there
     }
 
     /// Releases the bytes of a text write that was undone.

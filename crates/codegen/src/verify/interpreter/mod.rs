@@ -173,6 +173,8 @@ pub(super) struct Interpreter<'a> {
     chain: Vec<(u64, u64)>,
     /// For each snippet: the range of its code aside, and its place in the chain, from the first instruction to the link.
     asides: Vec<(AvmaRange, AvmaRange)>,
+    /// Whether the code is that of a snippet that is added to a woven point.
+    is_added: bool,
     /// Number of words on the stack that must stay there: the words that the base trampoline has pushed before an added snippet.
     pushed: usize,
     /// Whether the words below the stack pointer at the point may be in use, so that nothing may be pushed over them.
@@ -206,6 +208,7 @@ impl<'a> Interpreter<'a> {
             slow: 0,
             chain: Vec::new(),
             asides: Vec::new(),
+            is_added: false,
             pushed: 0,
             red_zone: false,
             parts: Vec::new(),
@@ -269,6 +272,7 @@ impl<'a> Interpreter<'a> {
         self.tail = point.tail.0;
         self.slot = point.slot.0;
         self.leave = point.leave.0;
+        self.is_added = false;
         self.pushed = 0;
         self.red_zone = matches!(point.kind, PointKind::Block | PointKind::Edge);
         self.base = point.base.0;
@@ -500,6 +504,7 @@ impl<'a> Interpreter<'a> {
         self.flags_dead = true;
         self.tail = next;
         self.slot = point.slot.0;
+        self.is_added = true;
         self.pushed = usize::from(point.pushed);
         self.red_zone = matches!(point.kind, PointKind::Block | PointKind::Edge);
         self.base = self.slot;

@@ -92,6 +92,10 @@ impl Interpreter<'_> {
                 Mode::Point | Mode::Routine(_) => (routine.range.start.0, self.slot),
             };
             if at == entry {
+                // Only the code before the slot enters the routine from there, and an added snippet lies behind the slot.
+                if mode == Mode::Point && self.is_added {
+                    return fail(at, Flaw::Astray);
+                }
                 self.past_red_zone(at, state)?;
                 return if state.pointer == Some((*r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
             }
