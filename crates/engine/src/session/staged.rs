@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::measure::request::Wanted;
 use crate::pairs::{PairKey, is_costly};
 use crate::program::modules::Modules;
+use crate::undertaking::interruptible;
 use crate::weaving::catch_up::CaughtUp;
 
 use super::clocks::now_ns;
@@ -63,7 +64,9 @@ impl Session {
         }
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
         let Inserted { keys: counted, mut caught_up, .. } = counting;
-        let rates = self.rates_of_calls(control, &counted, || find_exits(&control.modules, &costly));
+        // If the insertion is given up, that ends the search, and the next insertion fails.
+        let find = || interruptible(|| Ok::<_, Error>(find_exits(&control.modules, &costly)));
+        let rates = self.rates_of_calls(control, &counted, || drop(find()));
         let predicted = self.predicted(control, &costly, &rates);
         let dear = too_dear(&predicted, limit);
         let mut out = Vec::new();

@@ -67,7 +67,8 @@ impl Attempt {
     }
 
     /// Takes everything out that the change has made in these functions. `before` is the generated code without the change. Returns whether
-    /// that is possible: a change of a copy that was there before cannot be taken out alone.
+    /// that is possible: a change of a copy that was there before cannot be taken out alone, nor one of a function whose text another function
+    /// has taken. If not, the attempt is of no use any more.
     pub fn withdraw(&mut self, functions: &FxHashSet<FunctionRef>, before: &Woven) -> bool {
         if functions.iter().any(|function| before.is_copied(*function)) {
             return false;
@@ -93,14 +94,16 @@ impl Attempt {
                 }
                 copies.push(body.woven.removal.code.clone());
             }
-            self.woven.restore_points(*function, before);
+            if !self.woven.restore_points(*function, before) {
+                return false;
+            }
             stay.extend(known.into_iter().map(Arc::clone));
         }
         let key = |point: &Arc<Point>| point.woven.removal.key();
         let keys: FxHashSet<Avma> = gone.iter().map(key).collect();
         let stays: FxHashSet<Avma> = stay.iter().map(key).collect();
         self.change.new_points.retain(|point| !keys.contains(&point.key()));
-        self.change.chains.retain(|chain| !stays.contains(&chain.key));
+        self.change.chains.retain(|chain| !stays.contains(&chain.key) && !keys.contains(&chain.key));
         self.change.gone.retain(|point| !stays.contains(&point.removal.key()));
         // The code of these points is written and stays unused: it is a part of longer writes.
         unused.extend(without(&mut self.change.plan, (&gone, &stay), copies));

@@ -345,15 +345,16 @@ impl Woven {
         gone
     }
 
-    /// Takes back points of a function that were forgotten or changed: `before` is the generated code with them.
-    pub(super) fn restore_points(&mut self, function: FunctionRef, before: &Woven) {
-        for (place, point) in points_of(&before.points, function) {
+    /// Takes back points of a function that were forgotten or changed: `before` is the generated code with them. Returns whether their text is
+    /// still free.
+    pub(super) fn restore_points(&mut self, function: FunctionRef, before: &Woven) -> bool {
+        points_of(&before.points, function).all(|(place, point)| {
             self.points.insert(*place, Arc::clone(point));
-            let spaces = (self.texts.get_mut(&function.module.0), before.texts.get(&function.module.0));
-            if let (Some(text), Some(before)) = spaces {
-                text.take_again(&point.woven, before);
+            match (self.texts.get_mut(&function.module.0), before.texts.get(&function.module.0)) {
+                (Some(text), Some(before)) => text.take_again(&point.woven, before),
+                _ => true,
             }
-        }
+        })
     }
 
     /// Forgets a point.
@@ -561,7 +562,7 @@ impl Woven {
         // A thread before a call that begins a block moves into the copy; the point before the call is later on its way.
         change.plan.moves.sort_by_key(|m| m.from);
         change.plan.moves.dedup_by_key(|m| m.from);
-        sort(&mut change.plan);
+        sort(&mut change.plan)?;
         change.plan = woven.with_moves(&moving, &copies, change.plan)?;
         woven.leave_idle(&change.plan.retired);
         Ok(Planned { change, woven })
@@ -644,7 +645,7 @@ impl Woven {
                 gone.push(body.record(modules, function.module));
             }
         }
-        sort(&mut plan);
+        sort(&mut plan)?;
         woven.leave_idle(&plan.retired);
         Ok(PlannedRemoval { plan, gone, chains, woven })
     }
@@ -829,21 +830,29 @@ pub(super) fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
     plan.retired.append(&mut more.retired);
 }
 
-/// Sorts a plan. If one change has rewritten a live jump several times, the first `old` and the last `new` remain.
-fn sort(plan: &mut PatchPlan) {
+/// Sorts a plan. If one change has rewritten a live jump several times, the first `old` and the last `new` remain. Fails if a write does not
+/// expect what the one before it has written: then two changes want the same bytes.
+fn sort(plan: &mut PatchPlan) -> Result<(), Error> {
+    let mut contradiction = None;
     plan.text.sort_by_key(|w| w.at);
     plan.text.dedup_by(|later, first| {
         let same = later.at == first.at;
         if same {
+            let follows = later.len == first.len && later.old == first.new;
+            contradiction = contradiction.or((!follows).then_some(first.at));
             first.new = later.new;
         }
         same
     });
+    if let Some(at) = contradiction {
+        return Err(defect(&format_args!("two writes at {at} contradict each other")));
+    }
     plan.moves.sort_unstable();
     plan.moves.dedup();
     plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
     plan.step_out.dedup();
     plan.retired.sort_unstable_by_key(|r| r.start);
+    Ok(())
 }
 
 pub(super) fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
