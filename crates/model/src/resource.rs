@@ -105,7 +105,8 @@ impl Focus {
 }
 
 /// Splits at `separator`, but not inside `()` and `<>`, which C++ and Rust names contain. An opening bracket counts only if the text has
-/// its closing bracket later, because `operator<` is a name too. The `>` of an arrow, as in `operator->` and `#0x1a->0x40`, closes nothing.
+/// its closing bracket later. Those of an operator's name, as in `operator<<`, are none, and the `>` of an arrow, as in `#0x1a->0x40`, closes
+/// nothing.
 fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     let mut out = Vec::new();
     let mut start = 0;
@@ -116,6 +117,7 @@ fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     let (round, angle) = (last(')'), last('>'));
     for (i, c) in text.char_indices() {
         match c {
+            '<' | '>' if is_of_operator(text, i) => {}
             '(' if round.is_some_and(|last| i < last) => closers.push(')'),
             '<' if angle.is_some_and(|last| i < last) => closers.push('>'),
             '>' if is_arrow(text, i) => {}
@@ -131,6 +133,13 @@ fn split_outside_brackets(text: &str, separator: char) -> Vec<&str> {
     }
     out.push(&text[start..]);
     out
+}
+
+/// Whether a `<` or `>` at this place belongs to the name of a C++ operator.
+fn is_of_operator(text: &str, at: usize) -> bool {
+    let before = text[..at].trim_end_matches(['<', '>', '=']);
+    let name = &text[before.len()..=at];
+    before.ends_with("operator") && ["<<=", "<=>", ">>="].iter().any(|operator| operator.starts_with(name))
 }
 
 /// Whether a `>` at this place is the end of an arrow.
@@ -206,6 +215,9 @@ mod tests {
             ("/Code/m/f/#0x1a->0x40,/Process/7", "/Code/m/f/#0x1a->0x40,/Process/7"),
             ("/Code/m/operator</#0x1a->0x40,/Process/7", "/Code/m/operator</#0x1a->0x40,/Process/7"),
             ("/Code/m/operator->/#0x1a", "/Code/m/operator->/#0x1a"),
+            ("/Code/m/operator<< <char, A>(A&)/#0x1a", "/Code/m/operator<< <char%2C A>(A&)/#0x1a"),
+            ("/Code/m/operator<=> <A>()/#0x1a,/Process/7", "/Code/m/operator<=> <A>()/#0x1a,/Process/7"),
+            ("/Code/m/operator>><A/B>()/#0x1a", "/Code/m/operator>><A%2FB>()/#0x1a"),
             ("/Code/m/<fn(u8, u8) -> u8 as A/B>::f/#0x1a", "/Code/m/<fn(u8%2C u8) -> u8 as A%2FB>::f/#0x1a"),
             ("/Code/m/f/#loop@-0x8", "/Code/m/f/#loop@-0x8"),
             ("Code/m", "error: `Code/m` is no resource: it must begin with `/`"),
