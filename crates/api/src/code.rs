@@ -254,6 +254,8 @@ pub enum CodePart {
     Free,
     /// The data area.
     Data,
+    /// A part of which this version does not know the name.
+    Unknown,
 }
 
 impl CodePart {
@@ -275,6 +277,7 @@ impl CodePart {
             CodePart::Signature => "signature",
             CodePart::Free => "free",
             CodePart::Data => "data",
+            CodePart::Unknown => "unknown",
         }
     }
 }

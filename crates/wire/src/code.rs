@@ -17,7 +17,7 @@ enums! {
     CodePart {
         Springboard, Island, SlowPath, Base, Slot, Snippet, SnippetWithoutShard, Restore, Relocated, Room, Routine,
         Point, Signature, Free, Data,
-    }
+    } [unknown Unknown]
 }
 
 messages! {

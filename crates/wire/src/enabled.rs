@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_api::{Enabled, MeasurementId, MetricFocus, PairFacts, PairInfo, RefusedFunction};
-use ingraft_model::{HoldTime, MetricInfo, Pid};
+use ingraft_model::{EdgeKind, HoldTime, MetricInfo, Pid};
 
 use crate::Parts;
 use crate::field::{Field, FieldError, read};
@@ -107,11 +107,17 @@ fn pair_info(pair: v1::Pair, metrics: &BTreeMap<String, Arc<MetricInfo>>) -> Res
     let asked: Arc<MetricFocus> = read("pair", pair.pair)?;
     let metric =
         metrics.get(&asked.metric).ok_or_else(|| FieldError::new("pair.metric", "is no metric of the answer"))?;
+    let kinds = pair.edge_kinds.len();
+    let mut edge_kinds: Vec<EdgeKind> = read("edge_kinds", pair.edge_kinds)?;
+    if edge_kinds.len() < kinds {
+        // With a kind that only a later version knows, those that are left would not be all.
+        edge_kinds.clear();
+    }
     Ok(PairInfo {
         metric: Arc::clone(metric),
         pair: asked,
         function: read("function", pair.function)?,
-        edge_kinds: read("edge_kinds", pair.edge_kinds)?,
+        edge_kinds,
         points: pair.points,
         refused: Vec::new(),
         facts: PairFacts { exact_since_ns: pair.exact_since_ns, exposed: pair.exposed },
@@ -257,6 +263,19 @@ mod tests {
                 warnings: s.next(),
             }
         }
+    }
+
+    #[test]
+    fn edges_of_a_kind_that_only_a_later_version_knows_have_none() {
+        let pair: PairInfo = Source::zeros().next();
+        let metrics = BTreeMap::from([(pair.metric.name.clone(), Arc::clone(&pair.metric))]);
+        let sent = |edge_kinds: Vec<i32>| v1::Pair {
+            pair: Some(v1::MetricFocus { metric: pair.metric.name.clone(), focus: String::new() }),
+            edge_kinds,
+            ..v1::Pair::default()
+        };
+        assert_eq!(pair_info(sent(vec![1]), &metrics).unwrap().edge_kinds.len(), 1);
+        assert_eq!(pair_info(sent(vec![1, 77]), &metrics).unwrap().edge_kinds, []);
     }
 
     #[test]

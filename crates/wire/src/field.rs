@@ -220,13 +220,25 @@ impl<T: Field<W> + Clone, W> Field<W> for Arc<T> {
     }
 }
 
-/// Converts enums whose variants have the same names on both sides, and no fields.
+/// Result for a value that only a later version knows, or that is not stated: a variant for it, or an error.
+macro_rules! otherwise {
+    ($error:expr) => {
+        Err($error)
+    };
+    ($error:expr, $value:expr) => {
+        Ok($value)
+    };
+}
+
+/// Converts enums whose variants have the same names on both sides, and no fields. After `later` stands the variant as which values of later
+/// versions are read, after `unknown` the one for these and for values that are not stated.
 macro_rules! enums {
-    ($($name:ident { $($variant:ident),* $(,)? })*) => {$(
+    ($($name:ident { $($variant:ident),* $(,)? } $([later $later:ident])? $([unknown $unknown:ident])?)*) => {$(
         impl From<$name> for v1::$name {
             fn from(value: $name) -> Self {
                 match value {
                     $($name::$variant => v1::$name::$variant,)*
+                    $($name::$unknown => v1::$name::Unspecified,)?
                 }
             }
         }
@@ -239,8 +251,12 @@ macro_rules! enums {
             fn from_wire(wire: i32) -> Result<Self, $crate::field::FieldError> {
                 match v1::$name::try_from(wire) {
                     $(Ok(v1::$name::$variant) => Ok($name::$variant),)*
-                    Ok(v1::$name::Unspecified) => Err($crate::field::FieldError::missing("")),
-                    Err(_) => Err($crate::field::FieldError::later(wire)),
+                    Ok(v1::$name::Unspecified) => {
+                        otherwise!($crate::field::FieldError::missing("") $(, $name::$unknown)?)
+                    }
+                    Err(_) => {
+                        otherwise!($crate::field::FieldError::later(wire) $(, $name::$later)? $(, $name::$unknown)?)
+                    }
                 }
             }
         }
@@ -317,9 +333,9 @@ macro_rules! nested {
 
 enums! {
     How { InPlace, Relocated, Partly, Refused }
-    Aggregate { Sum, Min, Max, Avg }
-    Style { EventCounter, SampledFunction }
-    UnitsType { Normalized, Unnormalized, Sampled }
+    Aggregate { Sum, Min, Max, Avg } [later Sum]
+    Style { EventCounter, SampledFunction } [later EventCounter]
+    UnitsType { Normalized, Unnormalized, Sampled } [later Unnormalized]
     EdgeKind { Taken, FallThrough, CallReturn, JumpTable, TailJump, Return }
     WayInReason {
         Entry, BehindEndbr, CallReturn, SyscallReturn, LandingPad, JumpTable, AddressTaken, Named,
@@ -403,6 +419,7 @@ mod tests {
         assert_eq!(Vec::<How>::from_wire(vec![1, 77, 2]), Ok(vec![How::InPlace, How::Relocated]));
         assert_eq!(Option::<How>::from_wire(Some(77)), Ok(None));
         assert!(Vec::<How>::from_wire(vec![1, 0]).is_err());
+        assert_eq!(Vec::<Aggregate>::from_wire(vec![2, 77]), Ok(vec![Aggregate::Min, Aggregate::Sum]));
     }
 
     proptest! {
