@@ -65,7 +65,7 @@ impl Session {
         let counting = self.insert_fitted(control, counting, whole, &mut InsertionStop::default())?;
         let Inserted { keys: counted, mut caught_up, .. } = counting;
         // If the insertion is given up, that ends the search, and the next insertion fails.
-        let find = || interruptible(|| Ok::<_, Error>(find_exits(&control.modules, &costly)));
+        let find = || interruptible(|| find_exits(&control.modules, &costly));
         let rates = self.rates_of_calls(control, &counted, || drop(find()));
         let predicted = self.predicted(control, &costly, &rates);
         let dear = too_dear(&predicted, limit);
@@ -126,7 +126,7 @@ impl Session {
 }
 
 /// Finds the exits at which the code of pairs will stand, so that the images know them when the code comes.
-fn find_exits(modules: &Modules, wanted: &[Wanted]) {
+fn find_exits(modules: &Modules, wanted: &[Wanted]) -> Result<(), Error> {
     let exits = |w: &&Wanted| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
     let functions: Vec<MdlFunction> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
     each_in_background(&functions, |function| {
@@ -134,4 +134,5 @@ fn find_exits(modules: &Modules, wanted: &[Wanted]) {
             drop(module.image.exit_sites(f));
         }
     });
+    Ok(())
 }
