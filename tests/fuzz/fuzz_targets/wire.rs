@@ -1,8 +1,9 @@
 //! Takes any bytes as messages: decoding and conversions return errors and never panic.
 #![no_main]
 
+use ingraft_api::{EnableRequest, LaunchRequest, MetricFocus};
 use ingraft_model::MetricInfo;
-use ingraft_wire::{Snapshot, convert, sample, v1};
+use ingraft_wire::{Snapshot, sample, v1};
 use prost::Message;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
@@ -22,7 +23,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
                     break;
                 }
             }
-            for distribution in snapshot.values.iter().filter_map(|value| value.distribution.as_deref()) {
+            for distribution in snapshot.values.iter().filter_map(|value| value.details().distribution.as_deref()) {
                 assert_eq!(distribution.quantile(0.99).is_some(), distribution.count > 0);
                 assert!(distribution.count_below(distribution.sum) <= distribution.count);
                 assert_eq!(distribution.minus(distribution).count, 0);
@@ -36,12 +37,13 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         }
         3 => {
             if let Ok(text) = std::str::from_utf8(data) {
-                let _ = convert::focus(text, "focus");
+                let asked = v1::MetricFocus { metric: "calls".to_owned(), focus: text.to_owned() };
+                let _ = MetricFocus::try_from(asked);
             }
         }
         4 => {
-            let _ = v1::EnableRequest::decode(data).map(|request| request.encode_to_vec());
-            let _ = v1::LaunchRequest::decode(data).map(|request| request.encode_to_vec());
+            let _ = v1::EnableRequest::decode(data).map(EnableRequest::try_from);
+            let _ = v1::LaunchRequest::decode(data).map(LaunchRequest::try_from);
         }
         _ => {
             let _ = ingraft_wire::version::check(std::str::from_utf8(data).ok());
