@@ -108,7 +108,7 @@ impl TextSpace {
         }
     }
 
-    /// Takes all text again that a point has taken in `before`. Returns whether it is still there; if not, nothing is taken.
+    /// Takes all text again that a point has taken in `before`. Returns whether all of it is free; if not, nothing is taken.
     pub fn take_again(&mut self, point: &WovenPoint, before: &TextSpace) -> bool {
         let starts = point.removal.text.iter().map(|w| w.at.0).chain([point.start().0]);
         let ranges: BTreeMap<u64, (u64, Arc<str>)> =

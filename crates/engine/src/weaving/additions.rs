@@ -10,7 +10,7 @@ use ingraft_model::{PatchPlan, PointKind, Refusal};
 
 use crate::background::Quick;
 use crate::error::Error;
-use crate::weaving::plan::{Change, Point, Woven, append, codegen_error, defect};
+use crate::weaving::plan::{Change, Mini, Point, Woven, append, codegen_error, defect};
 use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// Snippets that were added to points of one arena, and that are not proven yet.
@@ -79,7 +79,7 @@ impl Point {
         mini: &'a NewMini<'a>,
         templates: &mut Templates<'a>,
     ) -> Result<PatchPlan, Error> {
-        let before = |known: &&super::plan::Mini| match spot.opens() {
+        let before = |known: &&Mini| match spot.opens() {
             true => known.role < mini.role,
             false => known.role <= mini.role,
         };
