@@ -1,10 +1,11 @@
 //! Two pools of threads: one for analysis, at lower priority so that the target is not slowed down, and one for quick work on whose result
-//! a caller waits.
+//! a caller waits. On a crowded machine analysis is quick work too: a thread of lower priority would hardly ever run there.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingraft_codegen::Spread;
+use ingraft_process::ready_threads;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -16,11 +17,26 @@ const ITEMS_AT_ONCE: usize = 32;
 /// Largest number of threads for quick work: starting many more takes longer than they save.
 const QUICK_MAX: usize = 16;
 
-/// Niceness that the threads for analysis add to their own.
+/// Niceness that the threads for analysis add to their own. Beside a busy thread, such a thread gets a tenth of a processor.
 const NICE: i32 = 10;
 
-/// Runs work that may use many threads, at lower priority. Must not be used for a stop: a tracer inherits the priority of the thread that
-/// creates it.
+/// Ready threads for each processor from which on a machine is crowded. A thread of normal priority takes at most a ninth of the time of the
+/// others there. A thread for analysis would get less than an eightieth of a processor: with 400 busy threads on two processors, one
+/// function was inserted after 88 seconds.
+const CROWD: usize = 8;
+
+/// Whether a machine with so many ready threads is crowded.
+fn is_crowded(ready: usize, processors: usize) -> bool {
+    ready > CROWD * processors
+}
+
+/// Number of processors that this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs work that may use many threads, at lower priority unless the machine is crowded. Must not be used for a stop: a tracer inherits
+/// the priority of the thread that creates it.
 pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let be_nice = |_| {
@@ -28,7 +44,9 @@ pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         let _ = rustix::process::nice(NICE);
     };
     let make = || ThreadPoolBuilder::new().thread_name(|i| format!("analysis-{i}")).start_handler(be_nice).build().ok();
-    match POOL.get_or_init(make) {
+    let crowded = ready_threads().is_some_and(|ready| is_crowded(ready, processors()));
+    let pool = if crowded { quick() } else { POOL.get_or_init(make).as_ref() };
+    match pool {
         Some(pool) => pool.install(work),
         None => work(),
     }
@@ -39,7 +57,7 @@ pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 fn quick() -> Option<&'static ThreadPool> {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let make = || {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(QUICK_MAX);
+        let threads = processors().min(QUICK_MAX);
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("quick-{i}")).build().ok()
     };
     POOL.get_or_init(make).as_ref()
@@ -141,6 +159,14 @@ impl Spread for Quick {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_crowd_is_more_than_eight_ready_threads_a_processor() {
+        assert!(!is_crowded(1, 1));
+        assert!(!is_crowded(16, 2));
+        assert!(is_crowded(17, 2));
+        assert!(!is_crowded(400, 64));
+    }
 
     #[test]
     fn answers_are_in_order_whoever_gives_them() {

@@ -78,7 +78,7 @@ pub use perf::{
     CountedEvents, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent, PerfEvent,
     event_list, paranoid,
 };
-pub use procfs::{Mapping, ProcStatus, boot_id};
+pub use procfs::{Mapping, ProcStatus, boot_id, ready_threads};
 pub use remote::Remote;
 pub use rights::{Rights, permitted};
 pub use rights_in_force::RightsInForce;

@@ -358,6 +358,15 @@ pub(crate) fn last_id() -> Option<i32> {
     fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
+/// Number of threads of the whole machine that run or are ready to run at this moment (proc_loadavg(5)).
+pub fn ready_threads() -> Option<usize> {
+    parse_ready(&fs::read_to_string("/proc/loadavg").ok()?)
+}
+
+fn parse_ready(loadavg: &str) -> Option<usize> {
+    loadavg.split_ascii_whitespace().nth(3)?.split_once('/')?.0.parse().ok()
+}
+
 /// All processes of the engine's pid namespace, by their main threads.
 pub(crate) fn processes() -> Vec<Tid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -491,6 +500,13 @@ pub(crate) fn schedule(pid: Pid, tid: Tid) -> Option<SchedulerTimes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ready_threads_are_the_first_number_of_the_fourth_field() {
+        assert_eq!(parse_ready("1.92 3.19 27.25 4/118 15742\n"), Some(4));
+        assert_eq!(parse_ready("1.92 3.19 27.25 4"), None);
+        assert_eq!(parse_ready(""), None);
+    }
 
     #[test]
     fn maps_lines() {
