@@ -37,6 +37,7 @@ mod reach;
 mod runs;
 mod shape;
 mod structure;
+mod times;
 mod totals;
 mod trace;
 mod tree;
@@ -55,6 +56,7 @@ pub use placement::{Placement, never_alternates};
 pub use profile::{Defect, Profile};
 pub use runs::{Counted, Measured, NotCounted, Partial, Position, Probes, RunCounts, Runs, Wishes};
 pub use shape::{Inexact, Shape};
+pub use times::{Call, Cause, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Share, Spread, Times, program_times};
 pub use totals::RunEvents;
 pub use trace::{
     NotTraced, Place, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,

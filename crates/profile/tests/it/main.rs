@@ -13,4 +13,5 @@ mod random;
 mod runs;
 mod shapes;
 mod threads;
+mod times;
 mod traces;

@@ -1,0 +1,191 @@
+//! The extended control-flow graph (section 2 of the paper), in which loops are nested intervals.
+//!
+//! ```text
+//!   START ──► PREHEADER ──► header ──► … ──► POSTEXIT ──► … ──► STOP
+//!                               └────► … ──► END of the iteration ┄┄► each POSTEXIT of the loop
+//! ```
+//!
+//! Pseudo edges, which no execution takes, lead from START to STOP, from a preheader to the end of the iteration and to the postexits of the
+//! exits that begin in its loop, and from that end to all postexits of the loop. The graph has no cycles.
+
+use std::collections::BTreeMap;
+
+use ingraft_model::Loops;
+
+use super::flow::{End, Flow};
+
+/// What a node stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Start,
+    Stop,
+    /// A node of the flow, by its index.
+    Flow(usize),
+    /// The preheader of the loop with this header.
+    Preheader(usize),
+    /// The end of an iteration.
+    IterationEnd,
+    /// The exit from a loop by an edge.
+    Postexit,
+}
+
+/// An edge. Each edge out of a node has a label of its own, so that the edge is a control condition.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Branch {
+    pub from: usize,
+    pub to: usize,
+    /// For the edge of a preheader to its header, the iterations for each entry of the loop; else the probability of the branch.
+    pub frequency: f64,
+    /// Whether it is the edge of a preheader to its header.
+    pub iterates: bool,
+}
+
+/// The graph. Node 0 is START and node 1 is STOP.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Extended {
+    pub kinds: Vec<Kind>,
+    /// The edges, sorted by the node that they leave.
+    pub branches: Vec<Branch>,
+    /// Number of calls of the function.
+    pub calls: f64,
+}
+
+pub(super) const START: usize = 0;
+pub(super) const STOP: usize = 1;
+
+/// The node of a node of the flow.
+pub(super) fn of_flow(node: usize) -> usize {
+    node + 2
+}
+
+/// A graph in the making: its edges still have numbers of passages.
+struct Builder<'a> {
+    flow: &'a Flow,
+    loops: &'a Loops,
+    kinds: Vec<Kind>,
+    edges: Vec<(usize, usize, f64)>,
+    /// For each loop, its preheader and the end of its iterations.
+    ends: Vec<(usize, usize)>,
+    /// For each loop, the postexits by which control leaves it.
+    exits: Vec<Vec<usize>>,
+}
+
+impl Extended {
+    /// Builds the graph of a flow all of whose loops have one entry.
+    pub fn of(flow: &Flow, loops: &Loops) -> Extended {
+        let mut kinds = vec![Kind::Start, Kind::Stop];
+        kinds.extend((0..flow.blocks.len()).map(Kind::Flow));
+        let mut ends = Vec::with_capacity(loops.all().len());
+        for one in loops.all() {
+            ends.push((kinds.len(), kinds.len() + 1));
+            kinds.extend([Kind::Preheader(one.header), Kind::IterationEnd]);
+        }
+        let exits = vec![Vec::new(); ends.len()];
+        let mut builder = Builder { flow, loops, kinds, edges: Vec::new(), ends, exits };
+        builder.passages();
+        builder.intervals();
+        builder.finish()
+    }
+}
+
+impl Builder<'_> {
+    /// The loop that a node is the header of.
+    fn headed_by(&self, node: usize) -> Option<usize> {
+        self.loops.innermost(node).filter(|index| self.loops.all().get(*index).is_some_and(|one| one.header == node))
+    }
+
+    fn is_in(&self, node: usize, index: usize) -> bool {
+        self.loops.around(node).any(|around| around == index)
+    }
+
+    /// Adds the edges of the flow.
+    fn passages(&mut self) {
+        let flow = self.flow;
+        let mut leads = vec![false; flow.blocks.len()];
+        for passage in &flow.passages {
+            let from = match passage.from {
+                End::Node(node) => Some(node),
+                End::Outside => None,
+            };
+            if let Some(leads) = from.and_then(|from| leads.get_mut(from)) {
+                *leads = true;
+            }
+            let End::Node(to) = passage.to else {
+                if let Some(from) = from {
+                    self.passage(from, None, STOP, passage.count);
+                }
+                continue;
+            };
+            let headed = self.headed_by(to).and_then(|index| Some((index, *self.ends.get(index)?)));
+            let target = match (headed, from) {
+                (Some((index, (_, end))), Some(from)) if self.is_in(from, index) => end,
+                (Some((_, (preheader, _))), _) => preheader,
+                (None, _) => of_flow(to),
+            };
+            match from {
+                Some(from) => self.passage(from, Some(to), target, passage.count),
+                None => self.edges.push((START, target, passage.count)),
+            }
+        }
+        for (node, _) in leads.iter().enumerate().filter(|(_, leads)| !**leads) {
+            self.passage(node, None, STOP, 0.0);
+        }
+    }
+
+    /// Adds an edge from a node of the flow to `target`, which stands for the node `to` or for STOP.
+    fn passage(&mut self, from: usize, to: Option<usize>, target: usize, count: f64) {
+        let stays = |builder: &Self, index| to.is_some_and(|to| builder.is_in(to, index));
+        let left: Vec<usize> = self.loops.around(from).take_while(|index| !stays(self, *index)).collect();
+        let Some((preheader, _)) = left.first().and_then(|index| self.ends.get(*index)).copied() else {
+            self.edges.push((of_flow(from), target, count));
+            return;
+        };
+        let postexit = self.kinds.len();
+        self.kinds.push(Kind::Postexit);
+        self.edges.extend([(of_flow(from), postexit, count), (postexit, target, count), (preheader, postexit, 0.0)]);
+        for index in left {
+            if let Some(exits) = self.exits.get_mut(index) {
+                exits.push(postexit);
+            }
+        }
+    }
+
+    /// Adds the edges of preheaders and of ends of iterations.
+    fn intervals(&mut self) {
+        for (one, (preheader, end)) in self.loops.all().iter().zip(&self.ends) {
+            self.edges.extend([(*preheader, of_flow(one.header), 0.0), (*preheader, *end, 0.0)]);
+        }
+        for (exits, (_, end)) in self.exits.iter().zip(&self.ends) {
+            self.edges.extend(exits.iter().map(|exit| (*end, *exit, 0.0)));
+            if exits.is_empty() {
+                self.edges.push((*end, STOP, 0.0));
+            }
+        }
+        self.edges.push((START, STOP, 0.0));
+    }
+
+    fn finish(mut self) -> Extended {
+        self.edges.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
+        let mut into: BTreeMap<usize, f64> = BTreeMap::new();
+        let mut out: BTreeMap<usize, f64> = BTreeMap::new();
+        for (from, to, count) in &self.edges {
+            *into.entry(*to).or_default() += count;
+            *out.entry(*from).or_default() += count;
+        }
+        let of = |sums: &BTreeMap<usize, f64>, node| sums.get(&node).copied().unwrap_or_default();
+        let through = self.flow.through();
+        let branch = |(from, to, count): &(usize, usize, f64)| {
+            let (part, whole, iterates) = match (self.kinds.get(*from), self.kinds.get(*to)) {
+                (Some(Kind::Preheader(header)), Some(Kind::Flow(node))) if header == node => {
+                    (through.get(*header).copied().unwrap_or_default(), of(&into, *from), true)
+                }
+                _ => (*count, of(&out, *from), false),
+            };
+            let frequency = if whole > 0.0 { part / whole } else { 0.0 };
+            Branch { from: *from, to: *to, frequency, iterates }
+        };
+        let branches = self.edges.iter().map(branch).collect();
+        let calls = of(&out, START);
+        Extended { branches, calls, kinds: self.kinds }
+    }
+}

@@ -1,0 +1,164 @@
+//! The measured control flow of a function, and the same as a flow of whole calls.
+
+/// An edge with the number of its passages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEdge {
+    /// Index of the block that the edge leaves.
+    pub from: usize,
+    /// Index of the block to which it leads; `None` if it leaves the function.
+    pub to: Option<usize>,
+    /// Number of passages.
+    pub count: u64,
+}
+
+/// Calls that a block makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Index of the block.
+    pub block: usize,
+    /// Index of the called function among the functions of the program.
+    pub callee: usize,
+    /// Number of calls of this function that the block made.
+    pub count: u64,
+}
+
+/// A function with measured frequencies.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MeasuredFlow {
+    /// Cost of one execution of each block, without what it calls, in any unit.
+    pub costs: Vec<f64>,
+    /// Number of executions of each block.
+    pub executions: Vec<u64>,
+    /// The edges between blocks and out of the function. The edge of a call has the number of its returns.
+    pub edges: Vec<FlowEdge>,
+    /// Index of the block at which callers arrive, and the number of their calls.
+    pub entry: (usize, u64),
+    /// The calls of measured functions.
+    pub calls: Vec<Call>,
+    /// Variance of the number of iterations for each entry of a loop, by the header of the loop. Without one it counts as 0.
+    pub trips: Vec<(usize, f64)>,
+}
+
+/// End of an edge of a [`Flow`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum End {
+    /// Outside of the function: callers, or what follows a call.
+    Outside,
+    /// A node, by its index.
+    Node(usize),
+}
+
+/// An edge of a [`Flow`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Passage {
+    pub from: End,
+    pub to: End,
+    pub count: f64,
+}
+
+/// A graph in which as much comes in at each node as goes out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Flow {
+    /// For each node, the block that it is or is a copy of; `None` for a node at which frames are resumed.
+    pub blocks: Vec<Option<usize>>,
+    pub passages: Vec<Passage>,
+}
+
+impl Flow {
+    /// Completes the counts of a function. A call that has not returned, or that an exception has left, goes on outside, or where control has
+    /// arrived along no edge. The rest of such arrivals come from outside.
+    pub fn of(function: &MeasuredFlow) -> Flow {
+        let count = function.costs.len();
+        let mut flow = Flow { blocks: (0..count).map(Some).collect(), passages: Vec::new() };
+        let (mut into, mut out) = (vec![0.0; count], vec![0.0; count]);
+        let mut add = |from: End, to: End, count: f64| {
+            for (end, sums) in [(to, &mut into), (from, &mut out)] {
+                if let End::Node(node) = end
+                    && let Some(sum) = sums.get_mut(node)
+                {
+                    *sum += count;
+                }
+            }
+            Passage { from, to, count }
+        };
+        let exists = |edge: &&FlowEdge| edge.from < count && edge.to.is_none_or(|to| to < count);
+        for edge in function.edges.iter().filter(exists) {
+            let passage = add(End::Node(edge.from), edge.to.map_or(End::Outside, End::Node), edge.count as f64);
+            flow.passages.push(passage);
+        }
+        let (entry, calls) = function.entry;
+        if entry < count {
+            flow.passages.push(add(End::Outside, End::Node(entry), calls as f64));
+        }
+        let runs = function.executions.iter().map(|count| *count as f64).chain(std::iter::repeat(0.0));
+        let through: Vec<f64> =
+            into.iter().zip(&out).zip(runs).map(|((into, out), runs)| into.max(*out).max(runs)).collect();
+        let missing = |sums: &[f64]| -> Vec<(usize, f64)> {
+            let missing = through.iter().zip(sums).map(|(through, sum)| through - sum).enumerate();
+            missing.filter(|(_, missing)| *missing > 0.0).collect()
+        };
+        flow.resume(&missing(&into), &missing(&out));
+        flow
+    }
+
+    /// Adds the edges of frames that are left without an edge, and of arrivals without one.
+    fn resume(&mut self, late: &[(usize, f64)], lost: &[(usize, f64)]) {
+        let sum = |all: &[(usize, f64)]| all.iter().map(|(_, count)| count).sum::<f64>();
+        let (arrived, left) = (sum(late), sum(lost));
+        let resumed = arrived.min(left);
+        let node = (resumed > 0.0).then_some(self.blocks.len());
+        if node.is_some() {
+            self.blocks.push(None);
+        }
+        let via = node.map_or(End::Outside, End::Node);
+        let mut add = |from, to, count: f64| {
+            if count > 0.0 {
+                self.passages.push(Passage { from, to, count });
+            }
+        };
+        for (block, count) in lost {
+            add(End::Node(*block), via, *count);
+        }
+        for (block, count) in late {
+            let share = if arrived > 0.0 { resumed / arrived } else { 0.0 };
+            add(via, End::Node(*block), count * share);
+            add(End::Outside, End::Node(*block), count * (1.0 - share));
+        }
+        add(via, End::Outside, if node.is_some() { left - resumed } else { 0.0 });
+    }
+
+    /// The nodes to which each node leads.
+    pub fn successors(&self) -> Vec<Vec<usize>> {
+        let mut successors = vec![Vec::new(); self.blocks.len()];
+        for passage in &self.passages {
+            if let (End::Node(from), End::Node(to)) = (passage.from, passage.to)
+                && let Some(all) = successors.get_mut(from)
+            {
+                all.push(to);
+            }
+        }
+        successors
+    }
+
+    /// The nodes at which control arrives from outside.
+    pub fn entries(&self) -> Vec<usize> {
+        let entry = |passage: &Passage| match (passage.from, passage.to) {
+            (End::Outside, End::Node(to)) => Some(to),
+            _ => None,
+        };
+        self.passages.iter().filter_map(entry).collect()
+    }
+
+    /// How often control has come to each node.
+    pub fn through(&self) -> Vec<f64> {
+        let mut through = vec![0.0; self.blocks.len()];
+        for passage in &self.passages {
+            if let End::Node(to) = passage.to
+                && let Some(sum) = through.get_mut(to)
+            {
+                *sum += passage.count;
+            }
+        }
+        through
+    }
+}

@@ -1,0 +1,29 @@
+//! Mean and variance of the execution time of functions, by Sarkar, "Determining average program execution times and their variance" (1989).
+//!
+//! Measured frequencies of edges and a cost for each block go in. What comes out are the paper's TIME and VAR for each node, loop and function.
+//!
+//! 1. `flow.rs` makes the counts of a function those of whole calls: what comes in at a block goes out of it.
+//! 2. `split.rs` copies parts of loops that have several entries, so that each loop has one header (the paper's node splitting).
+//! 3. `extended.rs` builds the extended control-flow graph, with preheaders and postexits.
+//! 4. `control.rs` computes its forward control dependence, and the frequency of each control condition.
+//! 5. `moments.rs` adds up mean and variance from the leaves.
+//! 6. `program.rs` does so for all functions, callees first; recursive functions are solved together (`linear.rs`).
+//!
+//! The sum of frequencies times costs is the measured number of events: if a cost is a number of instructions, then TIME of a function is its
+//! number of instructions, divided by its number of calls.
+//!
+//! **One difference from the paper.** Its forward graph is the control dependence of the graph with back edges, without those that lead back.
+//! A node that follows `continue` then seems to run in each iteration, because control comes there in a later one. Here a back edge leads to
+//! a node END, where an iteration ends, and END leads to all exits of the loop. For loops without `continue` both graphs are the same.
+
+mod control;
+mod extended;
+mod flow;
+mod linear;
+mod moments;
+mod program;
+mod split;
+
+pub use flow::{Call, FlowEdge, MeasuredFlow};
+pub use moments::{Cause, NodeTime, Origin, Share, Spread, Times};
+pub use program::{NoTimes, program_times};

@@ -1,0 +1,78 @@
+//! Node splitting: a loop that control enters at several nodes is copied for each of them, so that each loop has one header.
+
+use std::collections::BTreeMap;
+
+use ingraft_model::{Loop, Loops};
+
+use super::flow::{End, Flow, Passage};
+use super::linear::solve;
+
+/// Largest number of nodes for each node of the function.
+const GROWTH: usize = 4;
+
+/// Largest loop that is copied, in nodes.
+const LOOP_MAX: usize = 400;
+
+/// The flow with one header for each loop, and its loops; `None` if it would have to grow too much.
+pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops)> {
+    let room = GROWTH * flow.blocks.len().max(1);
+    loop {
+        let loops = Loops::new(&flow.successors(), &flow.entries());
+        let Some(first) = loops.all().iter().find(|one| one.entries.len() > 1) else { return Some((flow, loops)) };
+        if first.body.len() > LOOP_MAX || flow.blocks.len() + first.body.len() > room {
+            return None;
+        }
+        flow = copied(flow, first)?;
+    }
+}
+
+/// Copies a loop for an entry other than its header. All arrivals from outside at this entry go to the copy. Passages are shared between
+/// both as if each node's branches did not depend on where control has come from, so all sums stay as they are.
+fn copied(mut flow: Flow, one: &Loop) -> Option<Flow> {
+    let entry = *one.entries.iter().find(|entry| **entry != one.header)?;
+    let inside: BTreeMap<usize, usize> = one.body.iter().enumerate().map(|(at, node)| (*node, at)).collect();
+    let position = |end: End| match end {
+        End::Node(node) => inside.get(&node).copied(),
+        End::Outside => None,
+    };
+    let through = flow.through();
+    let share = |passage: &Passage| match passage.from {
+        End::Node(node) => through.get(node).filter(|count| **count > 0.0).map_or(0.0, |count| passage.count / count),
+        End::Outside => 0.0,
+    };
+    let arrives = |passage: &Passage| passage.to == End::Node(entry) && position(passage.from).is_none();
+    // Executions of the nodes of the copy.
+    let count = one.body.len();
+    let mut rows = vec![vec![0.0; count + 1]; count];
+    let mut add = |row: usize, column: usize, value: f64| {
+        if let Some(cell) = rows.get_mut(row).and_then(|row| row.get_mut(column)) {
+            *cell += value;
+        }
+    };
+    (0..count).for_each(|node| add(node, node, 1.0));
+    for passage in &flow.passages {
+        match (position(passage.from), position(passage.to)) {
+            (Some(from), Some(to)) => add(to, from, -share(passage)),
+            (None, Some(to)) if arrives(passage) => add(to, count, passage.count),
+            _ => {}
+        }
+    }
+    let executions = solve(rows)?;
+    let base = flow.blocks.len();
+    let copies: Vec<Option<usize>> = one.body.iter().map(|node| flow.blocks.get(*node).copied().flatten()).collect();
+    flow.blocks.extend(copies);
+    let copy_of = |end: End| position(end).map_or(end, |at| End::Node(base + at));
+    let mut added = Vec::new();
+    for passage in &mut flow.passages {
+        if let Some(from) = position(passage.from) {
+            let count = executions.get(from)? * share(passage);
+            added.push(Passage { from: copy_of(passage.from), to: copy_of(passage.to), count });
+            passage.count = (passage.count - count).max(0.0);
+        } else if arrives(passage) {
+            passage.to = copy_of(passage.to);
+        }
+    }
+    flow.passages.extend(added);
+    flow.passages.retain(|passage| passage.count > 0.0);
+    Some(flow)
+}
