@@ -12,6 +12,7 @@ mod merge;
 pub mod message;
 mod program;
 mod saved;
+mod times;
 mod trace;
 
 pub use code::{Frame, ModuleCode, Step, Symbol};
@@ -19,13 +20,17 @@ pub use diff::{BlockChange, Change, FunctionChange, diff};
 pub use export::{EXPORTERS, Exporter, Sources, ran_lines};
 pub use file::FileError;
 pub use ingraft_analysis::demangle;
-pub use ingraft_profile::{Earlier, EarlierProfile, Step as TraceStep, TracedFunction, Unknown};
+pub use ingraft_profile::{
+    Cause as VarianceCause, Earlier, EarlierProfile, NodeTime, Origin, Spread, Step as TraceStep, TracedFunction,
+    Unknown,
+};
 pub use merge::MergeError;
 pub use program::{Program, Routine};
 pub use saved::{
     BlockCount, CallCount, Callee, Covered, Details, EdgeCount, EdgeEnd, FunctionProfile, InclusiveTotal, ModuleInfo,
     ProfileKind, Refused, SavedProfile,
 };
+pub use times::{FunctionTimes, Untimed, times};
 pub use trace::{
     Cause, Chunk, Newest, TraceClock, TraceEnd, TraceError, TraceRecord, TraceRecords, TraceReplay, TracedCode,
     TracedProgram, TracedRoutine, functions_of, trace_beginning,

@@ -1,0 +1,182 @@
+//! Mean and variance of the times of the functions of a profile, in instructions, by the algorithms of `ingraft_profile`.
+
+use std::collections::HashMap;
+
+use ingraft_model::{EdgeKind, Svma};
+use ingraft_profile::{Call, FlowEdge, MeasuredFlow, NoTimes, Times, program_times};
+
+use crate::saved::{Callee, EdgeEnd, FunctionProfile, SavedProfile};
+
+/// Times of a function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FunctionTimes {
+    /// The times, with those of the functions of the profile that it calls.
+    pub times: Times,
+    /// Mean number of instructions of the function alone in one call.
+    pub own: f64,
+    /// Calls that the function itself makes in one call, and whose time is not in it: the callee is not known, not profiled, or has no times.
+    pub missing: f64,
+}
+
+/// Reason why a function of a profile has no times.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Untimed {
+    /// The counts do not suffice.
+    #[error("not all of its counts are known")]
+    Unknown,
+    /// The times do not follow from the counts.
+    #[error(transparent)]
+    NoTimes(#[from] NoTimes),
+}
+
+/// Index of each function of a profile by its module and its first byte, and by its name.
+struct Callees<'p> {
+    places: HashMap<(usize, Svma), usize>,
+    /// `None` for a name that several functions have.
+    names: HashMap<&'p str, Option<usize>>,
+}
+
+impl<'p> Callees<'p> {
+    fn of(profile: &'p SavedProfile) -> Self {
+        let mut callees = Callees { places: HashMap::new(), names: HashMap::new() };
+        for (index, function) in profile.functions.iter().enumerate() {
+            callees.places.entry((function.module, function.start)).or_insert(index);
+            let known = callees.names.entry(&function.name).or_insert(Some(index));
+            *known = known.filter(|known| *known == index);
+        }
+        callees
+    }
+
+    fn find(&self, caller: &FunctionProfile, callee: &Callee) -> Option<usize> {
+        match callee {
+            Callee::Own(at) => self.places.get(&(caller.module, *at)).copied(),
+            Callee::Other { module, at } => self.places.get(&(*module, *at)).copied(),
+            Callee::Named(name) => self.names.get(name.as_str()).copied().flatten(),
+            Callee::Indirect | Callee::System => None,
+        }
+    }
+}
+
+/// Times of the functions of a profile, in their order.
+pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
+    let callees = Callees::of(profile);
+    let flows: Vec<Option<MeasuredFlow>> = profile.functions.iter().map(|function| flow(function, &callees)).collect();
+    let known: Vec<MeasuredFlow> = flows.iter().map(|flow| flow.clone().unwrap_or_default()).collect();
+    let times = program_times(&known, false);
+    let has_times: Vec<bool> = times.iter().map(Result::is_ok).collect();
+    let all = times.into_iter().zip(&flows).zip(&profile.functions);
+    let one = |((times, flow), function): ((Result<Times, NoTimes>, &Option<MeasuredFlow>), &FunctionProfile)| {
+        let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
+        let times = times?;
+        let calls = flow.entry.1 as f64;
+        let counts = flow.costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64);
+        let timed = |call: &&Call| has_times.get(call.callee).copied().unwrap_or_default();
+        let included: u64 = flow.calls.iter().filter(timed).map(|call| call.count).sum();
+        let made = called(function).map(|(_, _, count)| count).fold(0, u64::saturating_add);
+        let missing = made.saturating_sub(included) as f64 / calls;
+        Ok(FunctionTimes { times, own: counts.sum::<f64>() / calls, missing })
+    };
+    all.map(one).collect()
+}
+
+/// Calls and tail jumps that a function has made: the block that each ends, the callee, and how often. System calls are none.
+fn called(function: &FunctionProfile) -> impl Iterator<Item = (usize, Callee, u64)> {
+    let calls = function.call_sites.iter().filter(|site| site.callee != Callee::System);
+    let calls = calls.map(|site| (site.block, site.callee.clone(), site.count));
+    let jumps = function.edges.iter().filter(|edge| edge.kind == EdgeKind::TailJump).map(|edge| {
+        let callee = if let EdgeEnd::Outside(at) = edge.to { Callee::Own(at) } else { Callee::Indirect };
+        (edge.from, callee, edge.count.unwrap_or_default())
+    });
+    calls.chain(jumps)
+}
+
+/// The measured flow of a function; `None` if not all counts are known.
+fn flow(function: &FunctionProfile, callees: &Callees<'_>) -> Option<MeasuredFlow> {
+    let calls = function.known_calls()?;
+    if !function.unknown.is_empty() {
+        return None;
+    }
+    let entry = function.blocks.iter().position(|block| block.start == function.start)?;
+    let edge = |edge: &crate::saved::EdgeCount| {
+        let to = if let EdgeEnd::Block(block) = edge.to { Some(block) } else { None };
+        // A block that never ran has passed none of its edges.
+        let idle = [Some(edge.from), to].into_iter().flatten().any(|block| function.executions(block) == Some(0));
+        Some(FlowEdge { from: edge.from, to, count: edge.count.or(idle.then_some(0))? })
+    };
+    let call = |(block, callee, count): (usize, Callee, u64)| {
+        Some(Call { block, callee: callees.find(function, &callee)?, count })
+    };
+    Some(MeasuredFlow {
+        costs: function.blocks.iter().map(|block| f64::from(block.instructions)).collect(),
+        executions: function.blocks.iter().map(|block| block.count).collect(),
+        edges: function.edges.iter().map(edge).collect::<Option<_>>()?,
+        entry: (entry, calls),
+        calls: called(function).filter_map(call).collect(),
+        trips: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::saved::{BlockCount, CallCount, EdgeCount};
+
+    /// A function whose second block calls something and returns.
+    fn caller(start: u64, calls: u64, callee: Callee, made: u64) -> FunctionProfile {
+        let block = |at: u64, instructions, count| BlockCount {
+            start: Svma(start + at),
+            size: 4,
+            instructions,
+            last: Svma(start + at),
+            count,
+        };
+        let edge = |from, to, kind, count| EdgeCount { from, to, kind, count: Some(count) };
+        FunctionProfile {
+            module: 0,
+            name: format!("f{start}"),
+            start: Svma(start),
+            size: 12,
+            calls,
+            blocks: vec![block(0, 2, calls), block(4, 3, made), block(8, 5, calls)],
+            unknown: Vec::new(),
+            edges: vec![
+                edge(0, EdgeEnd::Block(1), EdgeKind::FallThrough, made),
+                edge(0, EdgeEnd::Block(2), EdgeKind::Taken, calls - made),
+                edge(1, EdgeEnd::Block(2), EdgeKind::CallReturn, made),
+                edge(2, EdgeEnd::Dynamic, EdgeKind::Return, calls),
+            ],
+            call_sites: vec![CallCount { block: 1, callee, count: made }],
+            inexact: None,
+            details: None,
+        }
+    }
+
+    #[test]
+    fn callees_are_a_part_of_the_times() {
+        let (outer, inner) = (caller(0, 10, Callee::Own(Svma(100)), 5), caller(100, 5, Callee::Indirect, 5));
+        let profile = SavedProfile { functions: vec![outer, inner], ..SavedProfile::default() };
+        let all = times(&profile);
+        let (outer, inner) = (all[0].as_ref().expect("times"), all[1].as_ref().expect("times"));
+        assert!((inner.times.mean - 10.0).abs() < 1e-9, "{inner:?}");
+        assert!((inner.missing - 1.0).abs() < 1e-9, "{inner:?}");
+        assert!((outer.own - 8.5).abs() < 1e-9, "{outer:?}");
+        assert!((outer.times.mean - 13.5).abs() < 1e-9, "{outer:?}");
+        // 13 more instructions in half of the calls.
+        assert!((outer.times.variance.independent - 13.0 * 13.0 / 4.0).abs() < 1e-9, "{outer:?}");
+        assert!(outer.missing.abs() < 1e-9, "{outer:?}");
+    }
+
+    #[test]
+    fn unknown_counts_give_no_times() {
+        let mut function = caller(0, 10, Callee::Indirect, 5);
+        function.edges[0].count = None;
+        let profile = |function| SavedProfile { functions: vec![function], ..SavedProfile::default() };
+        assert_eq!(times(&profile(function.clone()))[0], Err(Untimed::Unknown));
+        // Nothing has passed an edge to a block that never ran.
+        function = caller(0, 10, Callee::Indirect, 0);
+        function.edges[0].count = None;
+        assert!(times(&profile(function))[0].is_ok());
+        let never = caller(0, 0, Callee::Indirect, 0);
+        assert_eq!(times(&profile(never))[0], Err(Untimed::NoTimes(NoTimes::NotCalled)));
+    }
+}
