@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ingraft_model::{EdgeKind, Svma};
-use ingraft_profile::{Call, FlowEdge, MeasuredFlow, NoTimes, Times, program_times};
+use ingraft_profile::{Call, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Times, program_times};
 
 use crate::saved::{Callee, EdgeEnd, FunctionProfile, SavedProfile};
 
@@ -68,13 +68,16 @@ pub fn times(profile: &SavedProfile) -> Vec<Result<FunctionTimes, Untimed>> {
     let one = |((times, flow), function): ((Result<Times, NoTimes>, &Option<MeasuredFlow>), &FunctionProfile)| {
         let flow = flow.as_ref().ok_or(Untimed::Unknown)?;
         let times = times?;
-        let calls = flow.entry.1 as f64;
-        let counts = flow.costs.iter().zip(&flow.executions).map(|(cost, count)| cost * *count as f64);
+        let cost = |node: &NodeTime| match node.origin {
+            Origin::Block(block) => flow.costs.get(block).map_or(0.0, |cost| cost * node.frequency),
+            Origin::Function | Origin::Loop(_) => 0.0,
+        };
+        let own = times.nodes.iter().map(cost).sum();
         let timed = |call: &&Call| has_times.get(call.callee).copied().unwrap_or_default();
         let included: u64 = flow.calls.iter().filter(timed).map(|call| call.count).sum();
         let made = called(function).map(|(_, _, count)| count).fold(0, u64::saturating_add);
-        let missing = made.saturating_sub(included) as f64 / calls;
-        Ok(FunctionTimes { times, own: counts.sum::<f64>() / calls, missing })
+        let missing = made.saturating_sub(included) as f64 / flow.entry.1 as f64;
+        Ok(FunctionTimes { times, own, missing })
     };
     all.map(one).collect()
 }

@@ -8,8 +8,6 @@
 //! Pseudo edges, which no execution takes, lead from START to STOP, from a preheader to the end of the iteration and to the postexits of the
 //! exits that begin in its loop, and from that end to all postexits of the loop. The graph has no cycles.
 
-use std::collections::BTreeMap;
-
 use ingraft_model::Loops;
 
 use super::flow::{End, Flow};
@@ -46,8 +44,6 @@ pub(super) struct Extended {
     pub kinds: Vec<Kind>,
     /// The edges, sorted by the node that they leave.
     pub branches: Vec<Branch>,
-    /// Number of calls of the function.
-    pub calls: f64,
 }
 
 pub(super) const START: usize = 0;
@@ -166,13 +162,15 @@ impl Builder<'_> {
 
     fn finish(mut self) -> Extended {
         self.edges.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)));
-        let mut into: BTreeMap<usize, f64> = BTreeMap::new();
-        let mut out: BTreeMap<usize, f64> = BTreeMap::new();
+        let (mut into, mut out) = (vec![0.0; self.kinds.len()], vec![0.0; self.kinds.len()]);
         for (from, to, count) in &self.edges {
-            *into.entry(*to).or_default() += count;
-            *out.entry(*from).or_default() += count;
+            for (sums, node) in [(&mut into, *to), (&mut out, *from)] {
+                if let Some(sum) = sums.get_mut(node) {
+                    *sum += count;
+                }
+            }
         }
-        let of = |sums: &BTreeMap<usize, f64>, node| sums.get(&node).copied().unwrap_or_default();
+        let of = |sums: &[f64], node: usize| sums.get(node).copied().unwrap_or_default();
         let through = self.flow.through();
         let branch = |(from, to, count): &(usize, usize, f64)| {
             let (part, whole, iterates) = match (self.kinds.get(*from), self.kinds.get(*to)) {
@@ -185,7 +183,6 @@ impl Builder<'_> {
             Branch { from: *from, to: *to, frequency, iterates }
         };
         let branches = self.edges.iter().map(branch).collect();
-        let calls = of(&out, START);
-        Extended { branches, calls, kinds: self.kinds }
+        Extended { branches, kinds: self.kinds }
     }
 }

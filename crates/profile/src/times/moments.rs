@@ -149,11 +149,6 @@ impl Prepared {
         prepared
     }
 
-    /// Number of calls of the function.
-    pub fn calls(&self) -> f64 {
-        self.graph.calls
-    }
-
     /// Adds weights up from START, which has the weight 1: a node has the sum of those on which it depends, each multiplied by the factor of
     /// the branch, given the node and the branch.
     fn weights(&self, factor: impl Fn(usize, &super::extended::Branch) -> f64) -> Vec<f64> {

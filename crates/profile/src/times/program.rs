@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::control::Control;
 use super::extended::Extended;
-use super::flow::{Flow, MeasuredFlow};
+use super::flow::{Call, Flow, MeasuredFlow};
 use super::linear::solve;
 use super::moments::{Moments, Prepared, Spread, Times};
 use super::split;
@@ -28,6 +28,8 @@ pub enum NoTimes {
 /// A function, with the calls that each of its blocks makes.
 struct Program<'p> {
     functions: &'p [MeasuredFlow],
+    /// The calls of each function, sorted by block.
+    calls: Vec<Vec<Call>>,
     prepared: Vec<Result<Prepared, NoTimes>>,
     /// Mean and variance of a call of each function whose times are known.
     known: Vec<Option<Moments>>,
@@ -37,7 +39,13 @@ struct Program<'p> {
 /// change no mean, but loops then seem to have more exits. A callee without times counts as one that takes none.
 pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<Times, NoTimes>> {
     let prepared = functions.iter().map(|function| prepare(function, unused)).collect();
-    let mut program = Program { functions, prepared, known: vec![None; functions.len()] };
+    let sorted = |function: &MeasuredFlow| {
+        let mut calls = function.calls.clone();
+        calls.sort_by_key(|call| call.block);
+        calls
+    };
+    let calls = functions.iter().map(sorted).collect();
+    let mut program = Program { functions, calls, prepared, known: vec![None; functions.len()] };
     let callees: Vec<Vec<usize>> = functions.iter().map(|f| f.calls.iter().map(|call| call.callee).collect()).collect();
     for group in groups(&callees) {
         program.solve(&group);
@@ -51,6 +59,9 @@ pub fn program_times(functions: &[MeasuredFlow], unused: bool) -> Vec<Result<Tim
 }
 
 fn prepare(function: &MeasuredFlow, unused: bool) -> Result<Prepared, NoTimes> {
+    if function.entry.1 == 0 {
+        return Err(NoTimes::NotCalled);
+    }
     let mut flow = Flow::of(function);
     if !unused {
         flow.passages.retain(|passage| passage.count > 0.0);
@@ -58,18 +69,19 @@ fn prepare(function: &MeasuredFlow, unused: bool) -> Result<Prepared, NoTimes> {
     let (flow, loops) = split::reducible(flow).ok_or(NoTimes::Irreducible)?;
     let graph = Extended::of(&flow, &loops);
     let control = Control::of(&graph).ok_or(NoTimes::Irreducible)?;
-    let prepared = Prepared::new(flow, graph, control, &function.trips);
-    if prepared.calls() > 0.0 { Ok(prepared) } else { Err(NoTimes::NotCalled) }
+    Ok(Prepared::new(flow, graph, control, &function.trips))
 }
 
 impl Program<'_> {
     /// The calls of a block: callees, each with its number of calls in an execution of the block.
     fn callees(&self, function: usize, block: usize) -> impl Iterator<Item = (usize, f64)> {
-        let function = self.functions.get(function);
-        let executions = function.and_then(|f| f.executions.get(block)).copied().unwrap_or_default() as f64;
-        let calls = function.map_or(&[][..], |f| &f.calls);
+        let executions = self.functions.get(function).and_then(|f| f.executions.get(block)).copied();
+        let executions = executions.unwrap_or_default() as f64;
+        let calls = self.calls.get(function).map_or(&[][..], Vec::as_slice);
+        let first = calls.partition_point(|call| call.block < block);
+        let own = calls.iter().skip(first).take_while(move |call| call.block == block);
         let part = move |count: u64| if executions > 0.0 { count as f64 / executions } else { 0.0 };
-        calls.iter().filter(move |call| call.block == block).map(move |call| (call.callee, part(call.count)))
+        own.map(move |call| (call.callee, part(call.count)))
     }
 
     /// Mean and variance of the cost of each block of a function, with its callees.
