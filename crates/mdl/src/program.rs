@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, EdgeId, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid, Scalar};
+use ingraft_model::{Avma, EdgeId, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, Scalar};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,24 +82,24 @@ pub trait Program {
     /// Process id of the program.
     fn pid(&self) -> Pid;
     /// All modules whose functions can be woven.
-    fn modules(&self) -> Vec<ModuleRef>;
+    fn modules(&self) -> Vec<ModuleId>;
     /// The modules that a name in a focus or a list means.
-    fn modules_named(&self, name: &str) -> Vec<ModuleRef>;
+    fn modules_named(&self, name: &str) -> Vec<ModuleId>;
     /// All functions of a module.
-    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef>;
+    fn functions_of(&self, module: ModuleId) -> Vec<FunctionId>;
     /// All functions of a name, or of a pattern with `*` and `?`, in any module; for lists, `$start` and `$exit`.
-    fn functions_named(&self, name: &str) -> Vec<FunctionRef>;
+    fn functions_named(&self, name: &str) -> Vec<FunctionId>;
     /// The functions that a focus means; `name{0xOFFSET}` tells equal names apart.
-    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef>;
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionId>;
     /// The functions that an item of a list means by module and function. Both may be patterns with `*` and `?` where the program
     /// supports that.
-    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionId> {
         self.function(module, function)
     }
     /// The name of a module.
-    fn module_name(&self, module: ModuleRef) -> &str;
+    fn module_name(&self, module: ModuleId) -> &str;
     /// The name of a function.
-    fn function_name(&self, function: FunctionRef) -> &str;
+    fn function_name(&self, function: FunctionId) -> &str;
     /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`. With members, the integer to which they lead from the
     /// variable, through pointers.
     fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
@@ -110,23 +110,23 @@ pub trait Program {
         Err(Unresolved::unknown())
     }
     /// The functions that a function calls; an error if some callee is not known before the call is made.
-    fn callees(&self, _function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+    fn callees(&self, _function: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// Checks that a basic block of a function begins at an offset.
-    fn block(&self, _function: FunctionRef, _offset: Offset) -> Result<(), Unresolved> {
+    fn block(&self, _function: FunctionId, _offset: Offset) -> Result<(), Unresolved> {
         Err(Unresolved::unknown())
     }
     /// The edges from one basic block of a function to another one, of every kind. An error if there is none.
-    fn edges(&self, _function: FunctionRef, _from: Offset, _to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, _function: FunctionId, _from: Offset, _to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// The loops of a function, sorted by header.
-    fn loops(&self, _function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+    fn loops(&self, _function: FunctionId) -> Result<Arc<[LoopEdges]>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// The loop of a function whose header begins at an offset. An error that names loops if there is none.
-    fn loop_at(&self, function: FunctionRef, header: Offset) -> Result<LoopEdges, Unresolved> {
+    fn loop_at(&self, function: FunctionId, header: Offset) -> Result<LoopEdges, Unresolved> {
         let loops = self.loops(function)?;
         if let Ok(at) = loops.binary_search_by_key(&header, |one| one.header) {
             return loops.get(at).cloned().ok_or_else(Unresolved::unknown);
@@ -144,7 +144,7 @@ pub trait Program {
         Err(Unresolved::NotFound { what, help: Some(help) })
     }
     /// Returns the path by which members lead to an integer in an argument or result of a function.
-    fn member(&self, _function: FunctionRef, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _function: FunctionId, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
         Err(Unresolved::unknown())
     }
 }

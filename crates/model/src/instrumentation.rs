@@ -13,13 +13,13 @@ use crate::vector::IndexNames;
 
 /// Number of a module of a program. Only the engine knows the assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ModuleRef(pub u32);
+pub struct ModuleId(pub u32);
 
-/// A function of a program. Aliases of one address have equal references, so that code is never inserted twice into the same function.
+/// A function of a program. Aliases of one address have equal ids, so that code is never inserted twice into the same function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FunctionRef {
+pub struct FunctionId {
     /// Module of the function.
-    pub module: ModuleRef,
+    pub module: ModuleId,
     /// Number of the function in the module.
     pub function: u32,
 }
@@ -151,7 +151,7 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Insertion {
     /// Function whose points get the code.
-    pub function: FunctionRef,
+    pub function: FunctionId,
     /// Kind of the points.
     pub point: PointKind,
     /// The points of the kind that get the code.
@@ -167,5 +167,5 @@ pub struct Insertion {
     pub group: u32,
     /// At calls: functions that the request measures through its lists. A call site with one of them as its target does not get this code,
     /// so that the callee's time counts as its caller's.
-    pub except: Arc<[FunctionRef]>,
+    pub except: Arc<[FunctionId]>,
 }

@@ -46,7 +46,7 @@ pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
 pub use instrumentation::{
-    FunctionRef, Insertion, Instrumentation, ModuleRef, Order, Role, ValueUnit, Variable, VariableKind,
+    FunctionId, Insertion, Instrumentation, ModuleId, Order, Role, ValueUnit, Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{ListedKeys, Listing};

@@ -3,27 +3,27 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, FunctionRef, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role, Shape,
+    Aggregate, FunctionId, Insertion, Instrumentation, MetricInfo, Order, Parts, PointKind, Refusal, Role, Shape,
     Snippet, Style, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 /// Code of a metric of the engine's own that is refused in a function for this reason.
-pub fn refused(function: FunctionRef, metric: &str, why: Refusal) -> Instrumentation {
+pub fn refused(function: FunctionId, metric: &str, why: Refusal) -> Instrumentation {
     Instrumentation { variables: [variable(0)].into(), ..empty(vec![missing(function, why)], metric_named(metric)) }
 }
 
 /// An insertion that is refused in a function for this reason.
-pub fn missing(function: FunctionRef, why: Refusal) -> Insertion {
+pub fn missing(function: FunctionId, why: Refusal) -> Insertion {
     increment(function, PointKind::Block, Parts::Missing(Arc::new(why)), VariableId(0))
 }
 
 /// Code that increments a counter.
-pub fn increment(function: FunctionRef, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
+pub fn increment(function: FunctionId, point: PointKind, parts: Parts, variable: VariableId) -> Insertion {
     insertion(function, point, parts, Snippet::increment(variable))
 }
 
 /// Code of a metric of the engine's own at points of a function.
-pub fn insertion(function: FunctionRef, point: PointKind, parts: Parts, snippet: Snippet) -> Insertion {
+pub fn insertion(function: FunctionId, point: PointKind, parts: Parts, snippet: Snippet) -> Insertion {
     Insertion {
         function,
         point,

@@ -6,8 +6,8 @@ use ingraft_analysis::{Function, FunctionKind, block_events};
 use ingraft_codegen::{Spot, WovenBody};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
-    Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionRef, Instrumentation, MetricInfo,
-    ModuleRef, Offset, Parts, PointKind, Refusal, Svma, VariableId,
+    Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionId, Instrumentation, MetricInfo,
+    ModuleId, Offset, Parts, PointKind, Refusal, Svma, VariableId,
 };
 use ingraft_profile::{Counted, Inexact, NotCounted, Probes};
 use ingraft_report::{BlockCount, Details, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
@@ -20,7 +20,7 @@ use super::code;
 #[derive(Debug)]
 pub struct FunctionGraph {
     /// The function.
-    pub function: FunctionRef,
+    pub function: FunctionId,
     /// Name of the function in the symbol table.
     pub symbol: String,
     /// Preferred name of the function, demangled.
@@ -37,7 +37,7 @@ pub struct FunctionGraph {
 
 impl FunctionGraph {
     /// The graph of a function, with its module and the function itself. Fails if the function has no code of its own.
-    pub fn of(modules: &Modules, function: FunctionRef) -> Result<(FunctionGraph, &Module, &Function), Refusal> {
+    pub fn of(modules: &Modules, function: FunctionId) -> Result<(FunctionGraph, &Module, &Function), Refusal> {
         let (_, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
         match f.kind() {
             FunctionKind::Normal => {}
@@ -179,7 +179,7 @@ impl FunctionGraph {
 }
 
 /// A module for a file; `None` if it is not loaded.
-pub fn module_info(modules: &Modules, module: ModuleRef) -> Option<ModuleInfo> {
+pub fn module_info(modules: &Modules, module: ModuleId) -> Option<ModuleInfo> {
     let (file, module) = modules.module(module)?;
     let segments = || module.image.elf().segments().iter();
     Some(ModuleInfo {

@@ -1,7 +1,7 @@
 //! Requests that are about whole functions.
 
 use ingraft_codegen::TextSpace;
-use ingraft_model::{FunctionRef, ModuleRef};
+use ingraft_model::{FunctionId, ModuleId};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Reason};
@@ -12,7 +12,7 @@ use crate::session::KindRequest;
 use crate::weaving::trial::text_of;
 
 /// The whole functions that a request names. `family` tells whether fork children of the target may be measured with it.
-pub fn functions(asked: &KindRequest<'_>, family: bool) -> Result<Vec<FunctionRef>, Error> {
+pub fn functions(asked: &KindRequest<'_>, family: bool) -> Result<Vec<FunctionId>, Error> {
     let request = asked.request;
     refuse_parts(&request.functions)?;
     if request.keep || request.family && !family {
@@ -33,7 +33,7 @@ fn refuse_parts(names: &[String]) -> Result<(), Error> {
 }
 
 /// The text of each function's module, with nothing woven into it.
-pub fn texts(modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<ModuleRef, TextSpace> {
+pub fn texts(modules: &Modules, functions: &[FunctionId]) -> FxHashMap<ModuleId, TextSpace> {
     let mut texts = FxHashMap::default();
     for function in functions {
         texts.entry(function.module).or_insert_with(|| text_of(modules, function.module));

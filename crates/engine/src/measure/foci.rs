@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_mdl::Program;
-use ingraft_model::{Focus, FunctionRef, ResourcePath};
+use ingraft_model::{Focus, FunctionId, ResourcePath};
 
 use crate::api::MetricFocus;
 use crate::error::Error;
@@ -12,7 +12,7 @@ use crate::program::modules::Modules;
 use crate::program::pattern::{glob_match, has_wildcard};
 
 /// A pair. If the pair came from a pattern of functions, also the function that its focus names.
-pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);
+pub type Expanded = (Arc<MetricFocus>, Option<FunctionId>);
 
 /// The pairs that a pair stands for: itself, unless its focus has a pattern. A text that is the name of a module or function is no pattern.
 pub fn expand(modules: &Modules, pair: Arc<MetricFocus>, missing: Missing) -> Result<Vec<Expanded>, Error> {

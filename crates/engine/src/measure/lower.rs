@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{Access, Evaluated, Evaluator, Global, Library, Location, Parameter, Program, Unresolved, codes};
 use ingraft_model::{
-    Avma, Bias, Called, CpuClock, DataArea, EdgeId, EdgeKind, Flavor, Focus, FunctionRef, Insertion, LoopEdges,
-    ModuleRef, Offset, Parts, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt,
-    ThreadIdentity, Variable, WallClock,
+    Avma, Bias, Called, CpuClock, DataArea, EdgeId, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges,
+    ModuleId, Offset, Parts, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity,
+    Variable, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
@@ -60,7 +60,7 @@ struct Generic {
 }
 
 impl Generic {
-    const ONE: FunctionRef = FunctionRef { module: ModuleRef(0), function: 0 };
+    const ONE: FunctionId = FunctionId { module: ModuleId(0), function: 0 };
 
     fn new() -> Self {
         Generic { flavors: ["linux", "unix"].map(str::to_owned).to_vec() }
@@ -77,25 +77,25 @@ impl Program for Generic {
     fn pid(&self) -> Pid {
         Pid(0)
     }
-    fn modules(&self) -> Vec<ModuleRef> {
+    fn modules(&self) -> Vec<ModuleId> {
         vec![Self::ONE.module]
     }
-    fn modules_named(&self, _: &str) -> Vec<ModuleRef> {
+    fn modules_named(&self, _: &str) -> Vec<ModuleId> {
         self.modules()
     }
-    fn functions_of(&self, _: ModuleRef) -> Vec<FunctionRef> {
+    fn functions_of(&self, _: ModuleId) -> Vec<FunctionId> {
         vec![Self::ONE]
     }
-    fn functions_named(&self, _: &str) -> Vec<FunctionRef> {
+    fn functions_named(&self, _: &str) -> Vec<FunctionId> {
         vec![Self::ONE]
     }
-    fn function(&self, _: &str, _: &str) -> Vec<FunctionRef> {
+    fn function(&self, _: &str, _: &str) -> Vec<FunctionId> {
         vec![Self::ONE]
     }
-    fn module_name(&self, _: ModuleRef) -> &str {
+    fn module_name(&self, _: ModuleId) -> &str {
         MODULE
     }
-    fn function_name(&self, _: FunctionRef) -> &str {
+    fn function_name(&self, _: FunctionId) -> &str {
         FUNCTION
     }
     fn variable(&self, _: &str, members: &[&str]) -> Result<Global, Unresolved> {
@@ -106,23 +106,23 @@ impl Program for Generic {
             described: true,
         })
     }
-    fn callees(&self, _: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+    fn callees(&self, _: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
         Ok(vec![Self::ONE])
     }
-    fn block(&self, _: FunctionRef, _: Offset) -> Result<(), Unresolved> {
+    fn block(&self, _: FunctionId, _: Offset) -> Result<(), Unresolved> {
         Ok(())
     }
-    fn edges(&self, _: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
         Ok([EdgeId { from, to, kind: EdgeKind::Taken }].into())
     }
-    fn loops(&self, _: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+    fn loops(&self, _: FunctionId) -> Result<Arc<[LoopEdges]>, Unresolved> {
         let edge = |from, to| -> Arc<[EdgeId]> {
             [EdgeId { from: Offset(from), to: Offset(to), kind: EdgeKind::Taken }].into()
         };
         let (enter, again, exit) = (Ok(edge(0, 0x10)), edge(0x10, 0x10), Ok(edge(0x10, 0x20)));
         Ok([LoopEdges { header: Offset(0x10), enter, exit, again }].into())
     }
-    fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
         Ok(Access { pointers, offset: 0, scalar: Scalar::INT })
     }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
-use ingraft_model::{Focus, FunctionRef, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
+use ingraft_model::{Focus, FunctionId, Instrumentation, PartName, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus};
@@ -29,7 +29,7 @@ pub struct Wanted {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
     /// Function that the focus names, if the pair came from the request's `functions` or from a pattern in a focus; otherwise `None`.
-    pub function: Option<FunctionRef>,
+    pub function: Option<FunctionId>,
     /// Code that must be woven for the pair.
     pub instrumentation: Instrumentation,
     /// Diagnostics that do not prevent the measurement.
@@ -75,7 +75,7 @@ pub enum Missing {
 }
 
 /// The functions that patterns match, each once, in the order of the patterns and of the functions' addresses.
-pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionRef>, Error> {
+pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionId>, Error> {
     let mut seen = FxHashSet::default();
     let mut out = Vec::new();
     for text in patterns.iter().filter(|text| SourceLine::parse(text).is_none()) {
@@ -83,7 +83,7 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
         let mut found = modules.matching(&pattern);
         // A glob matches functions that can be called; resolvers and stubs only if it matches nothing else.
         if !pattern.is_bare_name() {
-            let callable = |f: &FunctionRef| {
+            let callable = |f: &FunctionId| {
                 modules.resolve(*f).is_some_and(|(_, _, function)| function.kind() == FunctionKind::Normal)
             };
             if found.iter().any(callable) {
@@ -107,7 +107,7 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
 }
 
 /// For a bare name found in several modules, chooses the program's own function; otherwise the name is ambiguous.
-fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Result<Vec<FunctionRef>, Error> {
+fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionId>) -> Result<Vec<FunctionId>, Error> {
     let mut owners: Vec<_> = found.iter().map(|f| f.module).collect();
     owners.sort();
     owners.dedup();
@@ -240,7 +240,7 @@ pub fn evaluate(
 }
 
 /// A pair, and the function that it is about if a pattern named the function.
-type Chosen = (Arc<MetricFocus>, Option<FunctionRef>);
+type Chosen = (Arc<MetricFocus>, Option<FunctionId>);
 
 /// The pairs of the functions, parts of functions and source lines that a request names, each with its function.
 fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Result<Vec<Chosen>, Error> {
@@ -248,7 +248,7 @@ fn chosen(modules: &Modules, request: &EnableRequest, missing: Missing) -> Resul
         request.functions.iter().partition(|text| SourceLine::parse(text).is_some());
     let (parts, whole): (Vec<String>, Vec<String>) =
         functions.into_iter().cloned().partition(|text| Pattern::split_parts(text).1.is_some());
-    let named = |f: FunctionRef, part: Option<PartName>| {
+    let named = |f: FunctionId, part: Option<PartName>| {
         let (module, name) = modules.focus_name(f)?;
         let path = [module, name].into_iter().chain(part.map(|part| part.to_string()));
         let focus = Focus::new([ResourcePath::new("Code", path)]).ok()?;
@@ -357,8 +357,8 @@ pub fn refuse_many(pairs: usize, request: &EnableRequest) -> Result<(), Error> {
 const CODE_MAX: u64 = 12 << 20;
 
 /// Fails if the code of functions is too large to count all of its blocks or edges at once.
-pub fn refuse_large(modules: &Modules, functions: &[FunctionRef], text: &str) -> Result<(), Error> {
-    let size = |f: &FunctionRef| modules.resolve(*f).map_or(0, |(_, _, function)| function.size());
+pub fn refuse_large(modules: &Modules, functions: &[FunctionId], text: &str) -> Result<(), Error> {
+    let size = |f: &FunctionId| modules.resolve(*f).map_or(0, |(_, _, function)| function.size());
     let bytes = functions.iter().map(size).sum();
     too_large(functions.len(), bytes, text).map_or(Ok(()), Err)
 }

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use ingraft_analysis::{DebugInfo, DebugSections, TypeError};
 use ingraft_mdl::Program;
-use ingraft_model::{FunctionRef, PartName};
+use ingraft_model::{FunctionId, PartName};
 
 use crate::error::{Error, Reason};
 use crate::measure::request::Missing;
@@ -12,7 +12,7 @@ use crate::program::modules::{LineRanges, Module, ModuleFile, Modules};
 use crate::program::pattern::SourceLine;
 
 /// The blocks that hold code of the source line that a text names, inlined copies included, each by its function and its name.
-pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionRef, PartName)>, Error> {
+pub fn blocks(modules: &Modules, text: &str, missing: Missing) -> Result<Vec<(FunctionId, PartName)>, Error> {
     let Some(wanted) = SourceLine::parse(text) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     let (mut described, mut compressed, mut of_program) = (false, None, None);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::listed::{FREE, ListedKeys, RETIRED};
-use ingraft_model::{FunctionRef as FunctionId, Instrumentation, ModuleRef as ModuleId};
+use ingraft_model::{FunctionId, Instrumentation, ModuleId};
 use ingraft_process::SharedArea;
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::FunctionRef as FunctionId;
+use ingraft_model::FunctionId;
 
 use crate::api::{FunctionRef, PairFacts, PairInfo};
 use crate::program::modules::Modules;

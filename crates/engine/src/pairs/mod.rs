@@ -16,7 +16,7 @@ mod tails;
 pub mod tests;
 
 use ingraft_model::listed::RETIRED;
-use ingraft_model::{FunctionRef as FunctionId, Instrumentation, ModuleRef as ModuleId, PointKind};
+use ingraft_model::{FunctionId, Instrumentation, ModuleId, PointKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use self::admitted::{AdmittedPairs, Bound};

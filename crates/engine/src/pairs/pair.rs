@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Clock, FunctionRef as FunctionId, IndexNames, Instrumentation, MetricInfo, ModuleRef as ModuleId, PointKind,
-    Refusal, Shape, Stmt, Tid, ValueUnit, Variable, VariableKind,
+    Clock, FunctionId, IndexNames, Instrumentation, MetricInfo, ModuleId, PointKind, Refusal, Shape, Stmt, Tid,
+    ValueUnit, Variable, VariableKind,
 };
 use rustc_hash::FxHashSet;
 

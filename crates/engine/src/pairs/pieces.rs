@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef as FunctionId, Insertion, Instrumentation, Refusal, Snippet, Variable, VariableId};
+use ingraft_model::{FunctionId, Insertion, Instrumentation, Refusal, Snippet, Variable, VariableId};
 use rustc_hash::FxHashMap;
 
 use crate::api::RefusedFunction;

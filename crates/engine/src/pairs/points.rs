@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{
-    FunctionRef as FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, Stmt,
-};
+use ingraft_model::{FunctionId, Insertion, Instrumentation, Order, PointKind, Refusal, Shape, Snippet, Stmt};
 use rustc_hash::FxHashMap;
 
 use crate::weaving::exits::Exits;

@@ -11,9 +11,8 @@ use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_model::{
-    Avma, BinaryOp, CallSite, Callee, Expr, FunctionRef as FunctionId, Insertion, Instrumentation, PointKind,
-    Record as CallRecord, Restore, Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId,
-    VariableKind, Whose,
+    Avma, BinaryOp, CallSite, Callee, Expr, FunctionId, Insertion, Instrumentation, PointKind, Record as CallRecord,
+    Restore, Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId, VariableKind, Whose,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -548,7 +547,7 @@ impl Follow<'_> {
 mod tests {
 
     use super::*;
-    use ingraft_model::ModuleRef as ModuleId;
+    use ingraft_model::ModuleId;
 
     #[test]
     fn functions_that_jump_to_each_other_are_one_circle() {

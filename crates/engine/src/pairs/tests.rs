@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Aggregate, Expr, FunctionRef as FunctionId, Insertion, Instrumentation, MetricInfo, ModuleRef as ModuleId, Order,
-    Parts, PointKind, Role, Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId,
-    VariableKind,
+    Aggregate, Expr, FunctionId, Insertion, Instrumentation, MetricInfo, ModuleId, Order, Parts, PointKind, Role,
+    Shape, Snippet, Stmt, Style, Svma, UnitsType, ValueUnit, Variable, VariableId, VariableKind,
 };
 use rustc_hash::FxHashSet;
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, CallSite, Callee, FunctionRef, ModuleRef, Svma};
+use ingraft_model::{Avma, CallSite, Callee, FunctionId, ModuleId, Svma};
 use ingraft_process::Target;
 
 use crate::program::modules::{Module, ModuleFile, Modules};
 
 /// Whether it is certain that a function has no exit.
-pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
+pub fn never_returns(modules: &Modules, function: FunctionId) -> bool {
     modules
         .resolve(function)
         .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
@@ -20,10 +20,10 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
 pub fn callees(
     target: &Target,
     modules: &Modules,
-    caller: FunctionRef,
+    caller: FunctionId,
     module: &Module,
     call: &CallSite,
-) -> Vec<FunctionRef> {
+) -> Vec<FunctionId> {
     if let Some(named) = named(module, caller, call) {
         return named.into_iter().collect();
     }
@@ -45,9 +45,9 @@ pub fn callees(
 
 /// The function whose address a call instruction contains. `None` if the call contains no address, or that of a linker stub; `Some(None)`
 /// if no function begins at the address.
-pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
+pub fn named(module: &Module, caller: FunctionId, call: &CallSite) -> Option<Option<FunctionId>> {
     let Callee::Direct(at) = call.callee else { return None };
-    let function = |number| FunctionRef { module: caller.module, function: number };
+    let function = |number| FunctionId { module: caller.module, function: number };
     module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
 }
 
@@ -62,10 +62,10 @@ const EXCEPTIONS: [&str; 4] = ["__cxa_begin_catch", "__cxa_throw", "_Unwind_Resu
 
 /// Whether a thread may leave calls of functions without a return: if a library for exceptions is mapped, or the module of a function names
 /// longjmp or throws.
-pub fn may_unwind(modules: &Modules, functions: &[FunctionRef]) -> bool {
+pub fn may_unwind(modules: &Modules, functions: &[FunctionId]) -> bool {
     let has_one = |file: &ModuleFile| file.names.iter().any(|name| UNWINDERS.contains(&name.as_str()));
-    let users: BTreeSet<ModuleRef> = functions.iter().map(|function| function.module).collect();
-    let names_one = |module: ModuleRef| {
+    let users: BTreeSet<ModuleId> = functions.iter().map(|function| function.module).collect();
+    let names_one = |module: ModuleId| {
         let module = modules.module(module).map(|(_, module)| module);
         let names = || JUMPS.iter().chain(&EXCEPTIONS);
         let imports = |m: &Module| m.image.imports_any(&JUMPS) || m.image.imports_any(&EXCEPTIONS);
@@ -78,7 +78,7 @@ pub fn may_unwind(modules: &Modules, functions: &[FunctionRef]) -> bool {
 const RETURN_TWICE: [&str; 7] = ["setjmp", "_setjmp", "sigsetjmp", "__sigsetjmp", "getcontext", "vfork", "__vfork"];
 
 /// Whether a call may return several times, by the name of its callee. Calls through pointers do not.
-pub fn may_return_twice(module: &Module, caller: FunctionRef, call: &CallSite) -> bool {
+pub fn may_return_twice(module: &Module, caller: FunctionId, call: &CallSite) -> bool {
     let is_one = |name: &str| RETURN_TWICE.contains(&name);
     match named(module, caller, call) {
         Some(Some(function)) => {

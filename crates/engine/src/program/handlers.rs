@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, AvmaRange, Callee, FunctionRef, ModuleRef, Svma};
+use ingraft_model::{Avma, AvmaRange, Callee, FunctionId, ModuleId, Svma};
 use ingraft_process::Target;
 use rustc_hash::FxHashSet;
 
@@ -42,9 +42,9 @@ pub fn departing(
 
 /// The function by which code that has led to this step ends its thread, or that cannot be followed; `Some(None)` for the code itself. `None`
 /// if no function ends its thread to which the code leads.
-fn way_to_end(first: Step, callees: impl Fn(FunctionRef) -> Step) -> Option<Option<FunctionRef>> {
+fn way_to_end(first: Step, callees: impl Fn(FunctionId) -> Step) -> Option<Option<FunctionId>> {
     let Step::Calls(mut work) = first else { return Some(None) };
-    let mut seen: FxHashSet<FunctionRef> = work.iter().copied().collect();
+    let mut seen: FxHashSet<FunctionId> = work.iter().copied().collect();
     while let Some(function) = work.pop() {
         match callees(function) {
             Step::Calls(callees) if seen.len() < FUNCTIONS_MAX => {
@@ -72,7 +72,7 @@ enum Step {
     /// It ends its thread, calls a function that does, or cannot be followed.
     Ends,
     /// It is, or calls, these functions.
-    Calls(Vec<FunctionRef>),
+    Calls(Vec<FunctionId>),
 }
 
 impl Search<'_> {
@@ -106,15 +106,15 @@ impl Search<'_> {
     }
 
     /// The function in which control is that arrives at an address of a module.
-    fn within(&self, number: ModuleRef, module: &Module, at: Svma) -> Step {
+    fn within(&self, number: ModuleId, module: &Module, at: Svma) -> Step {
         if module.image.is_stub(at) {
             return module.image.stub_slot(at).map_or(Step::Ends, |slot| self.through(module, slot));
         }
         let function = module.image.function_reached_at(at).and_then(|f| module.number_at(f.start()));
-        function.map_or(Step::Ends, |function| Step::Calls(vec![FunctionRef { module: number, function }]))
+        function.map_or(Step::Ends, |function| Step::Calls(vec![FunctionId { module: number, function }]))
     }
 
-    fn callees(&self, function: FunctionRef) -> Step {
+    fn callees(&self, function: FunctionId) -> Step {
         let Some((_, module, f)) = self.modules.resolve(function) else { return Step::Ends };
         if f.names().iter().any(|name| self.ends(name.mangled())) {
             return Step::Ends;
@@ -158,8 +158,8 @@ impl Search<'_> {
 mod tests {
     use super::*;
 
-    fn f(function: u32) -> FunctionRef {
-        FunctionRef { module: ModuleRef(0), function }
+    fn f(function: u32) -> FunctionId {
+        FunctionId { module: ModuleId(0), function }
     }
 
     fn calls(functions: &[u32]) -> Step {
@@ -170,7 +170,7 @@ mod tests {
     fn a_handler_ends_its_thread_if_any_callee_does() {
         // 0 calls 1 and 2; 1 calls 3 and itself; 2 and 3 call each other; 4 ends the thread
         let callees = |ending: Option<u32>| {
-            move |function: FunctionRef| match function.function {
+            move |function: FunctionId| match function.function {
                 n if Some(n) == ending => Step::Ends,
                 0 => calls(&[1, 2]),
                 1 => calls(&[3, 1]),
@@ -193,7 +193,7 @@ mod tests {
     fn a_handler_that_calls_too_many_functions_may_end_its_thread() {
         let most = FUNCTIONS_MAX as u32;
         let chain = |length: u32| {
-            move |function: FunctionRef| match function.function + 1 < length {
+            move |function: FunctionId| match function.function + 1 < length {
                 true => calls(&[function.function + 1]),
                 false => calls(&[]),
             }

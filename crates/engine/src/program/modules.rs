@@ -11,7 +11,7 @@ use ingraft_analysis::{
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
+    Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid,
     Svma, SvmaRange, ThreadIdentity,
 };
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, ProcessError, Target};
@@ -62,7 +62,7 @@ pub struct News {
     /// Whether there are modules, or parts of modules, that were not mapped before.
     pub more: bool,
     /// Modules that are not mapped any more.
-    pub gone: Vec<ModuleRef>,
+    pub gone: Vec<ModuleId>,
 }
 
 /// A module that was analysed.
@@ -98,7 +98,7 @@ pub struct Modules {
     /// Whether other tools may set uprobes in the process at any time.
     are_uprobes_expected: AtomicBool,
     /// Modules that are not mapped but whose image is kept, in the order in which they were unmapped.
-    waiting: Vec<ModuleRef>,
+    waiting: Vec<ModuleId>,
 }
 
 /// Largest number of images of unloaded modules that are kept: programs reload only few modules.
@@ -186,7 +186,7 @@ impl Modules {
     /// Updates the modules to the present mappings. A module that was unloaded keeps its number, also if its file is mapped again
     /// elsewhere. A file may have lost its mappings although its code is still there, because the program has moved the code to memory
     /// without a file. `is_woven` tells that.
-    pub fn refresh(&mut self, target: &Target, is_woven: &dyn Fn(ModuleRef) -> bool) -> Result<News, Error> {
+    pub fn refresh(&mut self, target: &Target, is_woven: &dyn Fn(ModuleId) -> bool) -> Result<News, Error> {
         let entry = target.aux(AT_ENTRY).map(Avma);
         let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
         if files.is_empty() {
@@ -205,15 +205,15 @@ impl Modules {
         for number in 0..self.files.len() {
             let known = &self.files[number];
             if known.is_mapped && !files.iter().any(|file| same(known, file)) {
-                if is_woven(ModuleRef(number as u32)) {
+                if is_woven(ModuleId(number as u32)) {
                     kept.push((known.file.inode, known.file.device));
                     continue;
                 }
-                news.gone.push(ModuleRef(number as u32));
+                news.gone.push(ModuleId(number as u32));
                 self.files[number].is_mapped = false;
-                self.renew(ModuleRef(number as u32));
+                self.renew(ModuleId(number as u32));
                 if self.files[number].last_image.is_some() {
-                    self.waiting.push(ModuleRef(number as u32));
+                    self.waiting.push(ModuleId(number as u32));
                 }
             }
         }
@@ -300,7 +300,7 @@ impl Modules {
     }
 
     /// Forgets the analysis of a module, because its file may have other bytes at the next mapping.
-    pub fn renew(&mut self, module: ModuleRef) {
+    pub fn renew(&mut self, module: ModuleId) {
         if let Some(known) = self.files.get_mut(module.0 as usize) {
             known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
             known.frames = OnceLock::new();
@@ -381,14 +381,10 @@ impl Modules {
 
     /// Address of the first byte that differs from the file, in the pages of the target's text around these places. Breakpoints of other
     /// programs do not count.
-    pub fn differs_from_memory(
-        &self,
-        target: &Target,
-        places: impl Iterator<Item = (ModuleRef, Avma)>,
-    ) -> Option<Avma> {
+    pub fn differs_from_memory(&self, target: &Target, places: impl Iterator<Item = (ModuleId, Avma)>) -> Option<Avma> {
         /// `int3`
         const BREAKPOINT: u8 = 0xcc;
-        let mut pages: Vec<(ModuleRef, u64)> = places.map(|(module, at)| (module, at.0 & !(PAGE - 1))).collect();
+        let mut pages: Vec<(ModuleId, u64)> = places.map(|(module, at)| (module, at.0 & !(PAGE - 1))).collect();
         pages.sort_unstable();
         pages.dedup();
         pages.into_iter().find_map(|(module, page)| {
@@ -404,7 +400,7 @@ impl Modules {
     }
 
     /// Address in a second mapping of a file's code of a copy of one of these places; `None` if there is no such mapping.
-    pub fn again(&self, module: ModuleRef, places: impl Iterator<Item = Avma>) -> Option<Avma> {
+    pub fn again(&self, module: ModuleId, places: impl Iterator<Item = Avma>) -> Option<Avma> {
         let file = &self.file(module)?.file;
         if file.again.is_empty() {
             return None;
@@ -433,7 +429,7 @@ impl Modules {
     }
 
     /// A file, mapped or not.
-    pub fn file(&self, module: ModuleRef) -> Option<&ModuleFile> {
+    pub fn file(&self, module: ModuleId) -> Option<&ModuleFile> {
         self.files.get(module.0 as usize)
     }
 
@@ -493,17 +489,17 @@ impl Modules {
     }
 
     /// A function of the loader, if the target has one that can be analysed.
-    pub fn loader_function(&self, target: &Target, store: &ImageStore, name: &str) -> Option<FunctionRef> {
+    pub fn loader_function(&self, target: &Target, store: &ImageStore, name: &str) -> Option<FunctionId> {
         let module = self.loader(target)?;
         self.files[module.0 as usize].load(target, store, &|_| ()).ok()?;
         let functions = self.module(module)?.1.named(name);
-        functions.first().map(|&function| FunctionRef { module, function })
+        functions.first().map(|&function| FunctionId { module, function })
     }
 
     /// The loader, if the program has one.
-    pub fn loader(&self, target: &Target) -> Option<ModuleRef> {
+    pub fn loader(&self, target: &Target) -> Option<ModuleId> {
         let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
-        self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleRef(number as u32))
+        self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleId(number as u32))
     }
 
     /// Address of the loader's announcement of its next step (`r_state` of link.h), if the loader was analysed. glibc has a variable with
@@ -519,40 +515,40 @@ impl Modules {
     }
 
     /// A module, if it was analysed.
-    pub fn module(&self, module: ModuleRef) -> Option<(&ModuleFile, &Module)> {
+    pub fn module(&self, module: ModuleId) -> Option<(&ModuleFile, &Module)> {
         let file = self.files.get(module.0 as usize)?;
         Some((file, file.loaded.get()?.as_ref()?))
     }
 
     /// The modules that were analysed.
-    pub fn loaded(&self) -> impl Iterator<Item = (ModuleRef, &ModuleFile, &Module)> {
-        (0..).map(ModuleRef).zip(&self.files).filter_map(|(r, file)| Some((r, file, file.loaded.get()?.as_ref()?)))
+    pub fn loaded(&self) -> impl Iterator<Item = (ModuleId, &ModuleFile, &Module)> {
+        (0..).map(ModuleId).zip(&self.files).filter_map(|(r, file)| Some((r, file, file.loaded.get()?.as_ref()?)))
     }
 
     /// A function with its module, if the module was analysed.
-    pub fn resolve(&self, function: FunctionRef) -> Option<(&ModuleFile, &Module, &Function)> {
+    pub fn resolve(&self, function: FunctionId) -> Option<(&ModuleFile, &Module, &Function)> {
         let (file, module) = self.module(function.module)?;
         Some((file, module, module.function(function.function)?))
     }
 
     /// The function that begins at an address, if its module was analysed and it is no stub of the linker.
-    pub fn function_at(&self, at: Avma) -> Option<FunctionRef> {
+    pub fn function_at(&self, at: Avma) -> Option<FunctionId> {
         let (module, _, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
         let function = loaded.number_at(at.to_svma(loaded.bias))?;
-        (loaded.function(function)?.kind() == FunctionKind::Normal).then_some(FunctionRef { module, function })
+        (loaded.function(function)?.kind() == FunctionKind::Normal).then_some(FunctionId { module, function })
     }
 
     /// The functions with this name in the analysed modules, without stubs of the linker.
-    pub fn functions_named_exactly(&self, name: &str) -> Vec<FunctionRef> {
+    pub fn functions_named_exactly(&self, name: &str) -> Vec<FunctionId> {
         let normal = |m: &Module, n: &u32| m.function(*n).is_some_and(|f| f.kind() == FunctionKind::Normal);
-        let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
-            m.named(name).iter().filter(|n| normal(m, n)).map(|&function| FunctionRef { module, function }).collect()
+        let of = |(module, _, m): (ModuleId, _, &'_ Module)| -> Vec<FunctionId> {
+            m.named(name).iter().filter(|n| normal(m, n)).map(|&function| FunctionId { module, function }).collect()
         };
         self.loaded().flat_map(of).collect()
     }
 
     /// The functions of the analysed modules that a pattern matches.
-    pub fn matching(&self, pattern: &Pattern) -> Vec<FunctionRef> {
+    pub fn matching(&self, pattern: &Pattern) -> Vec<FunctionId> {
         let mut found = Vec::new();
         for (module, file, loaded) in self.loaded() {
             if !pattern.may_match_module(file.names.iter().map(String::as_str)) {
@@ -560,15 +556,15 @@ impl Modules {
             }
             match pattern {
                 Pattern::Offset { offset, .. } => {
-                    found.extend(loaded.number_containing(*offset).map(|function| FunctionRef { module, function }));
+                    found.extend(loaded.number_containing(*offset).map(|function| FunctionId { module, function }));
                 }
                 Pattern::Names { function: glob, .. } if !has_wildcard(glob) => {
-                    found.extend(loaded.named(glob).iter().map(|&function| FunctionRef { module, function }));
+                    found.extend(loaded.named(glob).iter().map(|&function| FunctionId { module, function }));
                 }
                 Pattern::Names { function: glob, .. } => {
                     for (i, function) in (0..).zip(loaded.image.functions()) {
                         if glob == "*" || function.spellings().any(|name| glob_match(glob, &name)) {
-                            found.push(FunctionRef { module, function: i });
+                            found.push(FunctionId { module, function: i });
                         }
                     }
                 }
@@ -578,7 +574,7 @@ impl Modules {
     }
 
     /// The name by which a focus names a function, with the offset if other functions share the name.
-    pub fn focus_name(&self, function: FunctionRef) -> Option<(String, String)> {
+    pub fn focus_name(&self, function: FunctionId) -> Option<(String, String)> {
         let (file, module, f) = self.resolve(function)?;
         let name = f.display_name().into_owned();
         let name = if module.named(&name).len() > 1 { format!("{name}{{{:#x}}}", f.start().0) } else { name };
@@ -586,7 +582,7 @@ impl Modules {
     }
 
     /// The parts of a function that a pattern names, sorted, each once.
-    pub fn parts(&self, function: FunctionRef, pattern: PartPattern) -> Vec<PartName> {
+    pub fn parts(&self, function: FunctionId, pattern: PartPattern) -> Vec<PartName> {
         let Some((_, module, f)) = self.resolve(function) else { return Vec::new() };
         match pattern {
             PartPattern::One(name) => vec![name],
@@ -606,17 +602,17 @@ impl Modules {
     }
 
     /// The kinds of the edges that a focus names, each once; empty if the focus names no edge of this function.
-    pub fn edge_kinds(&self, function: FunctionRef, focus: &Focus) -> Vec<EdgeKind> {
+    pub fn edge_kinds(&self, function: FunctionId, focus: &Focus) -> Vec<EdgeKind> {
         let Some(PartName::Edge { from, to }) = PartName::of(focus) else { return Vec::new() };
         self.edges(function, from, to).map_or_else(|_| Vec::new(), |edges| edges.iter().map(|edge| edge.kind).collect())
     }
 
     /// The number of a function of a loaded module.
-    pub fn number_of(&self, module: ModuleRef, function: &Function) -> Option<FunctionRef> {
+    pub fn number_of(&self, module: ModuleId, function: &Function) -> Option<FunctionId> {
         let (_, loaded) = self.module(module)?;
         let functions = loaded.image.functions();
         let number = functions.binary_search_by_key(&function.start(), Function::start).ok()?;
-        Some(FunctionRef { module, function: u32::try_from(number).ok()? })
+        Some(FunctionId { module, function: u32::try_from(number).ok()? })
     }
 }
 
@@ -811,31 +807,31 @@ impl Program for Modules {
         self.pid
     }
 
-    fn modules(&self) -> Vec<ModuleRef> {
+    fn modules(&self) -> Vec<ModuleId> {
         self.look_into(|_| true);
         self.loaded().map(|(r, _, _)| r).collect()
     }
 
-    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+    fn modules_named(&self, name: &str) -> Vec<ModuleId> {
         self.look_into(|file| file.names.iter().any(|n| n == name));
         self.loaded().filter(|(_, file, _)| file.names.iter().any(|n| n == name)).map(|(r, _, _)| r).collect()
     }
 
-    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
+    fn functions_of(&self, module: ModuleId) -> Vec<FunctionId> {
         let count = self.module(module).map_or(0, |(_, m)| m.image.functions().len());
-        (0..count as u32).map(|function| FunctionRef { module, function }).collect()
+        (0..count as u32).map(|function| FunctionId { module, function }).collect()
     }
 
-    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+    fn functions_named(&self, name: &str) -> Vec<FunctionId> {
         self.look_into(|_| true);
-        let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
-            m.named(name).iter().map(|&function| FunctionRef { module, function }).collect()
+        let of = |(module, _, m): (ModuleId, _, &'_ Module)| -> Vec<FunctionId> {
+            m.named(name).iter().map(|&function| FunctionId { module, function }).collect()
         };
-        let found: Vec<FunctionRef> = self.loaded().flat_map(of).collect();
+        let found: Vec<FunctionId> = self.loaded().flat_map(of).collect();
         if found.is_empty() && has_wildcard(name) { matching(self, None, name) } else { found }
     }
 
-    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionId> {
         let (name, offset) = match function.rsplit_once('{') {
             Some((name, rest)) => {
                 match rest.strip_suffix('}').and_then(|r| u64::from_str_radix(r.strip_prefix("0x")?, 16).ok()) {
@@ -849,12 +845,12 @@ impl Program for Modules {
         for module in self.modules_named(module) {
             let Some((_, m)) = self.module(module) else { continue };
             let fits = |i: u32| offset.is_none_or(|o| m.function(i).is_some_and(|f| f.start() == o));
-            found.extend(m.named(name).iter().filter(|&&i| fits(i)).map(|&function| FunctionRef { module, function }));
+            found.extend(m.named(name).iter().filter(|&&i| fits(i)).map(|&function| FunctionId { module, function }));
         }
         found
     }
 
-    fn block(&self, function: FunctionRef, offset: Offset) -> Result<(), Unresolved> {
+    fn block(&self, function: FunctionId, offset: Offset) -> Result<(), Unresolved> {
         let Some((_, module, f)) = self.resolve(function) else { return Ok(()) };
         let blocks = module.image.blocks(f);
         let at = f.start().0.wrapping_add_signed(offset.0);
@@ -873,7 +869,7 @@ impl Program for Modules {
         })
     }
 
-    fn edges(&self, function: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, function: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
         self.block(function, from)?;
         self.block(function, to)?;
         let Some((_, module, f)) = self.resolve(function) else { return Ok([].into()) };
@@ -896,11 +892,11 @@ impl Program for Modules {
         })
     }
 
-    fn loops(&self, function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+    fn loops(&self, function: FunctionId) -> Result<Arc<[LoopEdges]>, Unresolved> {
         Ok(self.resolve(function).map_or_else(|| [].into(), |(_, module, f)| module.image.loops(f)))
     }
 
-    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionId> {
         let found = self.function(module, function);
         if !found.is_empty() || !(has_wildcard(module) || has_wildcard(function)) {
             return found;
@@ -909,11 +905,11 @@ impl Program for Modules {
         matching(self, Some(module), function)
     }
 
-    fn module_name(&self, module: ModuleRef) -> &str {
+    fn module_name(&self, module: ModuleId) -> &str {
         self.files.get(module.0 as usize).map_or("", |f| &f.name)
     }
 
-    fn function_name(&self, function: FunctionRef) -> &str {
+    fn function_name(&self, function: FunctionId) -> &str {
         self.resolve(function).and_then(|(_, _, f)| f.names().first()).map_or("", ingraft_analysis::Name::display)
     }
 
@@ -925,17 +921,17 @@ impl Program for Modules {
         variables::address(self, name)
     }
 
-    fn callees(&self, function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+    fn callees(&self, function: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
         variables::callees(self, function)
     }
 
-    fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, function: FunctionId, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         variables::member(self, function, of, members)
     }
 }
 
 /// The functions that a pattern of an MDL item matches, in all modules or in those with a name.
-fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionRef> {
+fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionId> {
     let pattern = Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() };
     let mut found = modules.matching(&pattern);
     found.retain(|f| modules.resolve(*f).is_some_and(|(_, _, f)| f.kind() == FunctionKind::Normal));

@@ -2,7 +2,7 @@
 
 use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, Reach, TypeError};
 use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, CallSite, FunctionRef, ModuleRef, Refusal, Scalar, Svma, Width};
+use ingraft_model::{Avma, CallSite, FunctionId, ModuleId, Refusal, Scalar, Svma, Width};
 
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
@@ -83,7 +83,7 @@ pub fn address(modules: &Modules, name: &str) -> Result<Avma, Unresolved> {
 }
 
 /// See [`ingraft_mdl::Program::callees`].
-pub fn callees(modules: &Modules, caller: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+pub fn callees(modules: &Modules, caller: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
     let (_, module, f) = modules.resolve(caller).ok_or_else(unknown)?;
     let name = f.display_name();
@@ -99,7 +99,7 @@ pub fn callees(modules: &Modules, caller: FunctionRef) -> Result<Vec<FunctionRef
 }
 
 /// See [`ingraft_mdl::Program::member`].
-pub fn member(modules: &Modules, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+pub fn member(modules: &Modules, function: FunctionId, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
     let (file, module, f) = modules.resolve(function).ok_or_else(unknown)?;
     let name = f.display_name();
@@ -181,7 +181,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     let wanted = |file: &ModuleFile| if of_module { is_module(file) } else { true };
     let own = |file: &ModuleFile| file.is_program && wanted(file);
     modules.look_into(|file| own(file) || of_module && is_module(file));
-    let in_module = |(_, file, module): (ModuleRef, &'a ModuleFile, &'a Module)| -> Vec<Found<'a>> {
+    let in_module = |(_, file, module): (ModuleId, &'a ModuleFile, &'a Module)| -> Vec<Found<'a>> {
         let elf = module.image.elf();
         let symbols = DataSymbol::named(elf, file.debug(modules.pid(), elf), name);
         let fits = |symbol: &DataSymbol| match source {

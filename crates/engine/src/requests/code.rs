@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::{DebugInfo, DebugSections, Disassembled, Function, SourceRange, TypeError, disassemble};
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, Cfg, FunctionRef as Reference, Offset, PartName, Pid, Svma, SvmaRange};
+use ingraft_model::{Avma, AvmaRange, Cfg, FunctionId, Offset, PartName, Pid, Svma, SvmaRange};
 use ingraft_process::Target;
 
 use super::{Engine, lock, open, resolve};
@@ -61,7 +61,7 @@ impl Engine {
             ..RemovalRecord::default()
         };
         let text = Text::new(&target, std::iter::once(&originals));
-        let one = |function: &Reference| describe(&text, &modules, *function, &generated, request.instructions);
+        let one = |function: &FunctionId| describe(&text, &modules, *function, &generated, request.instructions);
         let functions = found.iter().filter_map(one).collect();
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
         Ok(Inspection { pid, functions })
@@ -216,7 +216,7 @@ fn lines(target: &Target, file: &ModuleFile, module: &Module, wanted: &[SvmaRang
 fn describe(
     text: &Text<'_>,
     modules: &Modules,
-    function: Reference,
+    function: FunctionId,
     generated: &[Generated],
     instructions: bool,
 ) -> Option<InspectedFunction> {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionCode;
-use ingraft_model::{BlockPoint, EdgeKind, FunctionBody, FunctionRef, How, PointKind, Refusal, Svma};
+use ingraft_model::{BlockPoint, EdgeKind, FunctionBody, FunctionId, How, PointKind, Refusal, Svma};
 
 use crate::api::{FunctionEntry, FunctionFacts, PointSummary};
 use crate::program::modules::Modules;
@@ -22,7 +22,7 @@ type Copied = Result<Arc<FunctionBody>, Refusal>;
 pub fn describe(
     text: &Text<'_>,
     modules: &Modules,
-    function: FunctionRef,
+    function: FunctionId,
     entry: Option<&Result<bool, Refusal>>,
     blocks: bool,
 ) -> Option<FunctionEntry> {

@@ -8,8 +8,8 @@ use ingraft_codegen::{Environment, Readable};
 use ingraft_mdl::Library;
 use ingraft_model::layout::{COUNTERS, header};
 use ingraft_model::{
-    Aggregate, AvmaRange, Focus, FunctionRef as MdlFunction, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma,
-    TextWrite, UnitsType, ValueUnit, WallClock,
+    Aggregate, AvmaRange, Focus, FunctionId, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma, TextWrite,
+    UnitsType, ValueUnit, WallClock,
 };
 use ingraft_process::{ApplyOptions, ProcessIdentity, Rights, SharedArea, Target, TickClock, contains, vector_state};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -146,7 +146,7 @@ impl Session {
     }
 
     /// Id of the kept measurement of a dead engine that has code in a function; `None` if there is none.
-    pub(super) fn kept_in(&self, control: &Control, function: MdlFunction) -> Option<u64> {
+    pub(super) fn kept_in(&self, control: &Control, function: FunctionId) -> Option<u64> {
         let attached = control.attached.as_ref().filter(|a| !a.woven.knows_all())?;
         let (_, module, f) = control.modules.resolve(function)?;
         let start = f.start().to_avma(module.bias);

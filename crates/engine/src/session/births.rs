@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ingraft_mdl::Program as _;
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
-use ingraft_model::{FunctionRef as MdlFunction, PointKind, Snippet, Stmt, ThreadIdentity, WallClock};
+use ingraft_model::{FunctionId, PointKind, Snippet, Stmt, ThreadIdentity, WallClock};
 use ingraft_process::SharedArea;
 
 use crate::error::Error;
@@ -110,14 +110,14 @@ impl Session {
     }
 
     /// Returns the functions of [`FORKS`] in the C library or, if none is mapped, in any module.
-    fn forks(&self, modules: &Modules) -> Vec<MdlFunction> {
+    fn forks(&self, modules: &Modules) -> Vec<FunctionId> {
         let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
             tracing::debug!(%error, "the C library cannot be looked into");
         }
         let has_library = modules.loaded().any(|(_, file, _)| is_libc(file));
-        let fits = |f: &MdlFunction| !has_library || modules.file(f.module).is_some_and(is_libc);
-        let named = |names: &[&str]| -> BTreeSet<MdlFunction> {
+        let fits = |f: &FunctionId| !has_library || modules.file(f.module).is_some_and(is_libc);
+        let named = |names: &[&str]| -> BTreeSet<FunctionId> {
             names.iter().flat_map(|name| modules.functions_named(name)).filter(fits).collect()
         };
         let found = FORKS.iter().map(|names| named(names)).find(|found| !found.is_empty());

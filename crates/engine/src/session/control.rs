@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ingraft_analysis::Unwinder;
 use ingraft_codegen::Environment;
-use ingraft_model::{FunctionRef as MdlFunction, Instrumentation};
+use ingraft_model::{FunctionId, Instrumentation};
 use ingraft_process::SharedArea;
 
 use crate::api::{MeasurementId, PairInfo};
@@ -96,7 +96,7 @@ impl Control {
     }
 
     /// Pairs in the form for clients.
-    pub(super) fn pair_infos(&self, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<PairInfo> {
+    pub(super) fn pair_infos(&self, keys: &[(PairKey, Option<FunctionId>)]) -> Vec<PairInfo> {
         let woven = self.attached.as_ref().map(|attached| &attached.woven);
         let info = |(key, function): &(PairKey, _)| {
             Some(pair_info(&self.modules, woven, (key, self.pairs.get(key)?), *function))

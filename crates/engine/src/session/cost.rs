@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_model::{FunctionRef as MdlFunction, Insertion, Variable};
+use ingraft_model::{FunctionId, Insertion, Variable};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, PairCost, TakenOut};
@@ -126,7 +126,7 @@ impl Session {
     }
 
     /// Calls per second of the functions in which something counts already.
-    pub(super) fn known_rates(&self, control: &Control) -> FxHashMap<MdlFunction, f64> {
+    pub(super) fn known_rates(&self, control: &Control) -> FxHashMap<FunctionId, f64> {
         let shared = self.shared();
         let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) else { return Default::default() };
         let rates = self.rates();
@@ -155,7 +155,7 @@ impl Session {
         &self,
         control: &Control,
         wanted: &[Wanted],
-        rates: &FxHashMap<MdlFunction, f64>,
+        rates: &FxHashMap<FunctionId, f64>,
     ) -> Vec<PairRate> {
         let wall = wall_of(self.clocks.wall().ok());
         let price = |insertion: &Insertion, variables: &[Variable]| {

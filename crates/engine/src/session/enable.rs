@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::Library;
-use ingraft_model::{Clock, FunctionRef as MdlFunction, Instrumentation, Resolution, Shape, Variable};
+use ingraft_model::{Clock, FunctionId, Instrumentation, Resolution, Shape, Variable};
 use ingraft_process::Rights;
 use rustc_hash::FxHashMap;
 
@@ -228,7 +228,7 @@ impl Session {
     pub(super) fn fit_histograms(
         control: &mut Control,
         wanted: &mut [Wanted],
-        keys: &[(PairKey, Option<MdlFunction>)],
+        keys: &[(PairKey, Option<FunctionId>)],
         coming: u64,
     ) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_model::{ModuleRef, ThreadIdentity};
+use ingraft_model::{ModuleId, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -53,7 +53,7 @@ impl Session {
     }
 
     /// Forgets the points of modules whose text is gone. Their counts stay.
-    fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
+    fn retire(&self, control: &mut Control, gone: &[ModuleId]) -> Result<(), Error> {
         control.pairs.forget_modules(gone);
         for measurement in control.measurements.values_mut() {
             for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {

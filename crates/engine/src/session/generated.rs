@@ -1,6 +1,6 @@
 //! The generated code of a target as a list of points and their parts, for people who read the code.
 
-use ingraft_model::FunctionRef;
+use ingraft_model::FunctionId;
 use rustc_hash::FxHashMap;
 
 use crate::weaving::parts::{Generated, GeneratedPoint};
@@ -12,7 +12,7 @@ impl Session {
     pub fn generated(&self) -> Option<(Generated, bool)> {
         let control = self.control();
         let attached = control.attached.as_ref()?;
-        let mut pairs: FxHashMap<(FunctionRef, u64), String> = FxHashMap::default();
+        let mut pairs: FxHashMap<(FunctionId, u64), String> = FxHashMap::default();
         for (key, pair) in control.pairs.iter() {
             for mini in &pair.minis {
                 pairs.entry(*mini).or_insert_with(|| match key.pair.focus.to_string() {

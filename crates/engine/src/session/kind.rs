@@ -4,7 +4,7 @@
 use std::any::Any;
 
 use ingraft_mdl::Library;
-use ingraft_model::FunctionRef as MdlFunction;
+use ingraft_model::FunctionId;
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MeasurementId, Removed};
@@ -90,7 +90,7 @@ pub(crate) enum Occasion {
 /// An insertion that has succeeded.
 pub(crate) struct InsertedPairs<'a> {
     /// Keys of all wanted pairs, with the functions that they are about. The kind may add others that it holds.
-    pub keys: &'a mut Vec<(PairKey, Option<MdlFunction>)>,
+    pub keys: &'a mut Vec<(PairKey, Option<FunctionId>)>,
     /// Calls in progress that were caught up.
     pub caught_up: &'a CaughtUp,
     /// Where threads were in the stop.

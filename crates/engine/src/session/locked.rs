@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::token::Token;
-use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, MetricInfo, PointKind, Variable};
+use ingraft_model::{FunctionId, Instrumentation, MetricInfo, PointKind, Variable};
 use ingraft_process::{Target, TickClock};
 use rustc_hash::FxHashSet;
 
@@ -77,7 +77,7 @@ impl<'s> Locked<'s> {
     }
 
     /// The functions that are refused to the measurement, with the reasons.
-    pub fn refused(&self) -> Vec<(MdlFunction, RefusedFunction)> {
+    pub fn refused(&self) -> Vec<(FunctionId, RefusedFunction)> {
         let measurement = self.control.measurements.get(&self.id);
         let views = measurement.iter().flat_map(|measurement| measurement.views.iter());
         let pairs = views.filter_map(|view| self.control.pairs.get(&view.key));
@@ -123,7 +123,7 @@ impl<'s> Locked<'s> {
 
     /// Takes snippets of pairs out. Returns their number.
     pub fn withdraw(&mut self, going: &[(PairKey, FxHashSet<u64>)]) -> Result<usize, Error> {
-        let mut gone: Vec<(MdlFunction, u64)> = Vec::new();
+        let mut gone: Vec<(FunctionId, u64)> = Vec::new();
         for (key, ids) in going {
             let pair = self.control.pairs.get(key);
             gone.extend(pair.into_iter().flat_map(|pair| &pair.minis).filter(|(_, id)| ids.contains(id)));
@@ -139,7 +139,7 @@ impl<'s> Locked<'s> {
     }
 
     /// The points at which a thread leaves calls without a return, each with the token that tells it, as far as their libraries are mapped.
-    pub fn leaving_points(&self) -> Vec<(MdlFunction, PointKind, Token)> {
+    pub fn leaving_points(&self) -> Vec<(FunctionId, PointKind, Token)> {
         marks(&self.session.target, &self.session.context.images, &self.control.modules)
     }
 

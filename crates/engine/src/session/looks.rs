@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingraft_model::FunctionRef;
+use ingraft_model::FunctionId;
 use rustc_hash::FxHashSet;
 
 use crate::weaving::original::Seen;
@@ -16,7 +16,7 @@ pub(super) struct LooksAtText {
     /// Earliest time of the next look; `None` for an immediate one.
     next: Option<Instant>,
     /// Functions in which the last look has found a difference.
-    suspects: FxHashSet<FunctionRef>,
+    suspects: FxHashSet<FunctionId>,
     /// Text in which the last full comparison has found no difference.
     seen: Option<Seen>,
 }
@@ -41,10 +41,10 @@ impl LooksAtText {
     /// has found some too.
     pub(super) fn confirm(
         &mut self,
-        found: FxHashSet<FunctionRef>,
+        found: FxHashSet<FunctionId>,
         now: Instant,
         work: Duration,
-    ) -> FxHashSet<FunctionRef> {
+    ) -> FxHashSet<FunctionId> {
         self.next = Some(now + work * SHARE);
         let confirmed = found.intersection(&self.suspects).copied().collect();
         self.suspects = found;

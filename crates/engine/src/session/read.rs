@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Activations, Aggregate, FunctionRef as MdlFunction, Shape, ValueUnit};
+use ingraft_model::{Activations, Aggregate, FunctionId, Shape, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, MeasurementId, Reading, Value};
@@ -19,7 +19,7 @@ use super::view::{OwnValue, Plain, View, Views};
 
 impl Session {
     /// Views of pairs, with the present values of their counters.
-    pub(super) fn views(&self, control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<View> {
+    pub(super) fn views(&self, control: &Control, keys: &[(PairKey, Option<FunctionId>)]) -> Vec<View> {
         let shared = self.shared();
         let columns = shared.columns();
         keys.iter()

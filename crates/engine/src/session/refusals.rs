@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use ingraft_model::{FunctionRef as MdlFunction, Instrumentation, Refusal};
+use ingraft_model::{FunctionId, Instrumentation, Refusal};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::RefusedFunction;
@@ -98,7 +98,7 @@ impl Session {
         }
         let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
         let part = bound.get(*pair).and_then(|(key, ..)| key.pair.focus.part("Code")?.names.get(2));
-        let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
+        let functions: FxHashSet<FunctionId> = reasons.keys().map(|(f, _)| *f).collect();
         let what = match (functions.len(), part, reasons.len()) {
             (1, None, _) => format!("`{name}` cannot be instrumented: {refusal}"),
             (1, Some(part), 1) => format!("`{name}{part}` cannot be instrumented: {refusal}"),
@@ -120,7 +120,7 @@ impl Session {
 }
 
 /// A function, and the number of a pair that is refused there.
-type Place = (MdlFunction, usize);
+type Place = (FunctionId, usize);
 
 /// The reason of the most refusals, at the first place that it concerns.
 fn most_frequent(reasons: &Refused) -> Option<(&Place, &Refusal)> {
@@ -152,14 +152,14 @@ pub(super) fn refused_of(
     instrumentation: &Instrumentation,
     refused: &Refused,
     pair: usize,
-) -> Vec<(MdlFunction, RefusedFunction)> {
+) -> Vec<(FunctionId, RefusedFunction)> {
     if refused.is_empty() {
         return Vec::new();
     }
-    let functions: FxHashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
-    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
+    let functions: FxHashSet<FunctionId> = instrumentation.insertions.iter().map(|i| i.function).collect();
+    let mut unwoven: Vec<FunctionId> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();
-    let told = |f: MdlFunction| {
+    let told = |f: FunctionId| {
         let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
         Some((f, RefusedFunction { function, reason: reason.into() }))
     };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef as MdlFunction, PatchPlan};
+use ingraft_model::{FunctionId, PatchPlan};
 use ingraft_process::{ApplyOptions, FaultFrames, Rights, Visitor};
 
 use crate::api::{MeasurementId, Removed};
@@ -115,7 +115,7 @@ impl Session {
     ///
     /// First all jumps to them are removed. Threads in the middle of a snippet then leave by themselves, however busy they are. If no
     /// thread is there, nothing else is needed.
-    pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
+    pub(super) fn withdraw(&self, control: &mut Control, minis: &[(FunctionId, u64)]) -> Result<(), Error> {
         self.withdraw_fitting(control, minis, &|plan| plan, None)
     }
 
@@ -123,7 +123,7 @@ impl Session {
     pub(super) fn withdraw_fitting(
         &self,
         control: &mut Control,
-        minis: &[(MdlFunction, u64)],
+        minis: &[(FunctionId, u64)],
         fit: &dyn Fn(PatchPlan) -> PatchPlan,
         visitor: Option<&mut dyn Visitor>,
     ) -> Result<(), Error> {

@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use ingraft_model::{Avma, FunctionRef as MdlFunction};
+use ingraft_model::{Avma, FunctionId};
 use rustc_hash::FxHashSet;
 
 use crate::api::TakenOut;
@@ -44,14 +44,14 @@ impl Session {
     }
 
     /// The copied functions whose text differs from what it was.
-    fn look_at_copied_text(&self, control: &mut Control) -> FxHashSet<MdlFunction> {
+    fn look_at_copied_text(&self, control: &mut Control) -> FxHashSet<FunctionId> {
         let Some(attached) = &control.attached else { return FxHashSet::default() };
         // Read before the full comparison: a write in between is a difference at the next look.
         let now = attached.woven.read_copied_text(&self.target);
         if control.text_looks.is_known(now.as_ref()) {
             return FxHashSet::default();
         }
-        let found: FxHashSet<MdlFunction> = self.rewritten(control).into_iter().map(|r| r.function).collect();
+        let found: FxHashSet<FunctionId> = self.rewritten(control).into_iter().map(|r| r.function).collect();
         control.text_looks.note_text(now, !found.is_empty());
         found
     }
@@ -60,17 +60,17 @@ impl Session {
         control.attached.as_ref().map_or_else(Vec::new, |attached| attached.woven.rewritten(&self.target))
     }
 
-    fn give_up(&self, control: &mut Control, functions: &FxHashSet<MdlFunction>) -> Result<(), Error> {
+    fn give_up(&self, control: &mut Control, functions: &FxHashSet<FunctionId>) -> Result<(), Error> {
         // the text of a library that was unloaded is no text that the program has written
         self.look_at_modules(control)?;
         let found: Vec<Rewritten> =
             self.rewritten(control).into_iter().filter(|rewritten| functions.contains(&rewritten.function)).collect();
-        let functions: FxHashSet<MdlFunction> = found.iter().map(|rewritten| rewritten.function).collect();
+        let functions: FxHashSet<FunctionId> = found.iter().map(|rewritten| rewritten.function).collect();
         let mut changed: Vec<Avma> = found.iter().flat_map(|rewritten| rewritten.bytes.iter().copied()).collect();
         changed.sort_unstable();
         let keys = control.pairs.with_code_in(&functions);
         let going = control.pairs.minis_of(&keys.iter().collect());
-        let mut minis: FxHashSet<(MdlFunction, u64)> = going.into_iter().collect();
+        let mut minis: FxHashSet<(FunctionId, u64)> = going.into_iter().collect();
         // snippets that pairs of other functions need there
         let woven = control.attached.iter().flat_map(|attached| functions.iter().map(|f| (*f, &attached.woven)));
         let at_points = woven.flat_map(|(function, woven)| {
@@ -78,7 +78,7 @@ impl Session {
             all.filter(|id| *id != PRUNE).map(move |id| (function, id))
         });
         minis.extend(at_points);
-        let minis: Vec<(MdlFunction, u64)> = minis.into_iter().collect();
+        let minis: Vec<(FunctionId, u64)> = minis.into_iter().collect();
         let warnings: Vec<String> = found.iter().map(|rewritten| self.warning(control, rewritten)).collect();
         let mut left = LeftCalls::of(self, control, keys.iter());
         self.withdraw_fitting(control, &minis, &|plan| fitting(&self.target, plan, &changed), Some(&mut left))?;

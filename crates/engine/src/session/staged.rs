@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingraft_model::{FunctionRef as MdlFunction, PointKind};
+use ingraft_model::{FunctionId, PointKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::TakenOut;
@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Result of an insertion.
 pub(super) struct Inserted {
     /// Keys of all wanted pairs, in their order.
-    pub keys: Vec<(PairKey, Option<MdlFunction>)>,
+    pub keys: Vec<(PairKey, Option<FunctionId>)>,
     /// Calls in progress that were caught up.
     pub caught_up: CaughtUp,
     /// Pairs that would cost too much, and so have no code.
@@ -89,13 +89,13 @@ impl Session {
     fn rates_of_calls(
         &self,
         control: &Control,
-        counted: &[(PairKey, Option<MdlFunction>)],
+        counted: &[(PairKey, Option<FunctionId>)],
         meanwhile: impl FnOnce(),
-    ) -> FxHashMap<MdlFunction, f64> {
-        let counter = |(key, function): &(PairKey, Option<MdlFunction>)| {
+    ) -> FxHashMap<FunctionId, f64> {
+        let counter = |(key, function): &(PairKey, Option<FunctionId>)| {
             Some(((*function)?, control.pairs.get(key)?.counters.first().copied()?))
         };
-        let counters: Vec<(MdlFunction, u32)> = counted.iter().filter_map(counter).collect();
+        let counters: Vec<(FunctionId, u32)> = counted.iter().filter_map(counter).collect();
         let read = || -> Vec<i64> {
             let shared = self.shared();
             let Some(columns) = shared.columns() else { return Vec::new() };
@@ -111,7 +111,7 @@ impl Session {
     }
 
     /// Takes pairs out again that no measurement uses yet. If that fails, they count until the target is detached.
-    fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<MdlFunction>)]) {
+    fn take_back(&self, control: &mut Control, keys: &[(PairKey, Option<FunctionId>)]) {
         let mut seen = FxHashSet::default();
         let keys: Vec<_> = keys.iter().filter(|(key, _)| seen.insert(key.clone())).cloned().collect();
         control.pairs.add_users(&keys);
@@ -128,7 +128,7 @@ impl Session {
 /// Finds the exits at which the code of pairs will stand, so that the images know them when the code comes.
 fn find_exits(modules: &Modules, wanted: &[Wanted]) -> Result<(), Error> {
     let exits = |w: &&Wanted| w.instrumentation.insertions.iter().any(|insertion| insertion.point == PointKind::Exit);
-    let functions: Vec<MdlFunction> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
+    let functions: Vec<FunctionId> = wanted.iter().filter(exits).filter_map(|w| w.function).collect();
     each_in_background(&functions, |function| {
         if let Some((_, module, f)) = modules.resolve(*function) {
             drop(module.image.exit_sites(f));

@@ -1,7 +1,7 @@
 //! Warnings about a new measurement: the parts that its values lack, and their cost.
 
 use ingraft_analysis::Unwinder;
-use ingraft_model::{CpuClock, FunctionRef as MdlFunction, WallClock};
+use ingraft_model::{CpuClock, FunctionId, WallClock};
 use ingraft_process::TickClock;
 
 use crate::measure::request::{Missing, Wanted};
@@ -59,7 +59,7 @@ pub(super) fn of_calls(wanted: &[Wanted]) -> Option<String> {
 
 impl Session {
     /// Warnings about pairs that were woven.
-    pub(super) fn insertion_warnings(&self, control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<String> {
+    pub(super) fn insertion_warnings(&self, control: &Control, keys: &[(PairKey, Option<FunctionId>)]) -> Vec<String> {
         let pairs = || keys.iter().filter_map(|(key, _)| Some((key, control.pairs.get(key)?)));
         let mut warnings: Vec<String> = pairs().filter_map(|(key, pair)| pair.why_unmeasured(key)).collect();
         let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));

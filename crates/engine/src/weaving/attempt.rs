@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::{Arena, RemovalRecord};
-use ingraft_model::{Avma, AvmaRange, FunctionRef, PatchPlan, Refusal, Site};
+use ingraft_model::{Avma, AvmaRange, FunctionId, PatchPlan, Refusal, Site};
 use ingraft_process::contains;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,7 +17,7 @@ use crate::weaving::sites::Found;
 use crate::weaving::wanted::{NewPoint, Wanted};
 
 /// Pairs that are refused in functions, with the reasons.
-pub(super) type Refused = FxHashMap<(FunctionRef, usize), Refusal>;
+pub(super) type Refused = FxHashMap<(FunctionId, usize), Refusal>;
 
 /// A change as far as it is made.
 pub(super) struct Attempt {
@@ -42,13 +42,13 @@ impl Attempt {
         &mut self,
         subject: Subject<'_>,
         found: Vec<Vec<NewPoint<'a>>>,
-        (hosts, copies): (&'a FxHashMap<FunctionRef, Arc<Site>>, &Copies),
+        (hosts, copies): (&'a FxHashMap<FunctionId, Arc<Site>>, &Copies),
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Attempt { woven, change, made } = self;
         let mut new: NewPoints<'a> = BTreeMap::new();
         let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
-        let functions: FxHashSet<FunctionRef> = found.iter().map(|found| found.place.function).collect();
+        let functions: FxHashSet<FunctionId> = found.iter().map(|found| found.place.function).collect();
         let (known, unknown): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|found| woven.woven_at(&found.place).is_some());
         for found in unknown {
@@ -69,7 +69,7 @@ impl Attempt {
     /// Takes everything out that the change has made in these functions. `before` is the generated code without the change. Returns whether
     /// that is possible: a change of a copy that was there before cannot be taken out alone, nor one of a function whose text another function
     /// has taken. If not, the attempt is of no use any more.
-    pub fn withdraw(&mut self, functions: &FxHashSet<FunctionRef>, before: &Woven) -> bool {
+    pub fn withdraw(&mut self, functions: &FxHashSet<FunctionId>, before: &Woven) -> bool {
         if functions.iter().any(|function| before.is_copied(*function)) {
             return false;
         }
@@ -137,7 +137,7 @@ fn without(
 }
 
 /// The functions with snippets whose places depend on whether one of these pairs is refused.
-pub(super) fn dependents<'w>(wanted: &'w [Wanted<'_>], refused: &'w Refused) -> impl Iterator<Item = FunctionRef> + 'w {
+pub(super) fn dependents<'w>(wanted: &'w [Wanted<'_>], refused: &'w Refused) -> impl Iterator<Item = FunctionId> + 'w {
     let depends =
         |w: &&Wanted<'_>| w.minis.iter().any(|m| m.exits.needs().iter().any(|need| refused.contains_key(need)));
     wanted.iter().filter(move |_| !refused.is_empty()).filter(depends).map(|w| w.function)
@@ -148,9 +148,9 @@ pub(super) fn partial(
     wanted: &[Wanted<'_>],
     sites: &[Result<Vec<Found>, Refusal>],
     refused: &Refused,
-) -> FxHashSet<FunctionRef> {
-    let mut points: FxHashMap<(FunctionRef, usize), usize> = refused.keys().map(|key| (*key, 0)).collect();
-    let functions: FxHashSet<FunctionRef> = refused.keys().map(|(function, _)| *function).collect();
+) -> FxHashSet<FunctionId> {
+    let mut points: FxHashMap<(FunctionId, usize), usize> = refused.keys().map(|key| (*key, 0)).collect();
+    let functions: FxHashSet<FunctionId> = refused.keys().map(|(function, _)| *function).collect();
     for (w, sites) in wanted.iter().zip(sites).filter(|(w, _)| functions.contains(&w.function)) {
         for found in sites.iter().flatten() {
             // Such a point has one at the entry with it.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
 use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_bodies_on};
-use ingraft_model::{FunctionBody, FunctionRef, ModuleRef, PatchPlan, Refusal, Site};
+use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::Quick;
@@ -45,8 +45,8 @@ pub struct Hosted {
 /// Functions whose points of a request are woven into copies, and functions that cannot be copied, with the reasons.
 #[derive(Debug, Default)]
 pub struct Copies {
-    chosen: FxHashMap<FunctionRef, Arc<FunctionBody>>,
-    refused: FxHashMap<FunctionRef, Refusal>,
+    chosen: FxHashMap<FunctionId, Arc<FunctionBody>>,
+    refused: FxHashMap<FunctionId, Refusal>,
 }
 
 impl Copies {
@@ -88,13 +88,13 @@ impl Copies {
         wanted: &[Wanted<'_>],
         sites: &mut [Result<Vec<Found>, Refusal>],
         refused: &Refused,
-    ) -> Vec<FunctionRef> {
+    ) -> Vec<FunctionId> {
         let is_new =
-            |function: &FunctionRef| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
+            |function: &FunctionId| !self.chosen.contains_key(function) && !self.refused.contains_key(function);
         let minis = wanted.iter().flat_map(|w| &w.minis);
         let in_place: FxHashSet<usize> = minis.filter(|mini| mini.in_place).map(|mini| mini.pair).collect();
         let may_move = refused.keys().filter(|(_, pair)| !in_place.contains(pair));
-        let functions: FxHashSet<FunctionRef> = may_move.map(|(function, _)| *function).filter(is_new).collect();
+        let functions: FxHashSet<FunctionId> = may_move.map(|(function, _)| *function).filter(is_new).collect();
         let mut chosen = Vec::new();
         for function in functions {
             match whole(text, modules, function) {
@@ -117,7 +117,7 @@ impl Copies {
     }
 
     /// Site and position of a point; `None` as position for a point in the text.
-    pub fn site<'f>(&self, function: FunctionRef, found: &'f Found) -> Result<(&'f Site, Option<Spot>), Refusal> {
+    pub fn site<'f>(&self, function: FunctionId, found: &'f Found) -> Result<(&'f Site, Option<Spot>), Refusal> {
         match &found.hosted {
             Some(hosted) if self.chosen.contains_key(&function) => Ok((&hosted.site, Some(hosted.spot))),
             hosted => found.site.as_ref().map(|site| (&**site, None)).map_err(|in_text| {
@@ -128,17 +128,17 @@ impl Copies {
     }
 
     /// The functions to copy.
-    pub(super) fn chosen(&self) -> impl Iterator<Item = (FunctionRef, &Arc<FunctionBody>)> {
+    pub(super) fn chosen(&self) -> impl Iterator<Item = (FunctionId, &Arc<FunctionBody>)> {
         self.chosen.iter().map(|(function, body)| (*function, body))
     }
 
     /// Whether a function is to be copied.
-    pub(super) fn has_chosen(&self, function: FunctionRef) -> bool {
+    pub(super) fn has_chosen(&self, function: FunctionId) -> bool {
         self.chosen.contains_key(&function)
     }
 
     /// Gives up copies.
-    pub fn give_up(&mut self, refused: Vec<(FunctionRef, Refusal)>) {
+    pub fn give_up(&mut self, refused: Vec<(FunctionId, Refusal)>) {
         for (function, refusal) in refused {
             self.chosen.remove(&function);
             self.refused.insert(function, refusal);
@@ -154,7 +154,7 @@ impl Body {
         PointChain { key: self.woven.removal.key(), chain }
     }
 
-    pub fn record(&self, modules: &Modules, module: ModuleRef) -> PointRecord {
+    pub fn record(&self, modules: &Modules, module: ModuleId) -> PointRecord {
         let file = modules.file(module).map(ModuleFile::id).unwrap_or_default();
         PointRecord { file, removal: self.woven.removal.clone() }
     }
@@ -183,21 +183,21 @@ impl NewPoint<'_> {
 }
 
 /// First function of a module.
-fn first_of(module: ModuleRef) -> FunctionRef {
-    FunctionRef { module, function: 0 }
+fn first_of(module: ModuleId) -> FunctionId {
+    FunctionId { module, function: 0 }
 }
 
 impl Woven {
     /// The copies of functions of a module.
-    pub(super) fn bodies_of(&self, module: ModuleRef) -> impl Iterator<Item = &WovenBody> {
-        let next = ModuleRef(module.0.saturating_add(1));
+    pub(super) fn bodies_of(&self, module: ModuleId) -> impl Iterator<Item = &WovenBody> {
+        let next = ModuleId(module.0.saturating_add(1));
         self.bodies.range(first_of(module)..first_of(next)).map(|(_, body)| &body.woven)
     }
 
     /// The copies into which no point is woven, because their points were refused, each with such a reason.
-    pub(super) fn idle_bodies(&self, refused: &Refused) -> Vec<(FunctionRef, Refusal)> {
-        let is_idle = |function: &&FunctionRef| self.points_of(**function).all(|(_, point)| point.probe.is_none());
-        let why = |function: &FunctionRef| {
+    pub(super) fn idle_bodies(&self, refused: &Refused) -> Vec<(FunctionId, Refusal)> {
+        let is_idle = |function: &&FunctionId| self.points_of(**function).all(|(_, point)| point.probe.is_none());
+        let why = |function: &FunctionId| {
             let known = refused.iter().find(|((of, _), _)| of == function);
             (*function, known.map_or(Refusal::NoSuchPoint, |(_, refusal)| refusal.clone()))
         };
@@ -205,7 +205,7 @@ impl Woven {
     }
 
     /// Forgets the copy of a function, which is about to be removed. Returns it.
-    pub(super) fn remove_body(&mut self, function: FunctionRef) -> Option<Arc<Body>> {
+    pub(super) fn remove_body(&mut self, function: FunctionId) -> Option<Arc<Body>> {
         let body = self.bodies.remove(&function)?;
         if let Some(text) = self.texts.get_mut(&function.module.0) {
             text.release_body(&body.woven);
@@ -214,8 +214,8 @@ impl Woven {
     }
 
     /// Forgets the copies of functions of a module whose text is gone. Returns their records.
-    pub(super) fn retire_bodies(&mut self, modules: &Modules, module: ModuleRef) -> Vec<PointRecord> {
-        let own: Vec<FunctionRef> = self.bodies.keys().filter(|f| f.module == module).copied().collect();
+    pub(super) fn retire_bodies(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
+        let own: Vec<FunctionId> = self.bodies.keys().filter(|f| f.module == module).copied().collect();
         let gone: Vec<Arc<Body>> = own.iter().filter_map(|function| self.bodies.remove(function)).collect();
         for body in &gone {
             self.leave_idle(std::slice::from_ref(&body.woven.removal.code));
@@ -224,7 +224,7 @@ impl Woven {
     }
 
     /// Gives up the counting copy of a function, because points of the function change.
-    pub(super) fn give_up_counting(&mut self, function: FunctionRef, plan: &mut PatchPlan) {
+    pub(super) fn give_up_counting(&mut self, function: FunctionId, plan: &mut PatchPlan) {
         let Some(body) = self.bodies.get_mut(&function).filter(|body| body.woven.is_counting()) else { return };
         if let Some(given_up) = Arc::make_mut(body).woven.give_up_counting() {
             append(plan, given_up);
@@ -243,17 +243,17 @@ impl Woven {
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let all = || points.values().flatten();
-        let mut needed: Vec<FunctionRef> = all().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
+        let mut needed: Vec<FunctionId> = all().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
         needed.sort_unstable();
         needed.dedup();
-        let in_text: FxHashSet<FunctionRef> = all().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
-        let mut own: FxHashMap<FunctionRef, Vec<BodyPoint>> = FxHashMap::default();
+        let in_text: FxHashSet<FunctionId> = all().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
+        let mut own: FxHashMap<FunctionId, Vec<BodyPoint>> = FxHashMap::default();
         if completeness == Completeness::All {
             for point in all().filter(|point| !in_text.contains(&point.place.function)) {
                 own.entry(point.place.function).or_default().extend(point.in_copy());
             }
         }
-        let own = |function: &FunctionRef| own.get(function).map_or(&[][..], Vec::as_slice);
+        let own = |function: &FunctionId| own.get(function).map_or(&[][..], Vec::as_slice);
         needed.retain(|function| !self.bodies.contains_key(function));
         let mut tasks: Vec<Task<'_>> = Vec::with_capacity(needed.len());
         for function in needed {
@@ -351,7 +351,7 @@ impl Woven {
 
 /// A function to copy.
 struct Task<'a> {
-    function: FunctionRef,
+    function: FunctionId,
     body: &'a FunctionBody,
     /// The points that come with the copy.
     points: &'a [BodyPoint],
@@ -374,11 +374,11 @@ fn batches<'r, 'a>(requests: &'r [BodyRequest<'a>]) -> impl Iterator<Item = &'r 
 }
 
 /// New points, by their modules.
-pub(super) type NewPoints<'a> = BTreeMap<ModuleRef, Vec<NewPoint<'a>>>;
+pub(super) type NewPoints<'a> = BTreeMap<ModuleId, Vec<NewPoint<'a>>>;
 
 /// The copies that a change makes.
 #[derive(Debug, Default)]
-pub(super) struct Made(FxHashMap<FunctionRef, MadeBody>);
+pub(super) struct Made(FxHashMap<FunctionId, MadeBody>);
 
 #[derive(Debug)]
 struct MadeBody {
@@ -390,18 +390,18 @@ struct MadeBody {
 
 impl Made {
     /// Whether a copy is one of these.
-    pub(super) fn has(&self, function: &FunctionRef) -> bool {
+    pub(super) fn has(&self, function: &FunctionId) -> bool {
         self.0.contains_key(function)
     }
 
     /// Takes the copy of a function out, if it is one of these.
-    pub(super) fn take(&mut self, function: &FunctionRef) -> Option<Arc<Body>> {
+    pub(super) fn take(&mut self, function: &FunctionId) -> Option<Arc<Body>> {
         self.0.remove(function).map(|made| made.body)
     }
 
     /// Adds the copies to a change, before its points.
     pub(super) fn add_to(self, change: &mut Change) {
-        let mut made: Vec<(FunctionRef, MadeBody)> = self.0.into_iter().collect();
+        let mut made: Vec<(FunctionId, MadeBody)> = self.0.into_iter().collect();
         made.sort_unstable_by_key(|(function, _)| *function);
         let points = (std::mem::take(&mut change.plan), std::mem::take(&mut change.new_points));
         for (_, MadeBody { file, body, plan }) in made {
@@ -417,10 +417,10 @@ impl Made {
 type CopiedFunction = (FileId, Arc<Body>, PatchPlan);
 
 /// Refusal of a function that gets points in the text.
-fn overlap(modules: &Modules, function: FunctionRef) -> Refusal {
+fn overlap(modules: &Modules, function: FunctionId) -> Refusal {
     let other = modules.resolve(function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned());
     Refusal::Overlap { other }
 }
 
 /// Copies of functions, by function.
-pub(super) type Bodies = BTreeMap<FunctionRef, Arc<Body>>;
+pub(super) type Bodies = BTreeMap<FunctionId, Arc<Body>>;

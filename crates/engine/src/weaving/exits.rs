@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef, Refusal, Site, Svma};
+use ingraft_model::{FunctionId, Refusal, Site, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::program::modules::Modules;
@@ -19,14 +19,14 @@ pub enum Exits {
     /// All exits except those at these addresses.
     But(Arc<FxHashSet<Svma>>),
     /// Only the exit at this address, if every (function, pair) of the list could be woven.
-    While(Svma, Arc<[(FunctionRef, usize)]>),
+    While(Svma, Arc<[(FunctionId, usize)]>),
     /// Only the exit at this address, if the list is empty or one of its pairs was refused.
-    Unless(Svma, Arc<[(FunctionRef, usize)]>),
+    Unless(Svma, Arc<[(FunctionId, usize)]>),
 }
 
 impl Exits {
     /// The (function, pair) items on which the condition depends.
-    pub fn needs(&self) -> &[(FunctionRef, usize)] {
+    pub fn needs(&self) -> &[(FunctionId, usize)] {
         match self {
             Exits::All | Exits::But(_) => &[],
             Exits::While(_, needs) | Exits::Unless(_, needs) => needs,
@@ -34,8 +34,8 @@ impl Exits {
     }
 
     /// Whether the snippet stands at the exit at this address.
-    pub fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionRef, usize), Refusal>) -> bool {
-        let any_refused = |needs: &[(FunctionRef, usize)]| needs.iter().any(|need| refused.contains_key(need));
+    pub fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionId, usize), Refusal>) -> bool {
+        let any_refused = |needs: &[(FunctionId, usize)]| needs.iter().any(|need| refused.contains_key(need));
         match self {
             Exits::All => true,
             Exits::But(others) => !others.contains(&at),
@@ -51,7 +51,7 @@ pub(super) fn hosts(
     modules: &Modules,
     wanted: &[Wanted<'_>],
     sites: &mut [Result<Vec<Found>, Refusal>],
-) -> FxHashMap<FunctionRef, Arc<Site>> {
+) -> FxHashMap<FunctionId, Arc<Site>> {
     let mut hosts = FxHashMap::default();
     for (w, found) in wanted.iter().zip(sites) {
         let mut within: Vec<_> =
@@ -71,11 +71,11 @@ pub(super) fn hosts(
 mod tests {
 
     use super::*;
-    use ingraft_model::ModuleRef;
+    use ingraft_model::ModuleId;
 
     #[test]
     fn what_depends_on_another_function_gives_way_when_that_is_refused() {
-        let other = FunctionRef { module: ModuleRef(0), function: 7 };
+        let other = FunctionId { module: ModuleId(0), function: 7 };
         let needs: Arc<[_]> = [(other, 3)].into();
         let (handed, given_up) =
             (Exits::While(Svma(16), Arc::clone(&needs)), Exits::Unless(Svma(16), Arc::clone(&needs)));

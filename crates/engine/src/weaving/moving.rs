@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
 use ingraft_codegen::{Rehosted, WovenPoint, rehost};
-use ingraft_model::{FunctionBody, FunctionRef, Parts, PatchPlan, PointKind, Refusal, Stmt};
+use ingraft_model::{FunctionBody, FunctionId, Parts, PatchPlan, PointKind, Refusal, Stmt};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
@@ -20,7 +20,7 @@ use crate::weaving::wanted::{NewMini, NewPoint, Place};
 
 /// The points of a function that move.
 pub(super) struct Moving<'a> {
-    function: FunctionRef,
+    function: FunctionId,
     points: Vec<Moved<'a>>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Moving<'a> {
     fn of(
         woven: &'a Woven,
         (text, modules): (&Text<'_>, &Modules),
-        function: FunctionRef,
+        function: FunctionId,
         body: &Arc<FunctionBody>,
     ) -> Result<Self, Refusal> {
         let stays_here = || in_the_way(modules, function);
@@ -84,7 +84,7 @@ impl<'a> Moving<'a> {
 }
 
 /// Refusal of a copy of a function whose points stay in the text.
-fn in_the_way(modules: &Modules, function: FunctionRef) -> Refusal {
+fn in_the_way(modules: &Modules, function: FunctionId) -> Refusal {
     let name = modules.resolve(function).map(|(_, _, f)| f.display_name().into_owned());
     Refusal::Overlap { other: name.unwrap_or_default() }
 }
@@ -136,7 +136,7 @@ impl Attempt {
     pub(super) fn move_points<'a>(
         &mut self,
         subject: Subject<'_>,
-        (moving, is_its): (&'a [Moving<'a>], impl Fn(&FunctionRef) -> bool),
+        (moving, is_its): (&'a [Moving<'a>], impl Fn(&FunctionId) -> bool),
         copies: &Copies,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {

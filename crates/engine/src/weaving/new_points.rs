@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_weave_on;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
-use ingraft_model::{Bias, ModuleRef, Site};
+use ingraft_model::{Bias, ModuleId, Site};
 
 use crate::background::{Quick, each};
 use crate::error::Error;
@@ -33,7 +33,7 @@ impl Woven {
     pub(super) fn weave_new(
         &mut self,
         subject: Subject<'_>,
-        number: ModuleRef,
+        number: ModuleId,
         points: Vec<NewPoint<'_>>,
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
@@ -69,7 +69,7 @@ impl Woven {
     fn weave_batch(
         &mut self,
         Subject { target, modules, env }: Subject<'_>,
-        number: ModuleRef,
+        number: ModuleId,
         points: &[NewPoint<'_>],
         change: &mut Change,
         mapped: &mut NewArenas<'_>,

@@ -1,7 +1,7 @@
 //! The text of functions that run as copies, as it was when they were copied. If the program writes it (a static key, a live patch), the
 //! copy goes on with the old code, and answers of the program may be wrong: the copy must go.
 
-use ingraft_model::{Avma, Bias, FunctionBody, FunctionRef, PatchPlan, PcMove, TextWrite};
+use ingraft_model::{Avma, Bias, FunctionBody, FunctionId, PatchPlan, PcMove, TextWrite};
 use ingraft_process::Target;
 
 use crate::program::text_pages::TextPages;
@@ -74,7 +74,7 @@ fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 #[derive(Debug)]
 pub struct Rewritten {
     /// The function.
-    pub function: FunctionRef,
+    pub function: FunctionId,
     /// Addresses of the changed bytes, sorted.
     pub bytes: Vec<Avma>,
 }
@@ -102,7 +102,7 @@ impl Woven {
         // a record of removal has the woven bytes as its old ones
         let mut writes: Vec<&TextWrite> = self.changes().flat_map(|record| &record.text).collect();
         writes.sort_unstable_by_key(|w| w.at);
-        let look = |(function, body): (&FunctionRef, &std::sync::Arc<super::bodies::Body>)| {
+        let look = |(function, body): (&FunctionId, &std::sync::Arc<super::bodies::Body>)| {
             let bytes = body.original.differences(&writes, &read);
             (!bytes.is_empty()).then_some(Rewritten { function: *function, bytes })
         };

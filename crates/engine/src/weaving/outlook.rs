@@ -1,7 +1,7 @@
 //! Outlook for the entries of a target, determined without a change to the target.
 
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, WovenPoint, weave_points_on};
-use ingraft_model::{Avma, FunctionRef, ModuleRef, Refusal, Site, Snippet, VariableId};
+use ingraft_model::{Avma, FunctionId, ModuleId, Refusal, Site, Snippet, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -16,15 +16,15 @@ use crate::weaving::trial::environment;
 pub fn outlook(
     target: &Target,
     modules: &Modules,
-    functions: &[FunctionRef],
-) -> FxHashMap<FunctionRef, Result<bool, Refusal>> {
+    functions: &[FunctionId],
+) -> FxHashMap<FunctionId, Result<bool, Refusal>> {
     let env = environment();
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let text = Text::untouched(target);
     let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(&text, modules, *f))).collect());
     let mut out = FxHashMap::default();
-    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
+    let mut by_module: FxHashMap<ModuleId, Vec<(FunctionId, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
         match site {
             Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),

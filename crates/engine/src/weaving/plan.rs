@@ -9,7 +9,7 @@ use ingraft_codegen::{
     remove_within,
 };
 use ingraft_model::{
-    Avma, AvmaRange, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
+    Avma, AvmaRange, FunctionId, ModuleId, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -34,8 +34,8 @@ fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     all.start <= code.start && code.end <= all.end
 }
 
-fn first_of(module: ModuleRef) -> Place {
-    Place::first_of(FunctionRef { module, function: 0 })
+fn first_of(module: ModuleId) -> Place {
+    Place::first_of(FunctionId { module, function: 0 })
 }
 
 fn whole_arena(arena: &Arena) -> AvmaRange {
@@ -114,9 +114,9 @@ pub struct Change {
     /// New points.
     pub new_points: Vec<WovenAnew>,
     /// Functions that cannot be woven for a pair of the request, with the reasons.
-    pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
+    pub refused: FxHashMap<(FunctionId, usize), Refusal>,
     /// Functions that were to be copied and cannot be, with the reasons.
-    pub(super) not_copied: Vec<(FunctionRef, Refusal)>,
+    pub(super) not_copied: Vec<(FunctionId, Refusal)>,
     /// Points that get further snippets, in the order of the changes.
     pub chains: Vec<PointChain>,
     /// Points in the text whose snippets move into copies.
@@ -271,7 +271,7 @@ impl Woven {
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
     }
 
-    pub(super) fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn places_of(&self, function: FunctionId) -> impl Iterator<Item = Place> + '_ {
         points_of(&self.points, function).map(|(place, _)| *place)
     }
 
@@ -316,7 +316,7 @@ impl Woven {
     }
 
     /// The points of a function that this engine has woven.
-    pub fn points_of(&self, function: FunctionRef) -> impl Iterator<Item = (Place, &WovenPoint)> {
+    pub fn points_of(&self, function: FunctionId) -> impl Iterator<Item = (Place, &WovenPoint)> {
         self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
     }
 
@@ -326,7 +326,7 @@ impl Woven {
     }
 
     /// The points of a function, with their snippets.
-    pub(super) fn known(&self, function: FunctionRef) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
+    pub(super) fn known(&self, function: FunctionId) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
         points_of(&self.points, function)
     }
 
@@ -336,7 +336,7 @@ impl Woven {
     }
 
     /// Forgets the points of a function. Returns them.
-    pub(super) fn forget_points(&mut self, function: FunctionRef) -> Vec<Arc<Point>> {
+    pub(super) fn forget_points(&mut self, function: FunctionId) -> Vec<Arc<Point>> {
         let places: Vec<Place> = self.places_of(function).collect();
         let gone: Vec<Arc<Point>> = places.iter().filter_map(|place| self.points.remove(place)).collect();
         if let Some(text) = self.text_space(function.module) {
@@ -347,7 +347,7 @@ impl Woven {
 
     /// Takes back points of a function that were forgotten or changed: `before` is the generated code with them. Returns whether their text is
     /// still free.
-    pub(super) fn restore_points(&mut self, function: FunctionRef, before: &Woven) -> bool {
+    pub(super) fn restore_points(&mut self, function: FunctionId, before: &Woven) -> bool {
         points_of(&before.points, function).all(|(place, point)| {
             self.points.insert(*place, Arc::clone(point));
             match (self.texts.get_mut(&function.module.0), before.texts.get(&function.module.0)) {
@@ -363,12 +363,12 @@ impl Woven {
     }
 
     /// Text that is in use in a module.
-    pub(super) fn text_space(&mut self, module: ModuleRef) -> Option<&mut TextSpace> {
+    pub(super) fn text_space(&mut self, module: ModuleId) -> Option<&mut TextSpace> {
         self.texts.get_mut(&module.0)
     }
 
     /// Whether a function runs as a copy.
-    pub(super) fn is_copied(&self, function: FunctionRef) -> bool {
+    pub(super) fn is_copied(&self, function: FunctionId) -> bool {
         self.bodies.contains_key(&function)
     }
 
@@ -379,7 +379,7 @@ impl Woven {
 
     /// Whether a uprobe would make threads continue in the middle of a springboard: one on the first byte of the function, or one on any
     /// instruction of a function that is copied.
-    pub fn is_exposed(&self, modules: &Modules, function: FunctionRef) -> bool {
+    pub fn is_exposed(&self, modules: &Modules, function: FunctionId) -> bool {
         let Some((_, module, f)) = modules.resolve(function) else { return false };
         let first = f.start().to_avma(module.bias);
         let covers = |w: &TextWrite| (w.at..w.at.offset(w.len.into())).contains(&first);
@@ -388,7 +388,7 @@ impl Woven {
     }
 
     /// Address of the springboard at a function's entry.
-    pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
+    pub fn entry_of(&self, function: FunctionId) -> Option<Avma> {
         let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
         let point = &self.points.get(&place)?.woven;
         match point.probe {
@@ -410,27 +410,27 @@ impl Woven {
     }
 
     /// The modules that have points.
-    pub fn modules(&self) -> Vec<ModuleRef> {
+    pub fn modules(&self) -> Vec<ModuleId> {
         let mut found = Vec::new();
-        let mut next = ModuleRef(0);
+        let mut next = ModuleId(0);
         while let Some((place, _)) = self.points.range(first_of(next)..).next() {
             found.push(place.function.module);
-            next = ModuleRef(place.function.module.0 + 1);
+            next = ModuleId(place.function.module.0 + 1);
         }
         found
     }
 
     /// The writes to the text of a module.
-    pub fn text_of(&self, module: ModuleRef) -> impl Iterator<Item = &TextWrite> {
-        let points = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
+    pub fn text_of(&self, module: ModuleId) -> impl Iterator<Item = &TextWrite> {
+        let points = self.points.range(first_of(module)..first_of(ModuleId(module.0 + 1)));
         points
             .flat_map(|(_, p)| &p.woven.removal.text)
             .chain(self.bodies_of(module).flat_map(|body| &body.removal.text))
     }
 
     /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
-    pub fn retire(&mut self, modules: &Modules, module: ModuleRef) -> Vec<PointRecord> {
-        let places = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
+    pub fn retire(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
+        let places = self.points.range(first_of(module)..first_of(ModuleId(module.0 + 1)));
         let places: Vec<Place> = places.map(|(place, _)| *place).collect();
         self.texts.remove(&module.0);
         let mut gone = Vec::with_capacity(places.len());
@@ -459,7 +459,7 @@ impl Woven {
     }
 
     /// The pages of text that hold a springboard, as module and address of one byte of each.
-    pub fn text_at(&self) -> impl Iterator<Item = (ModuleRef, Avma)> {
+    pub fn text_at(&self) -> impl Iterator<Item = (ModuleId, Avma)> {
         let module = |place: &Place| place.function.module;
         let points =
             self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)));
@@ -518,7 +518,7 @@ impl Woven {
         let mut refused_at_all: Refused = wanted.iter().zip(&sites).flat_map(|its| refused(its, &copies)).collect();
         let mut attempt = Attempt::at(self, mapped);
         // The functions that are woven again; `None` for all.
-        let mut again: Option<FxHashSet<FunctionRef>> = None;
+        let mut again: Option<FxHashSet<FunctionId>> = None;
         loop {
             let is_its = |w: &Wanted<'_>| again.as_ref().is_none_or(|again| again.contains(&w.function));
             let its: Vec<_> = wanted.iter().zip(&sites).filter(|(w, _)| is_its(w)).collect();
@@ -526,13 +526,13 @@ impl Woven {
             let how = if again.is_some() { " in another way" } else { "" };
             begin_step(|| format!("generating code for {} points{how}", its.len()), 4 * its.len() as u64);
             let found = each(&its, |(w, sites)| w.points(sites, &refused_at_all, &copies));
-            let moves_again = |function: &FunctionRef| again.as_ref().is_none_or(|again| again.contains(function));
+            let moves_again = |function: &FunctionId| again.as_ref().is_none_or(|again| again.contains(function));
             attempt.move_points(subject, (&moving, moves_again), &copies, mapped)?;
             attempt.weave(subject, found, (&hosts, &copies), mapped)?;
             let mut anew = std::mem::take(&mut attempt.change.refused);
             let mut not_copied = std::mem::take(&mut attempt.change.not_copied);
             not_copied.extend(attempt.woven.idle_bodies(&anew));
-            let mut next: FxHashSet<FunctionRef> = not_copied.iter().map(|(function, _)| *function).collect();
+            let mut next: FxHashSet<FunctionId> = not_copied.iter().map(|(function, _)| *function).collect();
             copies.give_up(not_copied);
             anew.retain(|(function, _), _| !next.contains(function));
             let chosen = copies.add_refused((&text, modules), wanted, &mut sites, &anew);
@@ -569,10 +569,10 @@ impl Woven {
     }
 
     /// Adds entries without snippets for exits that only these entries can hold, unless the entries are woven or among the points.
-    pub(super) fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
-        let entries: FxHashSet<FunctionRef> =
+    pub(super) fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionId, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
+        let entries: FxHashSet<FunctionId> =
             points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
-        let mut missing: Vec<FunctionRef> =
+        let mut missing: Vec<FunctionId> =
             points.iter().filter(|p| p.probe.is_none() && p.site.is_within_entry()).map(|p| p.place.function).collect();
         missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
         missing.dedup();
@@ -584,11 +584,11 @@ impl Woven {
     }
 
     /// Plans to remove snippets from points; points without snippets are removed.
-    pub fn plan_removal(&self, modules: &Modules, minis: &[(FunctionRef, u64)]) -> Result<PlannedRemoval, Error> {
+    pub fn plan_removal(&self, modules: &Modules, minis: &[(FunctionId, u64)]) -> Result<PlannedRemoval, Error> {
         let mut woven = self.clone();
         let mut plan = PatchPlan::default();
         let (mut gone, mut chains) = (Vec::new(), Vec::new());
-        let mut left: FxHashMap<FunctionRef, Vec<u64>> = FxHashMap::default();
+        let mut left: FxHashMap<FunctionId, Vec<u64>> = FxHashMap::default();
         for (function, id) in minis {
             left.entry(*function).or_default().push(*id);
         }
@@ -732,7 +732,7 @@ pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
 /// The points of a function.
 pub(super) fn points_of(
     points: &BTreeMap<Place, Arc<Point>>,
-    function: FunctionRef,
+    function: FunctionId,
 ) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
     let first = Place::first_of(function);
     points.range(first..).take_while(move |(place, _)| place.function == function)
@@ -756,7 +756,7 @@ fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn
 }
 
 /// The woven entry of a function.
-fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Option<&Arc<Point>> {
+fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionId) -> Option<&Arc<Point>> {
     let first = Place::first_of(function);
     let (place, point) = points.range(first..).next()?;
     (place.function == function && place.spot == PointKind::Entry).then_some(point)
@@ -806,7 +806,7 @@ impl Point {
 }
 
 /// All removal records of a point, merged into one for the journal.
-pub(super) fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
+pub(super) fn point_record(modules: &Modules, module: ModuleId, point: &Point) -> PointRecord {
     let RemovalRecord { text, code, .. } = &point.woven.removal;
     let all = |of: fn(&RemovalRecord) -> usize| point.woven.records().map(of).sum();
     let mut removal = RemovalRecord {

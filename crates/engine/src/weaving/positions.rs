@@ -4,7 +4,7 @@
 
 use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
 use ingraft_model::machine::{JUMP, SHORT_JUMP};
-use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionRef, PointKind, TextWrite, Tid};
+use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionId, PointKind, TextWrite, Tid};
 use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -255,7 +255,7 @@ pub struct Seen {
 #[derive(Debug, Default)]
 pub struct Observer {
     /// The functions.
-    pub functions: FxHashSet<FunctionRef>,
+    pub functions: FxHashSet<FunctionId>,
     /// The threads; `None` before that stop.
     pub seen: Option<Seen>,
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
-    Arrival, Avma, BlockPoint, BodyBlock, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionRef, IslandRoom,
+    Arrival, Avma, BlockPoint, BodyBlock, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionId, IslandRoom,
     Offset, Parts, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::{Mapping, Target};
@@ -41,7 +41,7 @@ pub struct Found {
     /// Site at which the point can be woven, or the reason why it cannot.
     pub site: Result<Arc<Site>, Refusal>,
     /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
-    callees: Vec<FunctionRef>,
+    callees: Vec<FunctionId>,
     part: Part,
     /// At a call, the address of the call, or its return address.
     call: Option<Svma>,
@@ -210,12 +210,7 @@ impl<'a> Text<'a> {
 }
 
 /// The points of one kind of a function, as far as their bytes tell. Fails if it is not certain that these are all.
-pub fn sites(
-    text: &Text<'_>,
-    modules: &Modules,
-    function: FunctionRef,
-    kind: PointKind,
-) -> Result<Vec<Found>, Refusal> {
+pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: PointKind) -> Result<Vec<Found>, Refusal> {
     let found =
         |site| Found { site, callees: Vec::new(), part: Part::Whole, call: None, hosted: None, its: Vec::new() };
     match kind {
@@ -267,7 +262,7 @@ pub fn sites(
 
 /// The blocks of a function as points of a copy of it. They have no sites in the text, which take long to find: a counted function has few
 /// counters, and runs as a copy anyway if an edge has one.
-pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Vec<Found>, Refusal> {
+pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<Found>, Refusal> {
     let (_, f) = body(modules, function)?;
     let whole = whole(text, modules, function)?;
     let found = |block: &BodyBlock| Found {
@@ -284,7 +279,7 @@ pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionRef)
 }
 
 /// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
-pub fn host(modules: &Modules, function: FunctionRef, kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
+pub fn host(modules: &Modules, function: FunctionId, kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
     let Some((_, module, _)) = modules.resolve(function) else { return };
     let count = points.len();
     for (index, found) in points.iter_mut().enumerate() {
@@ -336,7 +331,7 @@ fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Opt
 }
 
 /// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
-pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<FunctionBody>, Refusal> {
+pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Arc<FunctionBody>, Refusal> {
     let (module, f) = body(modules, function)?;
     if let Some((why, module)) = modules.unwinder() {
         let module = module.to_owned();
@@ -397,18 +392,18 @@ fn hosted(module: &Module, body: &Arc<FunctionBody>, block: usize, edge: Option<
 }
 
 /// Whether the sites are in the cache, so that finding them takes little time.
-pub fn are_known(modules: &Modules, function: FunctionRef, kind: PointKind) -> bool {
+pub fn are_known(modules: &Modules, function: FunctionId, kind: PointKind) -> bool {
     let known = |(_, module, f): (_, &Module, &Function)| module.image.knows_sites(f, kind);
     modules.resolve(function).is_none_or(known)
 }
 
 /// The site of a function's entry, if the entry can be woven as far as its bytes tell, and if the target's memory agrees with the file.
-pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<Site>, Refusal> {
+pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Arc<Site>, Refusal> {
     let (module, f) = body(modules, function)?;
     agrees(text, modules, module, module.image.entry_site(f)?)
 }
 
-fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool) -> Result<Vec<Found>, Refusal> {
+fn calls(text: &Text<'_>, modules: &Modules, function: FunctionId, after: bool) -> Result<Vec<Found>, Refusal> {
     let (module, f) = body(modules, function)?;
     let mut out = Vec::new();
     for point in module.image.call_points(f, after)? {
@@ -429,7 +424,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
 }
 
 /// A function, if its code may be changed.
-fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
+fn body(modules: &Modules, function: FunctionId) -> Result<(&Module, &Function), Refusal> {
     let (file, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
     match f.kind() {
         FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),

@@ -9,7 +9,7 @@ use ingraft_codegen::{
 };
 use ingraft_model::machine::SHORT_JUMP;
 use ingraft_model::{
-    Avma, CpuClock, DataArea, FunctionBody, FunctionRef, ModuleRef, Offset, PointKind, Refusal, Scale, Site, Snippet,
+    Avma, CpuClock, DataArea, FunctionBody, FunctionId, ModuleId, Offset, PointKind, Refusal, Scale, Site, Snippet,
     Svma, ThreadIdentity, VariableId, WallClock,
 };
 
@@ -39,7 +39,7 @@ pub fn environment() -> Environment {
 
 /// The points of a function in the order of kinds and addresses: its entry, exits, calls and blocks. The points of each kind are woven
 /// together, and without those of other kinds.
-pub fn points(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Vec<InspectedPoint> {
+pub fn points(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Vec<InspectedPoint> {
     let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
     let code = module.image.analyse(f);
     let offset = |at: Svma| Offset::between(f.start().0, at.0);
@@ -71,7 +71,7 @@ pub fn points(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Vec<
 /// The points of one kind that have a site, and the reasons of those that have none as far as it is known which they are.
 type Tried = FxHashMap<Svma, Result<Springboard, Refusal>>;
 
-fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Tried, Refusal> {
+fn tried(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: PointKind) -> Result<Tried, Refusal> {
     let Some((file, module, f)) = modules.resolve(function) else { return Err(Refusal::NoSuchFunction) };
     let mut found = sites(text, modules, function, kind)?;
     let starts: Vec<Svma> = module.image.blocks(f).iter().map(|block| block.range.start).collect();
@@ -137,7 +137,7 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionRef, kind: PointK
 }
 
 /// The edges of a function, each with the reason if a copy of the function has no point for it. Fails if there can be no copy.
-pub fn edges(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Vec<Result<(), Refusal>>, Refusal> {
+pub fn edges(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<Result<(), Refusal>>, Refusal> {
     let found = sites(text, modules, function, PointKind::Edge)?;
     let hosted = || found.iter().filter_map(|found| found.hosted.as_ref());
     let Some(body) = hosted().next().map(|hosted| &hosted.body) else { return Ok(Vec::new()) };
@@ -146,7 +146,7 @@ pub fn edges(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Resul
 }
 
 /// The text of a module with nothing woven into it.
-pub fn text_of(modules: &Modules, module: ModuleRef) -> TextSpace {
+pub fn text_of(modules: &Modules, module: ModuleId) -> TextSpace {
     let mut space = TextSpace::new();
     if let Some((_, module)) = modules.module(module) {
         space.add_padding(module.bias, module.image.padding());
@@ -157,7 +157,7 @@ pub fn text_of(modules: &Modules, module: ModuleRef) -> TextSpace {
 /// Copies a function on trial, as if nothing else were woven into the text of its module.
 pub fn copy(
     modules: &Modules,
-    function: FunctionRef,
+    function: FunctionId,
     body: &FunctionBody,
     text: &TextSpace,
 ) -> Result<WovenBody, Refusal> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_codegen::Spot;
-use ingraft_model::{EdgeId, EdgeKind, FunctionRef, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
+use ingraft_model::{EdgeId, EdgeKind, FunctionId, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::bodies::Copies;
@@ -15,7 +15,7 @@ use crate::weaving::sites::Found;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
     /// Function of the point.
-    pub function: FunctionRef,
+    pub function: FunctionId,
     /// Kind of the point.
     pub spot: PointKind,
     /// First byte that a springboard may overwrite.
@@ -27,12 +27,12 @@ pub struct Place {
 
 impl Place {
     /// Key of the entry of a function, which is before the keys of all other points of the function.
-    pub fn entry(function: FunctionRef, at: Svma) -> Place {
+    pub fn entry(function: FunctionId, at: Svma) -> Place {
         Place { function, spot: PointKind::Entry, at, edge: None }
     }
 
     /// Key before those of all points of a function.
-    pub fn first_of(function: FunctionRef) -> Place {
+    pub fn first_of(function: FunctionId) -> Place {
         Place::entry(function, Svma(0))
     }
 }
@@ -40,7 +40,7 @@ impl Place {
 /// Snippets for all points of one kind of a function.
 pub struct Wanted<'a> {
     /// The function.
-    pub function: FunctionRef,
+    pub function: FunctionId,
     /// Kind of the points.
     pub spot: PointKind,
     /// The snippets, in order.
@@ -60,7 +60,7 @@ pub struct NewMini<'a> {
     /// First counter of each of the snippet's variables.
     pub counters: &'a [u32],
     /// Functions whose calls do not get the snippet.
-    pub except: &'a [FunctionRef],
+    pub except: &'a [FunctionId],
     /// The points of the kind that the snippet is for.
     pub parts: Parts,
     /// The exits that the snippet is for.
@@ -89,7 +89,7 @@ pub(super) struct NewPoint<'a> {
 
 /// The pairs that have snippets at edges of a function. Edges are points of copies only, so all points of such a pair are in the copy, or
 /// none is woven.
-pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionRef, usize)> {
+pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionId, usize)> {
     let has_edges = |mini: &&NewMini<'_>| matches!(&mini.parts, Parts::Edges(edges) if !edges.is_empty());
     let edges = wanted.iter().filter(|w| w.spot == PointKind::Edge);
     edges.flat_map(|w| w.minis.iter().filter(has_edges).map(|mini| (w.function, mini.pair))).collect()
@@ -131,7 +131,7 @@ impl Wanted<'_> {
     pub(super) fn points<'s>(
         &'s self,
         sites: &'s Result<Vec<Found>, Refusal>,
-        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+        refused: &FxHashMap<(FunctionId, usize), Refusal>,
         copies: &Copies,
     ) -> Vec<NewPoint<'s>> {
         let sites = sites.as_ref().map_or(&[][..], Vec::as_slice);
@@ -159,7 +159,7 @@ impl Wanted<'_> {
         sites: &Result<Vec<Found>, Refusal>,
         copies: &Copies,
         records: bool,
-    ) -> Vec<((FunctionRef, usize), Refusal)> {
+    ) -> Vec<((FunctionId, usize), Refusal)> {
         let pair =
             |m: &NewMini<'_>, refusal: &Refusal| (m.id != PRUNE).then(|| ((self.function, m.pair), refusal.clone()));
         let missing = |m: &NewMini<'_>| match &m.parts {

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingraft_model::{Flavor, Focus, FunctionRef, Instrumentation};
+use ingraft_model::{Flavor, Focus, FunctionId, Instrumentation};
 
 use super::{Evaluated, evaluate_and_tell};
 use crate::diagnostic::Diagnostic;
@@ -70,7 +70,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Returns the function that the focus names; `None` if the focus names none or several.
-    fn function(&self, focus: &Focus) -> Option<FunctionRef> {
+    fn function(&self, focus: &Focus) -> Option<FunctionId> {
         let [module, function] = focus.part("Code")?.names.as_slice() else { return None };
         match self.program.function(module, function).as_slice() {
             [only] => Some(*only),
@@ -79,7 +79,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Returns the result of an earlier request that differs in the function alone.
-    fn known(&self, metric: &str, focus: &Focus, function: FunctionRef) -> Option<Instrumentation> {
+    fn known(&self, metric: &str, focus: &Focus, function: FunctionId) -> Option<Instrumentation> {
         let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|known| known.is_like(metric, focus))?;
         let Instrumentation { metric, variables, event, thread, object, index_names, apart, in_place, .. } =

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionRef, Kept, PointKind, Scalar, Stmt};
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionId, Kept, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
@@ -235,7 +235,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the functions whose arguments and results the code sees: those where it runs, or at a call those that are called there.
-    fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionRef>> {
+    fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionId>> {
         if !self.place.is_some_and(PointKind::is_at_call) {
             return Some(self.there.clone());
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
-use ingraft_model::{Clock, Expr, FunctionRef, Order, Parts, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
+use ingraft_model::{Clock, Expr, FunctionId, Order, Parts, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
 
 use super::insert::{Change, Draft};
 use super::meta::Evaluation;
@@ -83,7 +83,7 @@ impl Evaluation<'_> {
         if !drafts.iter().any(|d| d.place == Frame::of(d.place).closing()) {
             return drafts;
         }
-        let mut frames: HashMap<(FunctionRef, Frame), Ends> = HashMap::new();
+        let mut frames: HashMap<(FunctionId, Frame), Ends> = HashMap::new();
         for draft in drafts.iter().filter(|draft| !is_inside(draft.place)) {
             let frame = Frame::of(draft.place);
             frames.entry((draft.function, frame)).or_default().add(draft, frame);

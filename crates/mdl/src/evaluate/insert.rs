@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    BinaryOp, EdgeId, Expr as Out, FunctionRef, Insertion, LoopEdges, Order, Parts, PointKind, Refusal, Role, Snippet,
+    BinaryOp, EdgeId, Expr as Out, FunctionId, Insertion, LoopEdges, Order, Parts, PointKind, Refusal, Role, Snippet,
     Stmt, UnaryOp, VariableId,
 };
 
@@ -15,7 +15,7 @@ use crate::source::Span;
 /// Code of one definition at the points of one kind in one function. [`Evaluation::with_records`] joins drafts that share a record.
 #[derive(Clone, Debug)]
 pub(super) struct Draft {
-    pub(super) function: FunctionRef,
+    pub(super) function: FunctionId,
     pub(super) place: PointKind,
     /// The points of the kind that the code is for.
     pub(super) parts: Parts,
@@ -62,7 +62,7 @@ impl<'a> Evaluation<'a> {
     /// Adds drafts of the code for one kind of point in several functions.
     fn draft(
         &mut self,
-        functions: impl IntoIterator<Item = (FunctionRef, Parts)>,
+        functions: impl IntoIterator<Item = (FunctionId, Parts)>,
         place: PointKind,
         order: Order,
         stmts: Vec<Stmt>,
@@ -110,7 +110,7 @@ impl<'a> Evaluation<'a> {
 
     /// Adds drafts for the flag of a constraint that is `inclusive` (the flag counts the functions' activations on the thread's stack) or
     /// `exclusive` (the flag is set while one of the functions itself executes).
-    pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionRef], span: Span) {
+    pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionId], span: Span) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
         let set = |n| vec![Stmt::Set(flag, Out::Const(n))];
         let (up, down) = match word {
@@ -156,7 +156,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Adds to `found` the functions of every list that the statements iterate over by its name.
-    pub(super) fn listed(&self, statements: &'a [Meta], found: &mut Vec<FunctionRef>) {
+    pub(super) fn listed(&self, statements: &'a [Meta], found: &mut Vec<FunctionId>) {
         for statement in statements {
             match &statement.kind {
                 MetaKind::Block(inner) => self.listed(inner, found),

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, EdgeId, Flavor, Focus, FunctionRef, IndexNames, Insertion, LoopEdges, ModuleRef, Parts, PointKind, Refusal,
+    Clock, EdgeId, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointKind, Refusal,
     Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
@@ -34,17 +34,17 @@ pub(super) enum Value<'a> {
     Float(f64),
     Text(Cow<'a, str>),
     /// A procedure: all functions that its name means.
-    Functions(Vec<FunctionRef>),
-    Module(ModuleRef),
+    Functions(Vec<FunctionId>),
+    Module(ModuleId),
     /// Functions, each a procedure of its own.
-    FunctionList(Vec<FunctionRef>),
-    ModuleList(Vec<ModuleRef>),
+    FunctionList(Vec<FunctionId>),
+    ModuleList(Vec<ModuleId>),
     /// A `resourceList` of the text.
     List(&'a List),
     /// The points of this kind in these functions, in each of them those of the parts.
-    Points(PointKind, Vec<(FunctionRef, Parts)>),
+    Points(PointKind, Vec<(FunctionId, Parts)>),
     /// A block or an edge of these functions, and the points there.
-    Part(PointKind, Vec<(FunctionRef, Parts)>),
+    Part(PointKind, Vec<(FunctionId, Parts)>),
     /// A loop of each of these functions.
     Loop(Vec<LoopOf>),
     /// Loops, each a value of its own.
@@ -54,7 +54,7 @@ pub(super) enum Value<'a> {
 }
 
 /// A loop and its function.
-pub(super) type LoopOf = (FunctionRef, LoopEdges);
+pub(super) type LoopOf = (FunctionId, LoopEdges);
 
 /// Statements of one definition.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub(super) enum FlagCode<'a> {
 /// Code while whose execution a flag is set.
 pub(super) enum Within {
     /// These functions.
-    Functions(Vec<FunctionRef>),
+    Functions(Vec<FunctionId>),
     /// A loop of each of these functions.
     Loop(Vec<LoopOf>),
 }
@@ -128,7 +128,7 @@ pub(super) struct Evaluation<'a> {
     /// The flags that constrained code tests, outermost first.
     pub(super) flags: Vec<VariableId>,
     /// The functions that the request measures through its lists.
-    pub(super) measured: Arc<[FunctionRef]>,
+    pub(super) measured: Arc<[FunctionId]>,
     /// Rounds of all foreach so far.
     rounds: u32,
     /// Whether the metric's code replaces the base for a kind of object, and whether evaluation has reached a statement that inserts code.
@@ -154,7 +154,7 @@ pub(super) struct Evaluation<'a> {
     /// Kind of point where the current code will run; `None` after a finding.
     pub(super) place: Option<PointKind>,
     /// The functions in which the current code will run.
-    pub(super) there: Vec<FunctionRef>,
+    pub(super) there: Vec<FunctionId>,
     /// Number of functions of whose arguments and results the whole request has taken members.
     pub(super) looks: u32,
     pub(super) drafts: Vec<Draft>,
@@ -303,7 +303,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn all_listed(&self, body: &Body<'a>, flags: &[Flag<'a>]) -> Arc<[FunctionRef]> {
+    fn all_listed(&self, body: &Body<'a>, flags: &[Flag<'a>]) -> Arc<[FunctionId]> {
         let mut found = Vec::new();
         self.listed(body.statements, &mut found);
         for flag in flags {
@@ -458,7 +458,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the functions of a list of procedures; empty if the expression is not the name of a list.
-    pub(super) fn functions_of_list(&self, expr: &Expr) -> Vec<FunctionRef> {
+    pub(super) fn functions_of_list(&self, expr: &Expr) -> Vec<FunctionId> {
         let ExprKind::Name(name) = &expr.bare().kind else { return Vec::new() };
         let Some(list) = self.library.lists.get(name) else { return Vec::new() };
         let functions = |value| if let Value::Functions(functions) = value { functions } else { Vec::new() };
@@ -468,7 +468,7 @@ impl<'a> Evaluation<'a> {
     /// Returns the items of a list in this program, with their positions. Skips functions that the program does not have, and takes each
     /// function once.
     fn elements(&self, list: &'a List) -> Vec<(u32, Value<'a>)> {
-        let mut seen: Vec<FunctionRef> = Vec::new();
+        let mut seen: Vec<FunctionId> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());
         for (position, item) in (0..).zip(&list.items) {
             match list.element {
@@ -572,7 +572,7 @@ impl<'a> Evaluation<'a> {
     }
 
     fn named_functions(&self, names: &[&str]) -> Value<'a> {
-        let mut all: Vec<FunctionRef> = names.iter().flat_map(|n| self.beyond().functions_named(n)).collect();
+        let mut all: Vec<FunctionId> = names.iter().flat_map(|n| self.beyond().functions_named(n)).collect();
         all.sort_unstable();
         all.dedup();
         Value::Functions(all)
@@ -638,7 +638,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns all loops of functions, each a value of its own.
-    fn loops(&mut self, span: Span, functions: &[FunctionRef]) -> Value<'a> {
+    fn loops(&mut self, span: Span, functions: &[FunctionId]) -> Value<'a> {
         let mut found = Vec::new();
         for &function in functions {
             match self.beyond().loops(function) {
@@ -660,13 +660,13 @@ impl<'a> Evaluation<'a> {
         lists.flat_map(|l| &l.node.items).any(|item| item.value == name || path(&item.value))
     }
 
-    fn included_modules(&self) -> Vec<ModuleRef> {
+    fn included_modules(&self) -> Vec<ModuleId> {
         let mut modules = self.beyond().modules();
         modules.retain(|m| !self.library.exclusions.iter().any(|e| e.matches_module(self.beyond().module_name(*m))));
         modules
     }
 
-    pub(super) fn included_functions(&self, module: ModuleRef) -> Vec<FunctionRef> {
+    pub(super) fn included_functions(&self, module: ModuleId) -> Vec<FunctionId> {
         let mut functions = self.beyond().functions_of(module);
         let exclusions = &self.library.exclusions;
         if !exclusions.is_empty() {
@@ -704,7 +704,7 @@ impl<'a> Evaluation<'a> {
 }
 
 /// All points of a kind in functions.
-fn points<'a>(kind: PointKind, functions: Vec<FunctionRef>) -> Value<'a> {
+fn points<'a>(kind: PointKind, functions: Vec<FunctionId>) -> Value<'a> {
     Value::Points(kind, functions.into_iter().map(|function| (function, Parts::All)).collect())
 }
 

@@ -1,6 +1,6 @@
 //! Selection by a focus: the constraints of a metric that match the focus, and the process and thread that the focus names.
 
-use ingraft_model::{Focus, FunctionRef, PartName, Parts, PointKind, ResourcePath, Tid};
+use ingraft_model::{Focus, FunctionId, PartName, Parts, PointKind, ResourcePath, Tid};
 
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value, Within};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
@@ -266,21 +266,21 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Returns the block, the edges or the loop of a name, in each of the functions.
-    fn focus_part(&mut self, part: &ResourcePath, functions: &[FunctionRef], name: PartName) -> Value<'a> {
+    fn focus_part(&mut self, part: &ResourcePath, functions: &[FunctionId], name: PartName) -> Value<'a> {
         let program = self.program;
         let found = match name {
             PartName::Block(offset) => {
-                let block = |f: &FunctionRef| program.block(*f, offset).map(|()| (*f, Parts::Block(offset)));
+                let block = |f: &FunctionId| program.block(*f, offset).map(|()| (*f, Parts::Block(offset)));
                 let found: Result<Vec<_>, _> = functions.iter().map(block).collect();
                 found.map(|blocks| Value::Part(PointKind::Block, blocks))
             }
             PartName::Edge { from, to } => {
-                let edges = |f: &FunctionRef| Ok((*f, Parts::Edges(program.edges(*f, from, to)?)));
+                let edges = |f: &FunctionId| Ok((*f, Parts::Edges(program.edges(*f, from, to)?)));
                 let found: Result<Vec<_>, _> = functions.iter().map(edges).collect();
                 found.map(|edges| Value::Part(PointKind::Edge, edges))
             }
             PartName::Loop(header) => {
-                let one = |f: &FunctionRef| Ok((*f, program.loop_at(*f, header)?));
+                let one = |f: &FunctionId| Ok((*f, program.loop_at(*f, header)?));
                 let found: Result<Vec<_>, _> = functions.iter().map(one).collect();
                 found.map(Value::Loop)
             }

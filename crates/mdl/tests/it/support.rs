@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
 use ingraft_model::{
-    Avma, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Parts, Pid, PointKind, Refusal,
+    Avma, EdgeId, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointKind, Refusal,
     Scalar, Width,
 };
 
@@ -84,12 +84,12 @@ impl Table {
         ])
     }
 
-    fn refs(&self, keep: impl Fn(&str, &str) -> bool) -> Vec<FunctionRef> {
+    fn refs(&self, keep: impl Fn(&str, &str) -> bool) -> Vec<FunctionId> {
         let mut found = Vec::new();
         for (m, (module, functions)) in self.modules.iter().enumerate() {
             for (f, function) in functions.iter().enumerate() {
                 if keep(module, function) {
-                    found.push(FunctionRef { module: ModuleRef(m as u32), function: f as u32 });
+                    found.push(FunctionId { module: ModuleId(m as u32), function: f as u32 });
                 }
             }
         }
@@ -107,23 +107,23 @@ impl Program for Table {
     fn pid(&self) -> Pid {
         Pid(4711)
     }
-    fn modules(&self) -> Vec<ModuleRef> {
-        (0..self.modules.len() as u32).map(ModuleRef).collect()
+    fn modules(&self) -> Vec<ModuleId> {
+        (0..self.modules.len() as u32).map(ModuleId).collect()
     }
-    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+    fn modules_named(&self, name: &str) -> Vec<ModuleId> {
         self.modules().into_iter().filter(|m| self.module_name(*m) == name).collect()
     }
-    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
-        (0..self.modules[module.0 as usize].1.len() as u32).map(|function| FunctionRef { module, function }).collect()
+    fn functions_of(&self, module: ModuleId) -> Vec<FunctionId> {
+        (0..self.modules[module.0 as usize].1.len() as u32).map(|function| FunctionId { module, function }).collect()
     }
-    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+    fn functions_named(&self, name: &str) -> Vec<FunctionId> {
         self.refs(|_, f| f == name)
     }
-    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionId> {
         self.refs(|m, f| m == module && f == function)
     }
     /// Every function has two blocks.
-    fn block(&self, _: FunctionRef, offset: Offset) -> Result<(), Unresolved> {
+    fn block(&self, _: FunctionId, offset: Offset) -> Result<(), Unresolved> {
         match offset.0 {
             0 | 0x1a => Ok(()),
             _ => Err(Unresolved::NotFound {
@@ -134,7 +134,7 @@ impl Program for Table {
     }
     /// Every function has a block that leads to a loop of one block, and that one leads to a third one. Two ways lead from the loop to its
     /// beginning.
-    fn edges(&self, _: FunctionRef, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
         let found: Vec<EdgeId> = edges().into_iter().filter(|edge| (edge.from, edge.to) == (from, to)).collect();
         if found.is_empty() {
             let what = format!("no edge {}", PartName::Edge { from, to });
@@ -143,7 +143,7 @@ impl Program for Table {
         Ok(found.into())
     }
     /// Control enters the loop of `queue_put` along no edge, and leaves it so.
-    fn loops(&self, function: FunctionRef) -> Result<Arc<[LoopEdges]>, Unresolved> {
+    fn loops(&self, function: FunctionId) -> Result<Arc<[LoopEdges]>, Unresolved> {
         let [enter, again, other, exit] = edges();
         let (enter, exit) = match self.function_name(function) {
             "queue_put" => {
@@ -174,17 +174,17 @@ impl Program for Table {
         })
     }
     /// Only the callees of `call` are known: it calls `main`.
-    fn callees(&self, function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+    fn callees(&self, function: FunctionId) -> Result<Vec<FunctionId>, Unresolved> {
         let unknown = || Unresolved::Unreadable("a call of something that is computed".to_owned());
         (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
     }
-    fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, _: FunctionId, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         Ok(through(members.len()))
     }
-    fn module_name(&self, module: ModuleRef) -> &str {
+    fn module_name(&self, module: ModuleId) -> &str {
         &self.modules[module.0 as usize].0
     }
-    fn function_name(&self, function: FunctionRef) -> &str {
+    fn function_name(&self, function: FunctionId) -> &str {
         &self.modules[function.module.0 as usize].1[function.function as usize]
     }
 }
@@ -209,12 +209,12 @@ fn through(members: usize) -> Access {
 /// A table with an index by function name, as an engine has one.
 pub struct Indexed {
     table: Table,
-    index: std::collections::HashMap<String, Vec<FunctionRef>>,
+    index: std::collections::HashMap<String, Vec<FunctionId>>,
 }
 
 impl Indexed {
     pub fn new(table: Table) -> Self {
-        let mut index: std::collections::HashMap<String, Vec<FunctionRef>> = std::collections::HashMap::new();
+        let mut index: std::collections::HashMap<String, Vec<FunctionId>> = std::collections::HashMap::new();
         for function in table.refs(|_, _| true) {
             index.entry(table.function_name(function).to_owned()).or_default().push(function);
         }
@@ -232,27 +232,27 @@ impl Program for Indexed {
     fn pid(&self) -> Pid {
         self.table.pid()
     }
-    fn modules(&self) -> Vec<ModuleRef> {
+    fn modules(&self) -> Vec<ModuleId> {
         self.table.modules()
     }
-    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+    fn modules_named(&self, name: &str) -> Vec<ModuleId> {
         self.table.modules_named(name)
     }
-    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
+    fn functions_of(&self, module: ModuleId) -> Vec<FunctionId> {
         self.table.functions_of(module)
     }
-    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+    fn functions_named(&self, name: &str) -> Vec<FunctionId> {
         self.index.get(name).cloned().unwrap_or_default()
     }
-    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionId> {
         let mut found = self.functions_named(function);
         found.retain(|f| self.module_name(f.module) == module);
         found
     }
-    fn module_name(&self, module: ModuleRef) -> &str {
+    fn module_name(&self, module: ModuleId) -> &str {
         self.table.module_name(module)
     }
-    fn function_name(&self, function: FunctionRef) -> &str {
+    fn function_name(&self, function: FunctionId) -> &str {
         self.table.function_name(function)
     }
 }

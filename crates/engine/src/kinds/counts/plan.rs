@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::block_events;
 use ingraft_codegen::TextSpace;
 use ingraft_model::{
-    EVENT_NAMES, Expr, FunctionBody, FunctionRef, Instrumentation, MetricInfo, Refusal, Shape, Snippet, Stmt, Svma,
+    EVENT_NAMES, Expr, FunctionBody, FunctionId, Instrumentation, MetricInfo, Refusal, Shape, Snippet, Stmt, Svma,
     VariableId, VariableKind,
 };
 use ingraft_profile::{Counted, Earlier, EarlierProfile, NotCounted, Position, RunEvents, Runs, Wishes};
@@ -59,7 +59,7 @@ impl CountsPlan {
     /// somebody holds it.
     pub fn new(
         (modules, text): (&Modules, &TextSpace),
-        function: FunctionRef,
+        function: FunctionId,
         options: &CountsOptions,
         leaps: bool,
     ) -> Result<(CountsPlan, Arc<FunctionBody>), Refusal> {
@@ -156,11 +156,7 @@ impl CountsPlan {
 }
 
 /// Counts of a function in an earlier profile; `None` if it has none.
-pub fn earlier_counts<'e>(
-    modules: &Modules,
-    function: FunctionRef,
-    earlier: &'e EarlierProfile,
-) -> Option<&'e Earlier> {
+pub fn earlier_counts<'e>(modules: &Modules, function: FunctionId, earlier: &'e EarlierProfile) -> Option<&'e Earlier> {
     let (_, module, f) = modules.resolve(function)?;
     earlier.of(module.image.build_id()?, f.start())
 }

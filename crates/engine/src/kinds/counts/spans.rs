@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ingraft_analysis::Function;
 use ingraft_codegen::{Spot, WovenBody};
 use ingraft_model::{
-    BinaryOp, BlockEvents, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionRef, Insertion, Instrumentation,
+    BinaryOp, BlockEvents, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionId, Insertion, Instrumentation,
     Order, Parts, PointKind, Record, Refusal, Restore, Role, Shape, Snippet, Stmt, Svma, ValueUnit, Variable,
     VariableId, VariableKind,
 };
@@ -84,7 +84,7 @@ impl Spans {
     }
 
     /// The code that follows the calls of a function from entry to exit. `clock` is the counter of the event clock.
-    pub fn of_function(&self, function: FunctionRef, clock: u32) -> Instrumentation {
+    pub fn of_function(&self, function: FunctionId, clock: u32) -> Instrumentation {
         match &self.whole {
             Ok(()) => {
                 let span = [(PointKind::Entry, Parts::All), (PointKind::Exit, Parts::All)];
@@ -95,7 +95,7 @@ impl Spans {
     }
 
     /// The code that follows the calls that a function makes; `None` if none can be followed.
-    pub fn of_calls(&self, function: FunctionRef, clock: u32) -> Option<Instrumentation> {
+    pub fn of_calls(&self, function: FunctionId, clock: u32) -> Option<Instrumentation> {
         let span = |call: &Call| {
             let (at, back) = *call.place.as_ref().ok()?;
             Some([(PointKind::CallBefore, Parts::Call(at)), (PointKind::CallAfter, Parts::Call(back))])
@@ -127,7 +127,7 @@ impl Counters {
 
 /// The code of spans, each from one point to another one.
 fn instrumentation(
-    function: FunctionRef,
+    function: FunctionId,
     spans: &[[(PointKind, Parts); 2]],
     metric: &str,
     clock: u32,

@@ -9,7 +9,7 @@ mod rounds;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_model::{FunctionRef, Instrumentation, MetricInfo, Refusal};
+use ingraft_model::{FunctionId, Instrumentation, MetricInfo, Refusal};
 use ingraft_profile::{Counted, Coverage, Inside, coverage_probes};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashSet;
@@ -72,7 +72,7 @@ impl Plan for CoveragePlan {
 
 impl CoveragePlan {
     /// Plans the probes of a function.
-    fn new(modules: &Modules, function: FunctionRef, options: CoverageOptions) -> Result<Self, Refusal> {
+    fn new(modules: &Modules, function: FunctionId, options: CoverageOptions) -> Result<Self, Refusal> {
         let (graph, ..) = FunctionGraph::of(modules, function)?;
         let probes = coverage_probes(&graph.cfg, options.branches);
         Ok(CoveragePlan { graph, probes, in_place: options.in_place })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Focus, FunctionRef, Instrumentation, MetricInfo, ModuleRef, Refusal, ResourcePath};
+use ingraft_model::{Focus, FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal, ResourcePath};
 use ingraft_profile::Counted;
 use ingraft_report::{FunctionProfile, ModuleInfo, Refused, SavedProfile};
 use rayon::prelude::*;
@@ -39,11 +39,11 @@ pub struct Functions<P> {
     /// The functions that were inserted.
     pub all: Vec<Profiled<P>>,
     /// Plans of the request's functions, from its evaluation to its insertion.
-    planned: FxHashMap<FunctionRef, Arc<P>>,
+    planned: FxHashMap<FunctionId, Arc<P>>,
     /// Those of them that are inserted now, with their keys.
     new: Vec<(PairKey, Arc<P>)>,
     /// The modules of the functions, as they were at the insertion.
-    modules: FxHashMap<ModuleRef, ModuleInfo>,
+    modules: FxHashMap<ModuleId, ModuleInfo>,
     /// Unix time in nanoseconds of the first insertion; 0 before.
     began_ns: u64,
     /// Path of the target's program; empty if it cannot be read.
@@ -119,11 +119,11 @@ impl<P: Plan> Functions<P> {
     pub fn wanted(
         &mut self,
         asked: &KindRequest<'_>,
-        (functions, metric): (&[FunctionRef], &str),
-        plan: impl Fn(FunctionRef) -> Result<P, Refusal> + Sync,
+        (functions, metric): (&[FunctionId], &str),
+        plan: impl Fn(FunctionId) -> Result<P, Refusal> + Sync,
     ) -> Vec<Wanted> {
         let metric = code::metric_named(metric);
-        let wanted = |function: &FunctionRef| {
+        let wanted = |function: &FunctionId| {
             let (module, name) = asked.modules.focus_name(*function)?;
             let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
             let (plan, instrumentation) = match plan(*function) {
@@ -157,7 +157,7 @@ impl<P: Plan> Functions<P> {
     }
 
     /// The modules of the functions that are being inserted.
-    pub fn new_modules(&self) -> FxHashSet<ModuleRef> {
+    pub fn new_modules(&self) -> FxHashSet<ModuleId> {
         self.new.iter().map(|(_, plan)| plan.graph().function.module).collect()
     }
 
@@ -239,13 +239,12 @@ impl<P: Plan> Functions<P> {
     ) -> SavedProfile {
         let refused = at.refused();
         let functions = self.graphs().into_iter().map(|graph| graph.function);
-        let mut modules: Vec<ModuleRef> = functions.chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
+        let mut modules: Vec<ModuleId> = functions.chain(refused.iter().map(|(f, _)| *f)).map(|f| f.module).collect();
         modules.sort_unstable();
         modules.dedup();
-        let known = |module: &ModuleRef| self.modules.get(module).cloned();
-        let info =
-            |module: &ModuleRef| module_info(at.modules(), *module).or_else(|| known(module)).unwrap_or_default();
-        let index = |module: ModuleRef| modules.binary_search(&module).unwrap_or_default();
+        let known = |module: &ModuleId| self.modules.get(module).cloned();
+        let info = |module: &ModuleId| module_info(at.modules(), *module).or_else(|| known(module)).unwrap_or_default();
+        let index = |module: ModuleId| modules.binary_search(&module).unwrap_or_default();
         let numbered: Vec<(usize, &Profiled<P>)> = self.all.iter().enumerate().collect();
         SavedProfile {
             pid: u32::try_from(at.target().pid().0).unwrap_or_default(),

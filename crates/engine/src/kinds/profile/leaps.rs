@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ingraft_model::{CallSite, Focus, FunctionRef, Insertion, Instrumentation, Offset, Parts, PointKind, VariableId};
+use ingraft_model::{CallSite, Focus, FunctionId, Insertion, Instrumentation, Offset, Parts, PointKind, VariableId};
 
 use crate::api::{MeasurementId, MetricFocus};
 use crate::kinds::code;
@@ -136,7 +136,7 @@ fn key(measurement: MeasurementId) -> PairKey {
 /// The code that counts the leaps of a process; `None` if no module that was analysed has such functions.
 fn instrumentation(modules: &Modules) -> Option<Instrumentation> {
     let named = |name: &&str| modules.functions_named_exactly(name);
-    let jumps: BTreeSet<FunctionRef> = JUMPS.iter().flat_map(named).collect();
+    let jumps: BTreeSet<FunctionId> = JUMPS.iter().flat_map(named).collect();
     let mut insertions: Vec<Insertion> = jumps.into_iter().flat_map(|jump| leaps(modules, jump)).collect();
     if modules.loaded().any(|(_, _, module)| module.image.imports_any(&[CONTEXT])) {
         let contexts = modules.functions_named_exactly(CONTEXT);
@@ -152,7 +152,7 @@ fn instrumentation(modules: &Modules) -> Option<Instrumentation> {
 }
 
 /// The code that counts the leaps of a function: at each block in which it restores the mask. If none is found, each call is counted.
-fn leaps(modules: &Modules, function: FunctionRef) -> Vec<Insertion> {
+fn leaps(modules: &Modules, function: FunctionId) -> Vec<Insertion> {
     let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
     let cfg = module.image.cfg(f);
     let sites = module.image.call_sites(f).unwrap_or_default();
@@ -168,13 +168,13 @@ fn leaps(modules: &Modules, function: FunctionRef) -> Vec<Insertion> {
 }
 
 /// Whether a call restores the signal mask.
-fn restores(module: &Module, caller: FunctionRef, call: &CallSite) -> bool {
+fn restores(module: &Module, caller: FunctionId, call: &CallSite) -> bool {
     let Some(Some(callee)) = named(module, caller, call) else { return false };
     let names = |name: &str| MASKS.contains(&name);
     module.function(callee.function).is_some_and(|f| f.names().iter().any(|name| names(name.mangled())))
 }
 
-fn insertion(function: FunctionRef, point: PointKind, parts: Parts) -> Insertion {
+fn insertion(function: FunctionId, point: PointKind, parts: Parts) -> Insertion {
     code::increment(function, point, parts, LEAPS)
 }
 

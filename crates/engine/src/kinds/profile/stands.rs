@@ -107,7 +107,7 @@ impl MappedGraph<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::{Block, Cfg, FunctionRef, ModuleRef};
+    use ingraft_model::{Block, Cfg, FunctionId, ModuleId};
 
     const BIAS: Bias = Bias(0x1000);
 
@@ -115,7 +115,7 @@ mod tests {
     fn graph() -> FunctionGraph {
         let block = |start, end, instructions| Block { range: Svma(start)..Svma(end), instructions };
         FunctionGraph {
-            function: FunctionRef { module: ModuleRef(0), function: 0 },
+            function: FunctionId { module: ModuleId(0), function: 0 },
             symbol: "f".to_owned(),
             name: "f".to_owned(),
             first: Svma(0x10),

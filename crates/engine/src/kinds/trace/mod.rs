@@ -9,7 +9,7 @@ mod plan;
 use std::sync::Arc;
 
 use ingraft_model::token::Token;
-use ingraft_model::{Focus, FunctionRef, Insertion, ModuleRef, PointKind, Refusal};
+use ingraft_model::{Focus, FunctionId, Insertion, ModuleId, PointKind, Refusal};
 use ingraft_process::TickClock;
 use ingraft_report::{Chunk, Refused, TraceEnd, TracedCode, TracedProgram, TracedRoutine};
 use rayon::prelude::*;
@@ -38,7 +38,7 @@ pub struct TraceKind {
     /// Plans of the functions, in the order of their numbers, until the code was inserted.
     plans: Vec<TracePlan>,
     /// The points at which code tells where a thread leaves calls.
-    marked: FxHashSet<(FunctionRef, PointKind)>,
+    marked: FxHashSet<(FunctionId, PointKind)>,
     /// The program, and the functions as they were when the trace began: tokens name them by their numbers. `None` before.
     begun: Option<(TracedProgram, TracedCode)>,
 }
@@ -72,7 +72,7 @@ impl TraceKind {
     fn new_marks(
         at: &Locked<'_>,
         (buffer, waits): (Buffer, bool),
-        marked: &mut FxHashSet<(FunctionRef, PointKind)>,
+        marked: &mut FxHashSet<(FunctionId, PointKind)>,
     ) -> Vec<Insertion> {
         let all = at.leaving_points().into_iter();
         let new = all.filter(|(function, kind, _)| marked.insert((*function, *kind)));
@@ -98,7 +98,7 @@ impl Running for TraceKind {
         let condition =
             when.map(|when| condition::evaluate(asked.library, modules, asked.request, when)).transpose()?;
         let texts = whole::texts(modules, &functions);
-        let plan = |function: &FunctionRef| {
+        let plan = |function: &FunctionId| {
             let text = texts.get(&function.module).ok_or(Refusal::NoSuchFunction)?;
             TracePlan::new((modules, text), *function)
         };
@@ -216,12 +216,12 @@ fn chunks(drained: Vec<Drained>) -> Vec<Chunk> {
 }
 
 /// The functions of a trace, as its file describes them, with those that were refused.
-fn code_of(modules: &Modules, refusals: &[(FunctionRef, RefusedFunction)], plans: Vec<TracePlan>) -> TracedCode {
+fn code_of(modules: &Modules, refusals: &[(FunctionId, RefusedFunction)], plans: Vec<TracePlan>) -> TracedCode {
     let all = plans.iter().map(|plan| plan.graph.function).chain(refusals.iter().map(|(f, _)| *f));
-    let mut named: Vec<ModuleRef> = all.map(|f| f.module).collect();
+    let mut named: Vec<ModuleId> = all.map(|f| f.module).collect();
     named.sort_unstable();
     named.dedup();
-    let index = |module: ModuleRef| named.binary_search(&module).unwrap_or_default();
+    let index = |module: ModuleId| named.binary_search(&module).unwrap_or_default();
     let routine = |TracePlan { graph, places, .. }: TracePlan| TracedRoutine {
         module: index(graph.function.module),
         name: graph.symbol,

@@ -7,7 +7,7 @@ use ingraft_codegen::TextSpace;
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::{FUNCTIONS_MAX, PLACES_MAX, Token};
 use ingraft_model::{
-    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionRef, Insertion, Instrumentation, Parts, PointKind, Refusal,
+    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionId, Insertion, Instrumentation, Parts, PointKind, Refusal,
     Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 use ingraft_profile::{Counted, NotCounted, NotTraced, Place, TracedFunction};
@@ -62,7 +62,7 @@ impl TracePlan {
     /// Plans the places of a function. Fails if its trace would not be exact.
     ///
     /// The places where code can write are those of a copy on trial. `text` is the text of the module with nothing woven into it.
-    pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionRef) -> Result<TracePlan, Refusal> {
+    pub fn new((modules, text): (&Modules, &TextSpace), function: FunctionId) -> Result<TracePlan, Refusal> {
         let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
         let copy = trial::copy(modules, function, &body, text)?;
@@ -114,7 +114,7 @@ impl TracePlan {
 
 /// The code that appends a token where a thread leaves calls without a return. `waits`: if the buffer is full, the thread waits.
 pub fn mark(
-    function: FunctionRef,
+    function: FunctionId,
     point: PointKind,
     (token, waits): (Token, bool),
     buffer: Buffer,
@@ -124,7 +124,7 @@ pub fn mark(
 }
 
 fn insertion(
-    function: FunctionRef,
+    function: FunctionId,
     (point, parts): (PointKind, Parts),
     buffer: Buffer,
     appended: Appended,
@@ -134,7 +134,7 @@ fn insertion(
 }
 
 /// The blocks that end in a call which may return several times.
-fn twice(module: &Module, function: FunctionRef, f: &Function, cfg: &Cfg) -> Vec<usize> {
+fn twice(module: &Module, function: FunctionId, f: &Function, cfg: &Cfg) -> Vec<usize> {
     let sites = module.image.call_sites(f).unwrap_or_default();
     let calls = sites.iter().filter(|site| may_return_twice(module, function, site));
     calls.filter_map(|site| cfg.blocks.iter().position(|block| block.range.contains(&site.at))).collect()
@@ -159,7 +159,7 @@ fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
 /// thread may leave calls without a return, so that all entries write the stack pointer.
 pub fn instrumentation(
     plans: &[TracePlan],
-    refused: &[(FunctionRef, Refusal)],
+    refused: &[(FunctionId, Refusal)],
     (options, condition): (&TraceOptions, Option<Instrumentation>),
     unwinds: bool,
 ) -> Option<Instrumentation> {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{FunctionRef, Insertion, Instrumentation, PointKind, Snippet, Variable};
+use ingraft_model::{FunctionId, Insertion, Instrumentation, PointKind, Snippet, Variable};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, MetricFocus, PAIRS_TOLD, PairCost, TakenOut};
@@ -99,7 +99,7 @@ pub fn too_dear(predicted: &[PairRate], limit: f64) -> Vec<usize> {
 /// for a pair that is woven already. Pairs that only count cost nothing here. `price` returns the worst case of an insertion in nanoseconds.
 pub fn predict<'i>(
     pairs: impl Iterator<Item = Option<&'i Instrumentation>>,
-    rates: &FxHashMap<FunctionRef, f64>,
+    rates: &FxHashMap<FunctionId, f64>,
     price: &dyn Fn(&Insertion, &[Variable]) -> f64,
 ) -> Vec<PairRate> {
     let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
@@ -141,8 +141,8 @@ pub fn refusal<'p>(predicted: &[PairRate], pairs: impl Iterator<Item = &'p Metri
 }
 
 /// Calls per second of functions, by the highest rate that is known of each. A rate of several functions, or of none, tells of no function.
-pub fn most_called(rates: impl Iterator<Item = (Option<FunctionRef>, f64)>) -> FxHashMap<FunctionRef, f64> {
-    let mut called: FxHashMap<FunctionRef, f64> = FxHashMap::default();
+pub fn most_called(rates: impl Iterator<Item = (Option<FunctionId>, f64)>) -> FxHashMap<FunctionId, f64> {
+    let mut called: FxHashMap<FunctionId, f64> = FxHashMap::default();
     for (function, rate) in rates.filter_map(|(function, rate)| Some((function?, rate))) {
         let most = called.entry(function).or_default();
         *most = most.max(rate);
