@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, Cfg, EdgeKind, EdgeTarget, Loops, Offset, Pid, PointKind, Svma, WayInReason};
+use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loops, Offset, Pid, PointKind, Svma, WayInReason};
 
 use crate::{FunctionRef, TargetSpec, WhyNot};
 
@@ -124,12 +124,12 @@ impl InspectedFunction {
     pub fn new(function: FunctionRef, cfg: &Cfg, outside: impl Fn(Svma) -> String) -> Self {
         let first = function.offset;
         let offset = |at: Svma| Offset::between(first.0, at.0);
-        let start = |block: usize| cfg.blocks.get(block).map_or(Offset(0), |block| offset(block.range.start));
-        let starts = |blocks: &[usize]| blocks.iter().map(|block| start(*block)).collect();
+        let start = |block: BlockId| cfg.blocks.get(block).map_or(Offset(0), |block| offset(block.range.start));
+        let starts = |blocks: &[BlockId]| blocks.iter().map(|block| start(*block)).collect();
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let loops = Loops::of(cfg);
-        let blocks = cfg.blocks.iter().enumerate().map(|(n, block)| {
-            let around = loops.innermost(n).and_then(|at| loops.all().get(at));
+        let blocks = cfg.blocks.entries().map(|(id, block)| {
+            let around = loops.innermost(id).and_then(|at| loops.all().get(at));
             BasicBlock {
                 offset: offset(block.range.start),
                 size: block.range.end.0.saturating_sub(block.range.start.0),
@@ -361,16 +361,17 @@ mod tests {
     #[test]
     fn offsets_are_distances_from_the_first_byte() {
         let block = |start, end| Block { range: Svma(start)..Svma(end), instructions: 1 };
-        let edge = |from, to, kind| Edge { from, to, kind };
+        let edge = |from, to, kind| Edge { from: BlockId(from), to, kind };
         let cfg = Cfg {
-            blocks: vec![block(0xf0, 0x100), block(0x100, 0x110)],
+            blocks: vec![block(0xf0, 0x100), block(0x100, 0x110)].into(),
             edges: vec![
                 edge(0, EdgeTarget::Outside(Svma(0x900)), EdgeKind::TailJump),
-                edge(1, EdgeTarget::Block(0), EdgeKind::Taken),
-                edge(1, EdgeTarget::Block(1), EdgeKind::Taken),
+                edge(1, EdgeTarget::Block(BlockId(0)), EdgeKind::Taken),
+                edge(1, EdgeTarget::Block(BlockId(1)), EdgeKind::Taken),
                 edge(1, EdgeTarget::Dynamic, EdgeKind::Return),
-            ],
-            entry: Some(1),
+            ]
+            .into(),
+            entry: Some(BlockId(1)),
             ways_in: vec![WayIn { at: Svma(0x100), reason: WayInReason::Entry }],
             unresolved: vec![Svma(0x10c)],
             ways_in_proven: Ok(()),

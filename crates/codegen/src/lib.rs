@@ -35,7 +35,7 @@ mod snippet;
 pub mod verify;
 
 pub use code::arena::Arena;
-pub use code::body::{CountingCopy, Gate, Held, Probe, Spot, Way, WovenBody};
+pub use code::body::{CountingCopy, Gate, Held, Probe, Way, WovenBody};
 pub use code::cost::{Cost, SLOTS_PER_CYCLE};
 pub use code::environment::{CodegenError, Environment, Readable};
 pub use code::reach::counters_in_reach;

@@ -4,8 +4,11 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use ingraft_codegen::{BodyWeave, Held, Spot, remove_points};
-use ingraft_model::{Avma, BinaryOp, EdgeTarget, Expr, PcMove, PointKind, Snippet, Stmt, ThreadIdentity, VariableId};
+use ingraft_codegen::{BodyWeave, Held, remove_points};
+use ingraft_model::{
+    Avma, BinaryOp, BlockId, EdgeTarget, Expr, Key, Offset, PcMove, PointId, PointKind, Snippet, Stmt, ThreadIdentity,
+    VariableId,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use support::body::{ALL, Copied, Copies, PROFILE, parts, start_of};
@@ -26,19 +29,18 @@ fn steps(targets: &[u64]) -> Vec<Step> {
 
 /// Checks that for every block whose arrivals are all counted, as many leave along edges as arrive.
 fn check_counts(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -> String) {
-    let count = |spot: &Spot| copied.counted.iter().position(|s| s == spot).map(|n| counts[first + n]);
+    let count = |point: PointId| copied.counted.iter().position(|p| *p == point).map(|n| counts[first + n]);
     let body = &copied.body;
-    for block in 0..body.blocks.len() {
+    for block in body.blocks.keys() {
         let at = start_of(body, block);
-        let Some(arrivals) = count(&Spot { kind: PointKind::Block, at, from: None }) else { continue };
+        let Some(arrivals) = count(PointId::Block(at)) else { continue };
         let edge = |e: &ingraft_model::Edge| {
             let EdgeTarget::Block(to) = e.to else { return None };
-            let from = Some((start_of(body, e.from), e.kind));
-            count(&Spot { kind: PointKind::Edge, at: start_of(body, to), from })
+            count(PointId::Edge { from: start_of(body, e.from), to: start_of(body, to), kind: e.kind })
         };
         let into: Vec<_> = body.edges.iter().filter(|e| e.to == EdgeTarget::Block(block)).map(edge).collect();
         let out: Vec<_> = body.edges.iter().filter(|e| e.from == block).map(edge).collect();
-        let called = if at.0 == body.function.0 { CALLS as i64 } else { 0 };
+        let called = if at == Offset(0) { CALLS as i64 } else { 0 };
         if let Some(into) = into.iter().copied().sum::<Option<i64>>() {
             assert_eq!(arrivals, into + called, "into {at}\n{}", shown());
         }
@@ -52,21 +54,23 @@ fn check_counts(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() 
 /// Checks that every call enters the function once and leaves it once, and that each call that the function makes returns.
 fn check_calls(copied: &Copied, first: usize, counts: &[i64], shown: &dyn Fn() -> String) {
     let each = |kind: PointKind| {
-        let its = copied.counted.iter().zip(&counts[first..]).filter(move |(spot, _)| spot.kind == kind);
-        its.map(|(spot, count)| (spot.at, *count))
+        let its = copied.counted.iter().zip(&counts[first..]).filter(move |(point, _)| point.kind() == kind);
+        its.map(|(point, count)| (point.offset(), *count))
     };
     let calls = CALLS as i64;
     let body = &copied.weave.body;
-    let entered = body.exposed.binary_search(&body.function).is_err() && body.called_at(body.function).is_none();
+    let entered = body.exposed.binary_search(&BlockId(0)).is_err() && body.called_at(body.function).is_none();
     let entries: Vec<i64> = each(PointKind::Entry).map(|(_, count)| count).collect();
     assert_eq!(entries, if entered { vec![calls] } else { vec![] }, "{}", shown());
     if copied.weave.body.exposed.is_empty() {
         assert_eq!(each(PointKind::Exit).map(|(_, count)| count).sum::<i64>(), calls, "{}", shown());
     }
     for (at, made) in each(PointKind::CallBefore) {
-        let block = copied.body.blocks.iter().find(|b| b.block.range.contains(&ingraft_model::Svma(at.0)));
-        let next = Avma(block.expect("a call is in a block").block.range.end.0);
-        for (_, returned) in each(PointKind::CallAfter).filter(|(at, _)| *at == next) {
+        let start = copied.body.function;
+        let at = start.offset(at.expect("the offset of a call").0);
+        let block = copied.body.blocks.iter().find(|b| b.block.range.contains(&at));
+        let next = Offset::between(start.0, block.expect("a call is in a block").block.range.end.0);
+        for (_, returned) in each(PointKind::CallAfter).filter(|(at, _)| *at == Some(next)) {
             assert_eq!(made, returned, "{at}\n{}", shown());
         }
     }
@@ -231,7 +235,7 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
         6 => flip(&mut pick(w.plan.moves.len()).and_then(|at| w.plan.moves.get_mut(at))?.to),
         7 => flip(&mut pick(w.body.removal.moves.len()).and_then(|at| w.body.removal.moves.get_mut(at))?.to),
         8 => _ = w.body.removal.moves.remove(pick(w.body.removal.moves.len())?),
-        9 => flip(&mut pick(w.body.blocks.len()).and_then(|at| w.body.blocks.get_mut(at))?.copy),
+        9 => flip(&mut pick(w.body.blocks.len()).and_then(|at| w.body.blocks.get_mut(BlockId::at(at)))?.copy),
         10 => {
             let probe = pick(w.body.probes.len()).and_then(|at| w.body.probes.get_mut(at))?;
             match (bit % 3, &mut probe.holds) {
@@ -253,7 +257,7 @@ fn mutated(weave: &BodyWeave, kind: u8, n: usize, bit: u8) -> Option<BodyWeave> 
                 (16, 0) => counting.open = false,
                 (16, 1) => _ = counting.moves.remove(pick(counting.moves.len())?),
                 (16, 2) => flip(&mut counting.code.end),
-                (16, _) => flip(pick(counting.blocks.len()).and_then(|at| counting.blocks.get_mut(at))?),
+                (16, _) => flip(pick(counting.blocks.len()).and_then(|at| counting.blocks.get_mut(BlockId::at(at)))?),
                 (_, 0) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.at),
                 (_, 1) => flip(&mut pick(counting.gates.len()).and_then(|at| counting.gates.get_mut(at))?.arrival),
                 (_, 2) => _ = counting.gates.remove(pick(counting.gates.len())?),

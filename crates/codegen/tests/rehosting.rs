@@ -5,10 +5,11 @@ mod support;
 
 use ingraft_codegen::verify::{verify_body, verify_rehosted, verify_weave};
 use ingraft_codegen::{
-    BodyRequest, MiniRequest, PointRequest, Probe, Rehosted, Spot, TextSpace, WovenPoint, rehost, weave_body,
-    weave_points,
+    BodyRequest, MiniRequest, PointRequest, Probe, Rehosted, TextSpace, WovenPoint, rehost, weave_body, weave_points,
 };
-use ingraft_model::{Arrival, Avma, Bias, FunctionBody, PatchPlan, PcMove, PointKind, Site, SiteKind, Snippet};
+use ingraft_model::{
+    Arrival, Avma, Bias, FunctionBody, Offset, PatchPlan, PcMove, PointId, PointKind, Site, SiteKind, Snippet, Svma,
+};
 use proptest::prelude::*;
 use support::body::{body_of, parts};
 use support::image::{Outcome, Program, Step};
@@ -16,21 +17,26 @@ use support::random::{Function, functions, lay_out, pops};
 use support::*;
 
 /// The same point in the copy.
-fn hosted(site: &Site, body: &FunctionBody) -> (Site, Spot) {
-    let (kind, at) = match &site.kind {
-        SiteKind::Entry { free, .. } => {
-            (SiteKind::Entry { arrival: Arrival::default(), free: free.clone(), first: None }, body.function)
+fn hosted(site: &Site, body: &FunctionBody) -> (Site, PointId) {
+    let offset = |at: Svma| Offset::between(body.function.0, at.0);
+    let (kind, at, point) = match &site.kind {
+        SiteKind::Entry { free, .. } => (
+            SiteKind::Entry { arrival: Arrival::default(), free: free.clone(), first: None },
+            body.function,
+            PointId::Entry,
+        ),
+        SiteKind::Block { .. } => {
+            let at = block_of(site, body);
+            (site.kind.clone(), at, PointId::Block(offset(at)))
         }
-        SiteKind::Block { .. } => (site.kind.clone(), body.blocks[block_of(site, body)].block.range.start),
         _ => unreachable!("no other points are woven here"),
     };
     let own = if site.point_kind() == PointKind::Block { at } else { site.at };
-    let spot = Spot::new(site.point_kind(), Avma(at.0));
-    (Site { kind, at: own, landings: Vec::new(), island_rooms: Vec::new(), ..site.clone() }, spot)
+    (Site { kind, at: own, landings: Vec::new(), island_rooms: Vec::new(), ..site.clone() }, point)
 }
 
-fn block_of(site: &Site, body: &FunctionBody) -> usize {
-    body.blocks.partition_point(|b| b.block.range.start <= site.at) - 1
+fn block_of(site: &Site, body: &FunctionBody) -> Svma {
+    body.blocks.iter().map(|b| b.block.range.start).rfind(|start| *start <= site.at).expect("a block")
 }
 
 fn request<'a>(site: &'a Site, minis: &'a [MiniRequest<'a>], probe: Option<Probe>) -> PointRequest<'a> {
@@ -98,10 +104,10 @@ fn check(functions: &[Function], snippet: &Snippet) -> usize {
         own.iter().for_each(|(_, old, _)| text.release_point(old));
         let copy = BodyRequest { body, bias: Bias(0), name: "f", points: &[] };
         let copied = weave_body(&env, &mut arena, &mut text, &copy).expect("the request makes sense");
-        let places: Vec<(Site, Spot)> = own.iter().map(|(site, ..)| hosted(site, body)).collect();
+        let places: Vec<(Site, PointId)> = own.iter().map(|(site, ..)| hosted(site, body)).collect();
         let probes = copied.as_ref().ok().and_then(|copied| {
-            let probe = |((_, spot), (_, old, _)): (&(Site, Spot), &(_, &WovenPoint, _))| {
-                copied.body.probe(spot).ok().copied().filter(|probe| probe.can_take_over(old))
+            let probe = |((_, point), (_, old, _)): (&(Site, PointId), &(_, &WovenPoint, _))| {
+                copied.body.probe(*point).ok().copied().filter(|probe| probe.can_take_over(old))
             };
             places.iter().zip(&own).map(probe).collect::<Option<Vec<_>>>()
         });

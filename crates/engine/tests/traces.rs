@@ -149,7 +149,7 @@ fn blocks(code: &TracedCode, chunks: &[Chunk]) -> (Vec<u64>, Vec<Unknown>) {
     for chunk in chunks {
         let mut note = |step, _| match step {
             Step::Block { function, block, .. } => {
-                found.push(code.functions[function as usize].cfg.blocks[block].range.start.0);
+                found.push(code.functions[function as usize].cfg.blocks.get(block).expect("a block").range.start.0);
             }
             Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             Step::Gap => panic!("the trace has a gap"),

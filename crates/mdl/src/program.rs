@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, EdgeId, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, Scalar};
+use ingraft_model::{Avma, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId, Scalar};
 
 /// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -118,7 +118,7 @@ pub trait Program {
         Err(Unresolved::unknown())
     }
     /// The edges from one basic block of a function to another one, of every kind. An error if there is none.
-    fn edges(&self, _function: FunctionId, _from: Offset, _to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, _function: FunctionId, _from: Offset, _to: Offset) -> Result<Arc<[PointId]>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// The loops of a function, sorted by header.

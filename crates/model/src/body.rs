@@ -1,7 +1,8 @@
 //! A whole function as a value: what the code generator needs to weave a copy of it.
 
 use crate::addr::Svma;
-use crate::cfg::{Block, Edge};
+use crate::cfg::{Block, Edge, EdgeKind};
+use crate::index::{BlockId, IndexVec};
 use crate::point::{Free, Site};
 use crate::refusal::Refusal;
 
@@ -12,13 +13,13 @@ pub struct FunctionBody {
     /// First byte of the function.
     pub function: Svma,
     /// The blocks, sorted by address. Two blocks may overlap, if a branch leads to the byte after a prefix of an instruction.
-    pub blocks: Vec<BodyBlock>,
+    pub blocks: IndexVec<BlockId, BodyBlock>,
     /// The edges between these blocks, sorted by the block that they leave.
     pub edges: Vec<Edge>,
-    /// Index of the block to which callers come: the first one, or the one after the `endbr64` at the function's first byte if control can
+    /// Block to which callers come: the first one, or the one after the `endbr64` at the function's first byte if control can
     /// arrive there without executing that instruction. `None` if control arrives at the original address of this block in other ways too,
     /// such as by a jump table of the function.
-    pub entry: Option<usize>,
+    pub entry: Option<BlockId>,
     /// The exits of the function. Exit `i` here is exit `i` of the analysis, which lists the [`Site`] of each.
     pub exits: Vec<BodyExit>,
 }
@@ -52,15 +53,27 @@ pub struct BodyBlock {
 pub enum Entered {
     /// Only falling through and by branches of the function.
     Never,
-    /// Besides that, only along the edge of this index: the return of a call, or an entry of a jump table.
-    Along(usize),
+    /// Besides that, only along one edge: the return of a call, or an entry of a jump table.
+    Along {
+        /// Block that the edge leaves.
+        from: BlockId,
+        /// Kind of the edge.
+        kind: EdgeKind,
+    },
     /// In several ways, or from outside of the function.
     Otherwise,
 }
 
 impl FunctionBody {
-    /// Index of the block that begins at an address.
-    pub fn block_at(&self, at: Svma) -> Option<usize> {
-        self.blocks.binary_search_by_key(&at, |b| b.block.range.start).ok()
+    /// The edges that leave a block.
+    pub fn edges_from(&self, block: BlockId) -> &[Edge] {
+        let first = self.edges.partition_point(|edge| edge.from < block);
+        let count = self.edges[first..].partition_point(|edge| edge.from == block);
+        &self.edges[first..first + count]
+    }
+
+    /// The block that begins at an address.
+    pub fn block_at(&self, at: Svma) -> Option<BlockId> {
+        self.blocks.find_sorted(&at, |b| b.block.range.start)
     }
 }

@@ -2,7 +2,7 @@
 //! proven to be all.
 
 use crate::addr::{Svma, SvmaRange};
-use crate::dominators::Dominators;
+use crate::index::{BlockId, EdgeId, IndexVec, Key};
 use crate::refusal::Refusal;
 
 /// A run of instructions that control enters only at the first and leaves only at the last.
@@ -77,8 +77,8 @@ impl EdgeKind {
 /// Destination of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum EdgeTarget {
-    /// A block of the function, by its index.
-    Block(usize),
+    /// A block of the function.
+    Block(BlockId),
     /// An address outside of the function.
     Outside(Svma),
     /// The address that the stack or a pointer holds.
@@ -88,8 +88,8 @@ pub enum EdgeTarget {
 /// A transfer of control at the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Edge {
-    /// Index of the block at whose end the transfer happens.
-    pub from: usize,
+    /// Block at whose end the transfer happens.
+    pub from: BlockId,
     /// Destination.
     pub to: EdgeTarget,
     /// Kind of the transfer.
@@ -155,11 +155,11 @@ pub struct WayIn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cfg {
     /// Blocks that control reaches from a way in, directly or along edges, sorted by address.
-    pub blocks: Vec<Block>,
+    pub blocks: IndexVec<BlockId, Block>,
     /// Edges, sorted by the block that they leave.
-    pub edges: Vec<Edge>,
-    /// Index of the block at the function's first byte; `None` if no instruction could be decoded there.
-    pub entry: Option<usize>,
+    pub edges: IndexVec<EdgeId, Edge>,
+    /// Block at the function's first byte; `None` if no instruction could be decoded there.
+    pub entry: Option<BlockId>,
     /// Every known way in, sorted by address.
     pub ways_in: Vec<WayIn>,
     /// Indirect jumps whose targets inside of the function are not all known, sorted. Their edges are missing.
@@ -179,15 +179,16 @@ impl Cfg {
     }
 
     /// The edges that leave a block.
-    pub fn edges_from(&self, block: usize) -> &[Edge] {
-        let first = self.edges.partition_point(|edge| edge.from < block);
-        let count = self.edges[first..].partition_point(|edge| edge.from == block);
-        &self.edges[first..first + count]
+    pub fn edges_from(&self, block: BlockId) -> impl ExactSizeIterator<Item = (EdgeId, &Edge)> {
+        let first = self.edges.partition_point(|edge| edge.from < block).index();
+        let rest = &self.edges.as_slice()[first..];
+        let count = rest.partition_point(|edge| edge.from == block);
+        rest[..count].iter().enumerate().map(move |(n, edge)| (EdgeId::at(first + n), edge))
     }
 
-    /// Index of the block that begins at an address.
-    pub fn block_at(&self, at: Svma) -> Option<usize> {
-        self.blocks.binary_search_by_key(&at, |block| block.range.start).ok()
+    /// The block that begins at an address.
+    pub fn block_at(&self, at: Svma) -> Option<BlockId> {
+        self.blocks.find_sorted(&at, |block| block.range.start)
     }
 
     /// The reasons why control can arrive at an address other than along an edge.
@@ -196,9 +197,9 @@ impl Cfg {
         self.ways_in[first..].iter().take_while(move |way| way.at == at).map(|way| way.reason)
     }
 
-    /// Returns the indices of the blocks to which each block has an edge.
-    pub fn successors(&self) -> Vec<Vec<usize>> {
-        let mut successors = vec![Vec::new(); self.blocks.len()];
+    /// Returns the blocks to which each block has an edge.
+    pub fn successors(&self) -> IndexVec<BlockId, Vec<BlockId>> {
+        let mut successors = IndexVec::filled(Vec::new(), self.blocks.len());
         for edge in &self.edges {
             if let (Some(of), EdgeTarget::Block(to)) = (successors.get_mut(edge.from), edge.to)
                 && !of.contains(&to)
@@ -209,30 +210,25 @@ impl Cfg {
         successors
     }
 
-    /// Indices of the blocks at which control arrives from outside of the graph. These are all ways in, except return addresses and
-    /// jump-table targets to which an edge leads as well. The entry comes first.
-    pub fn roots(&self) -> Vec<usize> {
-        let mut entered = vec![false; self.blocks.len()];
+    /// The blocks at which control arrives from outside of the graph. These are all ways in, except return addresses and jump-table targets
+    /// to which an edge leads as well. The entry comes first.
+    pub fn roots(&self) -> Vec<BlockId> {
+        let mut entered = IndexVec::filled(false, self.blocks.len());
         for edge in &self.edges {
             if let EdgeTarget::Block(to) = edge.to
                 && matches!(edge.kind, EdgeKind::CallReturn | EdgeKind::JumpTable)
             {
-                entered[to] = true;
+                entered.set(to, true);
             }
         }
         let inner = |way: &WayIn| {
             matches!(way.reason, WayInReason::CallReturn | WayInReason::SyscallReturn | WayInReason::JumpTable)
         };
-        let mut roots: Vec<usize> = self.entry.into_iter().collect();
+        let mut roots: Vec<BlockId> = self.entry.into_iter().collect();
         for way in self.ways_in.iter().filter(|way| way.reason != WayInReason::Resumed) {
-            let block = self.block_at(way.at).filter(|block| !inner(way) || !entered[*block]);
+            let block = self.block_at(way.at).filter(|block| !inner(way) || entered.get(*block) != Some(&true));
             roots.extend(block.filter(|block| Some(*block) != self.entry && roots.last() != Some(block)));
         }
         roots
-    }
-
-    /// The dominators of the blocks, with all of [`Cfg::roots`] as entries.
-    pub fn dominators(&self) -> Dominators {
-        Dominators::new(&self.successors(), &self.roots())
     }
 }

@@ -1,83 +1,75 @@
 //! Dominators of a graph whose nodes are numbered from 0, by Lengauer and Tarjan's algorithm with path compression:
 //! `O(edges × log nodes)`, without recursion.
 
+use crate::index::{IndexVec, Key};
+
 const NONE: usize = usize::MAX;
 
 /// The dominator tree of a graph with one or more entries. A graph with several entries is treated as if one more node led to all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dominators {
+pub struct Dominators<N> {
     /// The immediate dominator of each node; `None` for an entry, a node that only the entries together dominate, and an unreachable node.
-    immediate: Vec<Option<usize>>,
+    immediate: IndexVec<N, Option<N>>,
     /// The range of preorder numbers of each node's subtree in the dominator tree, end excluded; empty for an unreachable node.
-    subtree: Vec<(usize, usize)>,
-    /// The nodes that the entries reach, in depth-first order, each with its parent in the depth-first tree.
-    order: Vec<(usize, Option<usize>)>,
+    subtree: IndexVec<N, (usize, usize)>,
 }
 
-impl Dominators {
+impl<N: Key> Dominators<N> {
     /// Computes the dominators of a graph, given the successors of each node and the entries. Indices of nodes that do not exist are
     /// ignored.
-    pub fn new(successors: &[Vec<usize>], entries: &[usize]) -> Self {
+    pub fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
         let count = successors.len();
         let (order, parent) = depth_first(successors, entries);
-        let mut number = vec![NONE; count];
-        for (at, &node) in order.iter().enumerate().skip(1) {
-            number[node] = at;
+        let mut number = IndexVec::filled(NONE, count);
+        for (at, &node) in (1..).zip(&order) {
+            number.set(node, at);
         }
         // From here on, nodes have their depth-first numbers. Number 0 is the added node that leads to all entries.
-        let mut before: Vec<Vec<usize>> = vec![Vec::new(); order.len()];
-        for &entry in entries.iter().filter(|e| **e < count) {
-            before[number[entry]].push(0);
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); parent.len()];
+        for entry in entries.iter().filter_map(|entry| number.get(*entry)) {
+            before[*entry].push(0);
         }
-        for (at, &node) in order.iter().enumerate().skip(1) {
-            for &next in successors[node].iter().filter(|n| **n < count) {
-                before[number[next]].push(at);
-            }
+        for (at, &node) in (1..).zip(&order) {
+            let next = successors.get(node).into_iter().flatten();
+            next.filter_map(|next| number.get(*next)).for_each(|next| before[*next].push(at));
         }
         let dominator = lengauer_tarjan(&before, &parent);
         let subtree_of = subtrees(&dominator);
-        let mut immediate = vec![None; count];
-        let mut subtree = vec![(0, 0); count];
-        for (at, &node) in order.iter().enumerate().skip(1) {
-            immediate[node] = (dominator[at] != 0).then(|| order[dominator[at]]);
-            subtree[node] = subtree_of[at];
+        let mut immediate = IndexVec::filled(None, count);
+        let mut subtree = IndexVec::filled((0, 0), count);
+        for (at, &node) in (1..).zip(&order) {
+            immediate.set(node, dominator[at].checked_sub(1).map(|dominator| order[dominator]));
+            subtree.set(node, subtree_of[at]);
         }
-        let with_parent = |(&node, &up): (&usize, &usize)| (node, (up != 0).then(|| order[up]));
-        let order = order.iter().zip(&parent).skip(1).map(with_parent).collect();
-        Dominators { immediate, subtree, order }
+        Dominators { immediate, subtree }
     }
 
     /// The immediate dominator of a node; `None` if no single node dominates it.
-    pub fn immediate(&self, node: usize) -> Option<usize> {
+    pub fn immediate(&self, node: N) -> Option<N> {
         self.immediate.get(node).copied().flatten()
     }
 
     /// Whether an entry reaches the node.
-    pub fn reaches(&self, node: usize) -> bool {
+    pub fn reaches(&self, node: N) -> bool {
         self.subtree.get(node).is_some_and(|(first, end)| first < end)
     }
 
     /// Whether every path from an entry to `node` contains `by`. A reachable node dominates itself. An unreachable node dominates no node,
     /// and no node dominates it.
-    pub fn dominates(&self, by: usize, node: usize) -> bool {
+    pub fn dominates(&self, by: N, node: N) -> bool {
         let (Some(&(first, end)), Some(&(at, after))) = (self.subtree.get(by), self.subtree.get(node)) else {
             return false;
         };
         at < after && first <= at && at < end
     }
-
-    /// The reachable nodes in depth-first order, each with its parent in the depth-first tree.
-    pub fn order(&self) -> &[(usize, Option<usize>)] {
-        &self.order
-    }
 }
 
-/// Returns the nodes in depth-first order, and the depth-first number of each node's parent. Number 0 is the added node that leads to all
-/// entries.
-pub(crate) fn depth_first(successors: &[Vec<usize>], entries: &[usize]) -> (Vec<usize>, Vec<usize>) {
-    let (mut order, mut parent) = (vec![NONE], vec![0]);
-    let mut seen = vec![false; successors.len()];
-    let mut open: Vec<(usize, &[usize])> = vec![(0, entries)];
+/// Returns the nodes in depth-first order, and the depth-first number of the parent of each number. Number 0 is an added node that leads to all
+/// entries, and the nodes have the numbers from 1 on.
+pub(crate) fn depth_first<N: Key>(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> (Vec<N>, Vec<usize>) {
+    let (mut order, mut parent) = (Vec::new(), vec![0]);
+    let mut seen = IndexVec::filled(false, successors.len());
+    let mut open: Vec<(usize, &[N])> = vec![(0, entries)];
     while let Some((at, rest)) = open.last_mut() {
         let Some((&next, others)) = rest.split_first() else {
             open.pop();
@@ -85,11 +77,11 @@ pub(crate) fn depth_first(successors: &[Vec<usize>], entries: &[usize]) -> (Vec<
         };
         let from = *at;
         *rest = others;
-        if seen.get(next) == Some(&false) {
-            seen[next] = true;
-            open.push((order.len(), &successors[next]));
+        if let (Some(false), Some(led)) = (seen.get(next), successors.get(next)) {
+            seen.set(next, true);
             order.push(next);
             parent.push(from);
+            open.push((order.len(), led));
         }
     }
     (order, parent)
@@ -165,15 +157,16 @@ fn subtrees(parent: &[usize]) -> Vec<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::BlockId as Node;
     use proptest::prelude::*;
 
-    fn reached(graph: &[Vec<usize>], entries: &[usize], without: usize) -> Vec<bool> {
-        let mut seen = vec![false; graph.len()];
+    fn reached(graph: &IndexVec<Node, Vec<Node>>, entries: &[Node], without: Option<Node>) -> IndexVec<Node, bool> {
+        let mut seen = IndexVec::filled(false, graph.len());
         let mut open = entries.to_vec();
         while let Some(node) = open.pop() {
-            if node != without && !seen[node] {
-                seen[node] = true;
-                open.extend(&graph[node]);
+            if Some(node) != without && seen.get(node) == Some(&false) {
+                seen.set(node, true);
+                open.extend(graph.get(node).into_iter().flatten());
             }
         }
         seen
@@ -182,15 +175,17 @@ mod tests {
     proptest! {
         #[test]
         fn dominators_equal_removal_of_each_node(
-            graph in prop::collection::vec(prop::collection::vec(0usize..12, 0..4), 12),
-            entries in prop::collection::vec(0usize..12, 1..3),
+            graph in prop::collection::vec(prop::collection::vec((0u32..12).prop_map(Node), 0..4), 12),
+            entries in prop::collection::vec((0u32..12).prop_map(Node), 1..3),
         ) {
+            let graph = IndexVec::from(graph);
             let found = Dominators::new(&graph, &entries);
-            let all = reached(&graph, &entries, NONE);
-            for by in 0..12 {
-                let without = reached(&graph, &entries, by);
-                for node in 0..12 {
-                    prop_assert_eq!(found.dominates(by, node), all[by] && all[node] && !without[node]);
+            let all = reached(&graph, &entries, None);
+            for by in graph.keys() {
+                let without = reached(&graph, &entries, Some(by));
+                for node in graph.keys() {
+                    let is_needed = all.get(by) == Some(&true) && all.get(node) == Some(&true);
+                    prop_assert_eq!(found.dominates(by, node), is_needed && without.get(node) == Some(&false));
                 }
             }
         }
@@ -198,9 +193,8 @@ mod tests {
 
     #[test]
     fn a_long_chain_needs_no_recursion() {
-        let graph: Vec<Vec<usize>> =
-            (0..200_000).map(|n| if n < 199_999 { vec![n + 1, n / 2] } else { vec![] }).collect();
-        let found = Dominators::new(&graph, &[0]);
-        assert_eq!(found.immediate(199_999), Some(199_998));
+        let next = |n: u32| if n < 199_999 { vec![Node(n + 1), Node(n / 2)] } else { vec![] };
+        let found = Dominators::new(&(0..200_000u32).map(next).collect(), &[Node(0)]);
+        assert_eq!(found.immediate(Node(199_999)), Some(Node(199_998)));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::addr::Tid;
+use crate::index::FunctionId;
 use crate::metric::MetricInfo;
 use crate::part::Parts;
 use crate::point::PointKind;
@@ -10,19 +11,6 @@ use crate::point::PointKind;
 use crate::snippet::VariableId;
 use crate::snippet::{Shape, Snippet};
 use crate::vector::IndexNames;
-
-/// Number of a module of a program. Only the engine knows the assignment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ModuleId(pub u32);
-
-/// A function of a program. Aliases of one address have equal ids, so that code is never inserted twice into the same function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FunctionId {
-    /// Module of the function.
-    pub module: ModuleId,
-    /// Number of the function in the module.
-    pub function: u32,
-}
 
 /// Instrumentation that measures a metric at a focus: variables, and the code that changes them at points of functions.
 #[derive(Clone, Debug)]

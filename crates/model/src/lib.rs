@@ -16,6 +16,7 @@ pub mod glob;
 pub mod histogram;
 pub mod history;
 mod hold;
+pub mod index;
 pub mod instrumentation;
 pub mod layout;
 pub mod listed;
@@ -27,6 +28,7 @@ pub mod object;
 pub mod part;
 pub mod patch;
 pub mod point;
+pub mod point_id;
 mod refusal;
 pub mod resource;
 pub mod snippet;
@@ -45,20 +47,20 @@ pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
 pub use hold::HoldTime;
-pub use instrumentation::{
-    FunctionId, Insertion, Instrumentation, ModuleId, Order, Role, ValueUnit, Variable, VariableKind,
-};
+pub use index::{BlockId, EdgeId, FunctionId, IndexVec, Key, ModuleId};
+pub use instrumentation::{Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use listed::{ListedKeys, Listing};
 pub use loops::{Loop, Loops};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
-pub use part::{EdgeId, LoopEdges, PartName, Parts};
+pub use part::{LoopEdges, PartName, Parts};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{
     Arrival, BackBranch, BlockPoint, CallPoint, CallSite, Callee, FirstEffect, FirstInstruction, Free, Gpr, How,
     IslandRoom, PointKind, Site, SiteKind,
 };
+pub use point_id::{FunctionPoint, PointId};
 pub use refusal::Refusal;
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{

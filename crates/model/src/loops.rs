@@ -3,21 +3,22 @@
 
 use crate::cfg::Cfg;
 use crate::dominators::depth_first;
+use crate::index::{BlockId, IndexVec, Key};
 
 const NONE: usize = usize::MAX;
 
 /// A loop: a set of nodes each of which leads to each other, together with the loops inside of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Loop {
+pub struct Loop<N> {
     /// The node at which control enters the loop. If it has several entries, the one that a depth-first search finds first.
-    pub header: usize,
+    pub header: N,
     /// The nodes at which control enters from outside of the loop, sorted. A loop with more than one is irreducible; its header does not
     /// dominate it.
-    pub entries: Vec<usize>,
+    pub entries: Vec<N>,
     /// All nodes of the loop, with the header and those of inner loops, sorted.
-    pub body: Vec<usize>,
+    pub body: Vec<N>,
     /// The nodes inside that lead back to the header, sorted.
-    pub latches: Vec<usize>,
+    pub latches: Vec<N>,
     /// Index of the loop around this one; `None` for an outermost loop.
     pub parent: Option<usize>,
     /// Number of loops around this one.
@@ -25,78 +26,85 @@ pub struct Loop {
 }
 
 /// The loops of a graph.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Loops {
-    loops: Vec<Loop>,
-    /// Index of the innermost loop of each node; [`NONE`] outside of loops.
-    innermost: Vec<usize>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loops<N> {
+    loops: Vec<Loop<N>>,
+    /// Index of the innermost loop of each node; `None` outside of loops.
+    innermost: IndexVec<N, Option<usize>>,
 }
 
-impl Loops {
+impl<N> Default for Loops<N> {
+    fn default() -> Self {
+        Loops { loops: Vec::new(), innermost: IndexVec::default() }
+    }
+}
+
+impl Loops<BlockId> {
+    /// The loops of a control-flow graph. All ways in count as entries, so a loop that can be entered from outside of the function elsewhere
+    /// than at its header is irreducible.
+    pub fn of(cfg: &Cfg) -> Self {
+        Self::new(&cfg.successors(), &cfg.roots())
+    }
+}
+
+impl<N: Key + Ord> Loops<N> {
     /// The loops of a graph, given the successors of each node and the entries. The bodies take memory in proportion to nodes times depth.
-    pub fn new(successors: &[Vec<usize>], entries: &[usize]) -> Self {
+    pub fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
         let tree = Tree::new(successors, entries);
         let mut loops = Self::nested(&tree, successors.len());
-        let mut reached = vec![false; successors.len()];
-        tree.order.iter().for_each(|node| reached[*node] = true);
+        let mut reached = IndexVec::filled(false, successors.len());
+        tree.order.iter().for_each(|node| reached.set(*node, true));
         loops.fill(successors, entries, &reached);
         loops
     }
 
     /// The headers, parents and depths of the loops of a graph: [`Loop::entries`], [`Loop::body`] and [`Loop::latches`] are empty. Takes nearly
     /// linear time and linear memory, however deep the loops are nested.
-    pub fn headers(successors: &[Vec<usize>], entries: &[usize]) -> Self {
+    pub fn headers(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
         Self::nested(&Tree::new(successors, entries), successors.len())
     }
 
-    fn nested(tree: &Tree, nodes: usize) -> Self {
+    fn nested(tree: &Tree<N>, nodes: usize) -> Self {
         let headers = tree.headers();
-        let mut loops = Loops { loops: Vec::new(), innermost: vec![NONE; nodes] };
+        let mut loops = Loops { loops: Vec::new(), innermost: IndexVec::filled(None, nodes) };
         // Outer loops come first, because a header comes before what it leads to.
-        let mut loop_of = vec![NONE; tree.order.len()];
+        let mut loop_of: Vec<Option<usize>> = Vec::with_capacity(tree.order.len());
         for (at, &node) in tree.order.iter().enumerate() {
-            let around = headers.around[at];
-            let parent = if around == NONE { NONE } else { loop_of[around] };
-            loop_of[at] = parent;
+            let parent = loop_of.get(headers.around[at]).copied().flatten();
+            loop_of.push(parent);
             if headers.is_header[at] {
-                loop_of[at] = loops.loops.len();
-                let depth = if parent == NONE { 0 } else { loops.loops[parent].depth + 1 };
-                let parent = (parent != NONE).then_some(parent);
+                loop_of[at] = Some(loops.loops.len());
+                let depth = parent.map_or(0, |parent| loops.loops[parent].depth + 1);
                 let (entries, body, latches) = (Vec::new(), Vec::new(), Vec::new());
                 loops.loops.push(Loop { header: node, entries, body, latches, parent, depth });
             }
-            loops.innermost[node] = loop_of[at];
+            loops.innermost.set(node, loop_of[at]);
         }
         loops
     }
 
-    /// The loops of a control-flow graph. All ways in count as entries, so a loop that can be entered from outside of the function elsewhere
-    /// than at its header is irreducible.
-    pub fn of(cfg: &Cfg) -> Self {
-        Self::new(&cfg.successors(), &cfg.roots())
-    }
-
     /// All loops, each one after those around it.
-    pub fn all(&self) -> &[Loop] {
+    pub fn all(&self) -> &[Loop<N>] {
         &self.loops
     }
 
     /// Index of the innermost loop that a node belongs to.
-    pub fn innermost(&self, node: usize) -> Option<usize> {
-        self.innermost.get(node).copied().filter(|at| *at != NONE)
+    pub fn innermost(&self, node: N) -> Option<usize> {
+        self.innermost.get(node).copied().flatten()
     }
 
     /// The loops that a node belongs to, by index, the innermost first.
-    pub fn around(&self, node: usize) -> impl Iterator<Item = usize> {
+    pub fn around(&self, node: N) -> impl Iterator<Item = usize> {
         std::iter::successors(self.innermost(node), |at| self.loops[*at].parent)
     }
 
     /// Bodies, latches and entries.
-    fn fill(&mut self, successors: &[Vec<usize>], entries: &[usize], reached: &[bool]) {
-        for node in (0..successors.len()).filter(|node| reached[*node]) {
+    fn fill(&mut self, successors: &IndexVec<N, Vec<N>>, entries: &[N], reached: &IndexVec<N, bool>) {
+        let reached = successors.entries().zip(reached.iter()).filter(|(_, reached)| **reached);
+        for ((node, next), _) in reached {
             let around: Vec<usize> = self.around(node).collect();
             around.iter().for_each(|at| self.loops[*at].body.push(node));
-            for &next in successors[node].iter().filter(|next| **next < successors.len()) {
+            for &next in next {
                 for at in self.around(next).collect::<Vec<_>>() {
                     let within = around.contains(&at);
                     let inner = &mut self.loops[at];
@@ -108,7 +116,7 @@ impl Loops {
                 }
             }
         }
-        for &entry in entries.iter().filter(|entry| **entry < successors.len()) {
+        for &entry in entries {
             for at in self.around(entry).collect::<Vec<_>>() {
                 self.loops[at].entries.push(entry);
             }
@@ -123,9 +131,9 @@ impl Loops {
 }
 
 /// A depth-first tree of a graph. Nodes are named by their place in depth-first order.
-struct Tree {
+struct Tree<N> {
     /// The nodes in depth-first order.
-    order: Vec<usize>,
+    order: Vec<N>,
     /// For each place, the last one in its subtree.
     last: Vec<usize>,
     /// For each place, the places that lead there.
@@ -139,21 +147,19 @@ struct Headers {
     around: Vec<usize>,
 }
 
-impl Tree {
-    fn new(successors: &[Vec<usize>], entries: &[usize]) -> Tree {
-        // The first number is that of the node that leads to all entries; it is left out.
-        let (numbered, parent) = depth_first(successors, entries);
-        let order = numbered.get(1..).unwrap_or_default().to_vec();
-        let mut place = vec![NONE; successors.len()];
-        order.iter().enumerate().for_each(|(at, node)| place[*node] = at);
+impl<N: Key> Tree<N> {
+    fn new(successors: &IndexVec<N, Vec<N>>, entries: &[N]) -> Self {
+        let (order, parent) = depth_first(successors, entries);
+        let mut place = IndexVec::filled(NONE, successors.len());
+        order.iter().enumerate().for_each(|(at, node)| place.set(*node, at));
         let mut last: Vec<usize> = (0..order.len()).collect();
         for (at, &above) in parent.iter().enumerate().skip(1).rev().filter(|(_, above)| **above != 0) {
             last[above - 1] = last[above - 1].max(last[at - 1]);
         }
         let mut before = vec![Vec::new(); order.len()];
         for (at, &node) in order.iter().enumerate() {
-            let next = successors[node].iter().filter(|next| **next < successors.len());
-            next.for_each(|next| before[place[*next]].push(at));
+            let next = successors.get(node).into_iter().flatten();
+            next.filter_map(|next| place.get(*next)).for_each(|next| before[*next].push(at));
         }
         Tree { order, last, before }
     }
@@ -225,33 +231,41 @@ fn find(stands_for: &mut [usize], mut at: usize) -> usize {
 mod tests {
     use super::*;
     use crate::dominators::Dominators;
+    use crate::index::BlockId as Node;
     use proptest::prelude::*;
 
-    const NODES: usize = 9;
+    const NODES: u32 = 9;
 
-    fn reached(graph: &[Vec<usize>], from: &[usize], within: impl Fn(usize) -> bool) -> Vec<bool> {
-        let mut seen = vec![false; graph.len()];
-        let mut open: Vec<usize> = from.to_vec();
+    type Graph = IndexVec<Node, Vec<Node>>;
+
+    fn next(graph: &Graph, node: Node) -> &[Node] {
+        graph.get(node).expect("a node")
+    }
+
+    fn reached(graph: &Graph, from: &[Node], within: impl Fn(Node) -> bool) -> Vec<Node> {
+        let mut seen = Vec::new();
+        let mut open = from.to_vec();
         while let Some(node) = open.pop() {
-            if within(node) && !std::mem::replace(&mut seen[node], true) {
-                open.extend(&graph[node]);
+            if within(node) && !seen.contains(&node) {
+                seen.push(node);
+                open.extend(next(graph, node));
             }
         }
         seen
     }
 
     /// The natural loop of a header: what leads to the sources of its back edges without it.
-    fn natural(graph: &[Vec<usize>], dominators: &Dominators, header: usize) -> Vec<usize> {
-        let latch = |node: &usize| graph[*node].contains(&header) && dominators.dominates(header, *node);
-        let latches: Vec<usize> = (0..graph.len()).filter(latch).collect();
+    fn natural(graph: &Graph, dominators: &Dominators<Node>, header: Node) -> Vec<Node> {
+        let latch = |node: &Node| next(graph, *node).contains(&header) && dominators.dominates(header, *node);
+        let latches: Vec<Node> = graph.keys().filter(latch).collect();
         if latches.is_empty() {
             return Vec::new();
         }
-        let leads = |node: usize| {
+        let leads = |node: Node| {
             let seen = reached(graph, &[node], |other| other != header);
-            node == header || dominators.reaches(node) && latches.iter().any(|latch| seen[*latch])
+            node == header || dominators.reaches(node) && latches.iter().any(|latch| seen.contains(latch))
         };
-        (0..graph.len()).filter(|node| leads(*node)).collect()
+        graph.keys().filter(|node| leads(*node)).collect()
     }
 
     proptest! {
@@ -259,35 +273,36 @@ mod tests {
 
         #[test]
         fn loops_are_what_they_say(
-            graph in prop::collection::vec(prop::collection::vec(0..NODES, 0..3), NODES),
-            entries in prop::collection::vec(0..NODES, 1..3),
+            graph in prop::collection::vec(prop::collection::vec((0..NODES).prop_map(Node), 0..3), NODES as usize),
+            entries in prop::collection::vec((0..NODES).prop_map(Node), 1..3),
         ) {
+            let graph = Graph::from(graph);
             let loops = Loops::new(&graph, &entries);
             let dominators = Dominators::new(&graph, &entries);
             let all = reached(&graph, &entries, |_| true);
-            let outline = |loops: &Loops| {
-                let one = |one: &Loop| (one.header, one.parent, one.depth);
+            let outline = |loops: &Loops<Node>| {
+                let one = |one: &Loop<Node>| (one.header, one.parent, one.depth);
                 (loops.innermost.clone(), loops.all().iter().map(one).collect::<Vec<_>>())
             };
             prop_assert_eq!(outline(&Loops::headers(&graph, &entries)), outline(&loops));
             for (index, one) in loops.all().iter().enumerate() {
-                let inside = |node: usize| one.body.contains(&node);
+                let inside = |node: Node| one.body.contains(&node);
                 // Each node leads to each other inside.
                 for &node in &one.body {
                     let seen = reached(&graph, &[node], inside);
-                    prop_assert!(one.body.iter().all(|other| seen[*other]), "{one:?}");
-                    prop_assert!(loops.around(node).any(|at| at == index) && all[node]);
+                    prop_assert!(one.body.iter().all(|other| seen.contains(other)), "{one:?}");
+                    prop_assert!(loops.around(node).any(|at| at == index) && all.contains(&node));
                 }
                 prop_assert!(!one.latches.is_empty() && inside(one.header));
-                let latches: Vec<usize> =
-                    one.body.iter().copied().filter(|node| graph[*node].contains(&one.header)).collect();
+                let latches: Vec<Node> =
+                    one.body.iter().copied().filter(|node| next(&graph, *node).contains(&one.header)).collect();
                 prop_assert_eq!(&one.latches, &latches);
                 // Control enters where something outside leads, and where the graph is entered.
-                let enters = |node: &usize| {
-                    let led = (0..NODES).any(|from| all[from] && !inside(from) && graph[from].contains(node));
+                let enters = |node: &Node| {
+                    let led = all.iter().any(|from| !inside(*from) && next(&graph, *from).contains(node));
                     led || entries.contains(node)
                 };
-                let entered: Vec<usize> = one.body.iter().copied().filter(enters).collect();
+                let entered: Vec<Node> = one.body.iter().copied().filter(enters).collect();
                 prop_assert_eq!(&one.entries, &entered);
                 prop_assert!(entered.contains(&one.header));
                 let dominated = one.body.iter().all(|node| dominators.dominates(one.header, *node));
@@ -309,38 +324,43 @@ mod tests {
                 prop_assert!(a.header != b.header);
             }
             // Every natural loop of a header that dominates its back edges is found, and every cycle is in some loop.
-            for node in (0..NODES).filter(|node| all[*node]) {
+            for node in graph.keys().filter(|node| all.contains(node)) {
                 let loop_of_header = loops.all().iter().any(|one| one.header == node);
                 prop_assert!(natural(&graph, &dominators, node).is_empty() || loop_of_header);
-                let seen = reached(&graph, &graph[node], |_| true);
-                prop_assert_eq!(seen[node], loops.innermost(node).is_some());
+                let seen = reached(&graph, next(&graph, node), |_| true);
+                prop_assert_eq!(seen.contains(&node), loops.innermost(node).is_some());
             }
         }
+    }
+
+    fn graph(successors: &[&[u32]]) -> Graph {
+        successors.iter().map(|next| next.iter().copied().map(Node).collect()).collect()
     }
 
     #[test]
     fn nested_loops_have_depths() {
         // 0 -> 1 <-> (2 <-> 3), 1 -> 4
-        let graph = vec![vec![1], vec![2, 4], vec![3], vec![2, 1], vec![]];
-        let loops = Loops::new(&graph, &[0]);
+        let graph = graph(&[&[1], &[2, 4], &[3], &[2, 1], &[]]);
+        let loops = Loops::new(&graph, &[Node(0)]);
         let [outer, inner] = loops.all() else { panic!("{loops:?}") };
-        assert_eq!((outer.header, &outer.body[..], outer.depth), (1, &[1, 2, 3][..], 0));
-        assert_eq!((inner.header, &inner.body[..], inner.depth, inner.parent), (2, &[2, 3][..], 1, Some(0)));
-        assert_eq!(loops.around(3).collect::<Vec<_>>(), [1, 0]);
-        assert_eq!(loops.innermost(4), None);
+        let body = [1, 2, 3].map(Node);
+        assert_eq!((outer.header, &outer.body[..], outer.depth), (Node(1), &body[..], 0));
+        let around = (inner.depth, inner.parent);
+        assert_eq!((inner.header, &inner.body[..], around), (Node(2), &body[1..], (1, Some(0))));
+        assert_eq!(loops.around(Node(3)).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(loops.innermost(Node(4)), None);
     }
 
     #[test]
     fn a_loop_with_two_entries_is_irreducible() {
-        let graph = vec![vec![1, 2], vec![2], vec![1]];
-        let loops = Loops::new(&graph, &[0]);
+        let loops = Loops::new(&graph(&[&[1, 2], &[2], &[1]]), &[Node(0)]);
         let [one] = loops.all() else { panic!("{loops:?}") };
-        assert_eq!(one.entries, [1, 2]);
+        assert_eq!(one.entries, [Node(1), Node(2)]);
     }
 
     #[test]
     fn a_long_chain_of_loops_needs_no_recursion() {
-        let graph: Vec<Vec<usize>> = (0..100_000).map(|n| vec![(n + 1).min(99_999), n]).collect();
-        assert_eq!(Loops::new(&graph, &[0]).all().len(), 100_000);
+        let graph: Graph = (0..100_000).map(|n| vec![Node((n + 1).min(99_999)), Node(n)]).collect();
+        assert_eq!(Loops::new(&graph, &[Node(0)]).all().len(), 100_000);
     }
 }

@@ -4,8 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::addr::{Offset, Svma};
-use crate::cfg::{Cfg, Edge, EdgeKind, EdgeTarget};
+use crate::cfg::{Cfg, Edge, EdgeTarget};
+use crate::index::BlockId;
 use crate::loops::{Loop, Loops};
+use crate::point_id::{self, PointId};
 use crate::refusal::Refusal;
 use crate::resource::Focus;
 
@@ -85,36 +87,14 @@ impl fmt::Display for PartName {
     }
 }
 
-/// An edge between two blocks of a function. The three facts tell it from all other edges of the function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EdgeId {
-    /// Offset of the block that the edge leaves.
-    pub from: Offset,
-    /// Offset of the block to which the edge leads.
-    pub to: Offset,
-    /// Kind of the transfer.
-    pub kind: EdgeKind,
-}
-
-impl EdgeId {
-    /// Name of the edge, which edges of other kinds between the same blocks share.
-    pub fn name(&self) -> PartName {
-        PartName::Edge { from: self.from, to: self.to }
-    }
-
-    /// Returns an edge of a control-flow graph whose function begins at `first`; `None` if the edge leaves the function.
-    fn of(cfg: &Cfg, edge: &Edge, first: Svma) -> Option<EdgeId> {
-        let EdgeTarget::Block(to) = edge.to else { return None };
-        let at = |block: usize| Some(Offset::between(first.0, cfg.blocks.get(block)?.range.start.0));
-        Some(EdgeId { from: at(edge.from)?, to: at(to)?, kind: edge.kind })
-    }
-
-    /// Returns all edges between the blocks of a control-flow graph, sorted. The function begins at `first`.
-    pub fn all(cfg: &Cfg, first: Svma) -> Vec<EdgeId> {
-        let mut edges: Vec<EdgeId> = cfg.edges.iter().filter_map(|edge| EdgeId::of(cfg, edge, first)).collect();
-        edges.sort_unstable();
-        edges.dedup();
-        edges
+impl PointId {
+    /// Name of a block or an edge as a part of its function. Edges of several kinds between the same blocks share a name.
+    pub fn name(&self) -> Option<PartName> {
+        match self {
+            PointId::Block(at) => Some(PartName::Block(*at)),
+            PointId::Edge { from, to, .. } => Some(PartName::Edge { from: *from, to: *to }),
+            PointId::Entry | PointId::Exit(_) | PointId::CallBefore(_) | PointId::CallAfter(_) => None,
+        }
     }
 }
 
@@ -124,21 +104,19 @@ pub enum Parts {
     /// All points of the kind.
     #[default]
     All,
-    /// The block that begins at this offset.
-    Block(Offset),
-    /// These edges, sorted.
-    Edges(Arc<[EdgeId]>),
-    /// The point of one call, by its address in the file: before a call, that of the call, and after a call, that to which it returns.
-    Call(Svma),
+    /// One point.
+    One(PointId),
+    /// These points, sorted.
+    These(Arc<[PointId]>),
     /// Points that do not exist, for this reason. The code is refused in the function.
     Missing(Arc<Refusal>),
 }
 
 impl Parts {
-    /// Returns the parts that are these edges. An error is the reason why the edges do not exist.
-    pub fn of_edges(edges: Result<Arc<[EdgeId]>, Refusal>) -> Parts {
-        match edges {
-            Ok(edges) => Parts::Edges(edges),
+    /// Returns the parts that are these points, which are sorted. An error is the reason why the points do not exist.
+    pub fn of_points(points: Result<Arc<[PointId]>, Refusal>) -> Parts {
+        match points {
+            Ok(points) => Parts::These(points),
             Err(why) => Parts::Missing(Arc::new(why)),
         }
     }
@@ -151,11 +129,11 @@ pub struct LoopEdges {
     pub header: Offset,
     /// Edges from outside into the loop. If the loop has several entries, edges to all of them. An error if control also enters the loop
     /// other than along an edge.
-    pub enter: Result<Arc<[EdgeId]>, Refusal>,
+    pub enter: Result<Arc<[PointId]>, Refusal>,
     /// Edges from inside out of the loop. An error if control also leaves the loop and the function at once.
-    pub exit: Result<Arc<[EdgeId]>, Refusal>,
+    pub exit: Result<Arc<[PointId]>, Refusal>,
     /// Edges from inside back to the header.
-    pub again: Arc<[EdgeId]>,
+    pub again: Arc<[PointId]>,
 }
 
 impl LoopEdges {
@@ -167,22 +145,19 @@ impl LoopEdges {
         found
     }
 
-    fn of(cfg: &Cfg, one: &Loop, first: Svma) -> Option<LoopEdges> {
-        let offset = |block: usize| Some(Offset::between(first.0, cfg.blocks.get(block)?.range.start.0));
-        let inside = |block: usize| one.body.binary_search(&block).is_ok();
-        let chosen = |is_it: &dyn Fn(usize, usize) -> bool| -> Arc<[EdgeId]> {
+    fn of(cfg: &Cfg, one: &Loop<BlockId>, first: Svma) -> Option<LoopEdges> {
+        let offset = |block: BlockId| point_id::offset(cfg, block, first);
+        let inside = |block: BlockId| one.body.binary_search(&block).is_ok();
+        let chosen = |is_it: &dyn Fn(BlockId, BlockId) -> bool| -> Arc<[PointId]> {
             let its = |edge: &&Edge| matches!(edge.to, EdgeTarget::Block(to) if is_it(edge.from, to));
-            let mut edges: Vec<EdgeId> =
-                cfg.edges.iter().filter(its).filter_map(|edge| EdgeId::of(cfg, edge, first)).collect();
-            edges.sort_unstable();
-            edges.dedup();
-            edges.into()
+            let own = cfg.edges.iter().filter(its);
+            point_id::sorted(own.filter_map(|edge| PointId::of_edge(cfg, edge, first))).into()
         };
         let entered = cfg.roots().into_iter().find(|root| inside(*root)).and_then(offset);
         let left = one
             .body
             .iter()
-            .find(|block| cfg.edges_from(**block).iter().any(|edge| !matches!(edge.to, EdgeTarget::Block(_))));
+            .find(|block| cfg.edges_from(**block).any(|(_, edge)| !matches!(edge.to, EdgeTarget::Block(_))));
         let left = left.and_then(|block| offset(*block));
         let exits = || match left {
             Some(offset) => Err(Refusal::LeavesLoop { offset }),
@@ -203,7 +178,7 @@ impl LoopEdges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cfg::{Block, WayIn, WayInReason};
+    use crate::cfg::{Block, EdgeKind, WayIn, WayInReason};
     use proptest::prelude::*;
 
     proptest! {
@@ -268,13 +243,13 @@ mod tests {
     }
 
     /// A graph with blocks of 0x10 bytes from 0x1000 on.
-    fn graph(edges: &[(usize, EdgeTarget, EdgeKind)]) -> Cfg {
+    fn graph(edges: &[(u32, EdgeTarget, EdgeKind)]) -> Cfg {
         let blocks = 1 + edges.iter().map(|(from, ..)| *from).max().unwrap_or_default();
-        let start = |n: usize| Svma(0x1000 + 0x10 * n as u64);
+        let start = |n: u32| Svma(0x1000 + 0x10 * u64::from(n));
         Cfg {
             blocks: (0..blocks).map(|n| Block { range: start(n)..start(n + 1), instructions: 1 }).collect(),
-            edges: edges.iter().map(|(from, to, kind)| Edge { from: *from, to: *to, kind: *kind }).collect(),
-            entry: Some(0),
+            edges: edges.iter().map(|(from, to, kind)| Edge { from: BlockId(*from), to: *to, kind: *kind }).collect(),
+            entry: Some(BlockId(0)),
             ways_in: vec![WayIn { at: start(0), reason: WayInReason::Entry }],
             unresolved: Vec::new(),
             ways_in_proven: Ok(()),
@@ -282,32 +257,36 @@ mod tests {
         }
     }
 
-    fn names(edges: &[EdgeId]) -> Vec<String> {
-        edges.iter().map(|edge| edge.name().to_string()).collect()
+    fn names(edges: &[PointId]) -> Vec<String> {
+        edges.iter().filter_map(PointId::name).map(|name| name.to_string()).collect()
     }
 
     use EdgeKind::{FallThrough, JumpTable, Return, TailJump, Taken};
-    use EdgeTarget::{Block as To, Dynamic, Outside};
+    use EdgeTarget::{Dynamic, Outside};
+
+    fn to(block: u32) -> EdgeTarget {
+        EdgeTarget::Block(BlockId(block))
+    }
 
     #[test]
     fn a_loop_has_edges_in_around_and_out() {
         // 0 -> 1 -> 2 -> 1, 2 -> 3
-        let edges = [(0, To(1), FallThrough), (1, To(2), FallThrough), (2, To(1), Taken), (2, To(3), FallThrough)];
+        let edges = [(0, to(1), FallThrough), (1, to(2), FallThrough), (2, to(1), Taken), (2, to(3), FallThrough)];
         let cfg = graph(&[&edges[..], &[(3, Dynamic, Return)]].concat());
         let [one] = &LoopEdges::all(&cfg, Svma(0x1000))[..] else { panic!("one loop") };
         assert_eq!(one.header, Offset(0x10));
         assert_eq!(names(one.enter.as_ref().expect("edges")), ["#0x0->0x10"]);
         assert_eq!(names(one.exit.as_ref().expect("edges")), ["#0x20->0x30"]);
         assert_eq!(names(&one.again), ["#0x20->0x10"]);
-        assert_eq!(EdgeId::all(&cfg, Svma(0x1010)).len(), 4);
-        assert_eq!(EdgeId::all(&cfg, Svma(0x1010))[0].name().to_string(), "#-0x10->0x0");
+        let all = names(&PointId::of_edges(&cfg, Svma(0x1010)));
+        assert_eq!((all.len(), all[0].as_str()), (4, "#-0x10->0x0"));
     }
 
     #[test]
     fn edges_to_every_entry_of_a_loop_enter_it() {
         // 0 -> 1, 0 -> 2, 1 <-> 2, 1 -> 3
-        let edges = [(0, To(1), FallThrough), (0, To(2), Taken), (1, To(2), FallThrough), (1, To(3), Taken)];
-        let cfg = graph(&[&edges[..], &[(2, To(1), Taken), (3, Dynamic, Return)]].concat());
+        let edges = [(0, to(1), FallThrough), (0, to(2), Taken), (1, to(2), FallThrough), (1, to(3), Taken)];
+        let cfg = graph(&[&edges[..], &[(2, to(1), Taken), (3, Dynamic, Return)]].concat());
         let [one] = &LoopEdges::all(&cfg, Svma(0x1000))[..] else { panic!("one loop") };
         assert_eq!(names(one.enter.as_ref().expect("edges")), ["#0x0->0x10", "#0x0->0x20"]);
         assert_eq!(names(one.exit.as_ref().expect("edges")), ["#0x10->0x30"]);
@@ -315,11 +294,11 @@ mod tests {
 
     #[test]
     fn a_loop_at_the_entry_and_one_that_leaves_the_function_say_so() {
-        let cfg = graph(&[(0, To(0), Taken), (0, To(1), FallThrough), (1, Dynamic, Return)]);
+        let cfg = graph(&[(0, to(0), Taken), (0, to(1), FallThrough), (1, Dynamic, Return)]);
         let [one] = &LoopEdges::all(&cfg, Svma(0x1000))[..] else { panic!("one loop") };
         assert_eq!(one.enter, Err(Refusal::EntersLoop { offset: Offset(0) }));
         assert_eq!(names(one.exit.as_ref().expect("edges")), ["#0x0->0x10"]);
-        let edges = [(0, To(1), JumpTable), (1, Outside(Svma(0x9000)), TailJump), (1, To(1), FallThrough)];
+        let edges = [(0, to(1), JumpTable), (1, Outside(Svma(0x9000)), TailJump), (1, to(1), FallThrough)];
         let cfg = graph(&edges);
         let [one] = &LoopEdges::all(&cfg, Svma(0x1000))[..] else { panic!("one loop") };
         assert_eq!(one.exit, Err(Refusal::LeavesLoop { offset: Offset(0x10) }));

@@ -4,8 +4,9 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, Corrections, EventPlan, Events, FlowEdge, MeasuredFlow, Placement, Shape, Weights, program_times,
+    Barred, Corrections, EventPlan, Events, FlowEdge, MeasuredFlow, Placement, Shape, Vertex, Weights, program_times,
 };
 
 /// The measured steps.
@@ -120,20 +121,20 @@ fn shape(blocks: usize, seed: u64) -> Shape {
         (state >> 33) as usize % below.max(1)
     };
     let mut shape = Shape::new(blocks);
-    shape.root(0);
+    shape.root(Vertex(0));
     for block in 0..blocks {
-        let next = block + 1;
+        let (at, next) = (Vertex::at(block), block + 1);
         if next == blocks {
-            shape.leave(block);
+            shape.leave(at);
             continue;
         }
-        shape.edge(block, next);
+        shape.edge(at, Vertex::at(next));
         match random(8) {
             // A branch forwards.
-            0..=3 => _ = shape.edge(block, (next + random(6)).min(blocks - 1)),
+            0..=3 => _ = shape.edge(at, Vertex::at((next + random(6)).min(blocks - 1))),
             // A loop.
-            4 => _ = shape.edge(block, block - random(8).min(block)),
-            5 if random(4) == 0 => _ = shape.leave(block),
+            4 => _ = shape.edge(at, Vertex::at(block - random(8).min(block))),
+            5 if random(4) == 0 => _ = shape.leave(at),
             _ => {}
         }
     }

@@ -1,7 +1,9 @@
 //! Lists of the edges at each vertex, in two flat vectors.
 
+use ingraft_model::Key;
+
 use crate::graph::Edge;
-use crate::map::{EdgeId, Key, Vertex};
+use crate::map::{ArcId, Vertex};
 
 /// The edges at one end of each vertex.
 #[derive(Clone, Debug, Default)]
@@ -9,7 +11,7 @@ pub(crate) struct Adjacency {
     /// Position in `edges` at which the list of each vertex begins, and the end of the last list.
     begin: Vec<u32>,
     /// The lists, one after the other, each in ascending order.
-    edges: Vec<EdgeId>,
+    edges: Vec<ArcId>,
 }
 
 impl Adjacency {
@@ -32,12 +34,12 @@ impl Adjacency {
             sum += *slot;
             *slot = sum;
         }
-        let mut lists = vec![EdgeId(0); sum as usize];
+        let mut lists = vec![ArcId(0); sum as usize];
         for (index, edge) in edges.iter().enumerate().rev().filter(|(_, edge)| wanted(edge)) {
             if let Some(slot) = begin.get_mut(end(edge).index()) {
                 *slot = slot.saturating_sub(1);
                 if let Some(place) = lists.get_mut(*slot as usize) {
-                    *place = EdgeId::at(index);
+                    *place = ArcId::at(index);
                 }
             }
         }
@@ -45,7 +47,7 @@ impl Adjacency {
     }
 
     /// The edges of a vertex, in ascending order.
-    pub(crate) fn of(&self, vertex: Vertex) -> &[EdgeId] {
+    pub(crate) fn of(&self, vertex: Vertex) -> &[ArcId] {
         let at = vertex.index();
         let range = self.begin.get(at).zip(self.begin.get(at.saturating_add(1)));
         range.and_then(|(from, to)| self.edges.get(*from as usize..*to as usize)).unwrap_or_default()

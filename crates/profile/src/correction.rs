@@ -1,7 +1,7 @@
 //! Activations that were counted only in part.
 
 use crate::graph::Graph;
-use crate::map::{Key, PerVertex, Vertex};
+use crate::map::{PerVertex, Vertex};
 use crate::profile::Defect;
 
 /// Activations that break Kirchhoff's law, because they began before the counting or were not over at its end.
@@ -13,12 +13,11 @@ use crate::profile::Defect;
 /// late start is the mirror image: an edge from ENTRY to the block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Corrections {
-    /// Activations that were at a block when counting began: the block's index, and the number of activations. A block may appear several
-    /// times.
-    pub late: Vec<(usize, u64)>,
+    /// Activations that were at a block when counting began: the block, and the number of activations. A block may appear several times.
+    pub late: Vec<(Vertex, u64)>,
     /// Activations that were at a block when counting ended, or that ended there without an instruction that leaves the function, for
     /// example by an exception, by `longjmp` or with their thread.
-    pub early: Vec<(usize, u64)>,
+    pub early: Vec<(Vertex, u64)>,
 }
 
 impl Corrections {
@@ -32,12 +31,11 @@ impl Corrections {
         let mut excess = graph.per_vertex();
         for (list, sign, end) in [(&self.late, 1, graph.entry()), (&self.early, -1, graph.exit())] {
             for (block, count) in list {
-                let vertex = Vertex::at(*block);
-                if *block >= graph.blocks() || !graph.is_live(vertex) {
+                if !graph.is_live_block(*block) {
                     return Err(Defect::UnknownBlock(*block));
                 }
                 let count = i128::from(*count) * sign;
-                excess.update(vertex, |sum: i128| sum.wrapping_add(count));
+                excess.update(*block, |sum: i128| sum.wrapping_add(count));
                 excess.update(end, |sum: i128| sum.wrapping_sub(count));
             }
         }

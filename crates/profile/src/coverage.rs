@@ -9,17 +9,17 @@
 //!
 //! Nothing else is derived, so a block or an edge may stay unknown.
 
-use ingraft_model::{Cfg, Dominators, EdgeKind, EdgeTarget};
+use ingraft_model::{BlockId, Cfg, Dominators, Edge, EdgeId, EdgeKind, EdgeTarget, IndexVec};
 
-use crate::runs::Counted;
+use crate::probes::ProbeAt;
 
 /// The blocks and edges of a control-flow graph that have run. `None`: not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// Whether control has arrived at each block, in the order of [`Cfg::blocks`].
-    pub blocks: Vec<Option<bool>>,
-    /// Whether control has passed each edge, in the order of [`Cfg::edges`].
-    pub edges: Vec<Option<bool>>,
+    /// Whether control has arrived at each block.
+    pub blocks: IndexVec<BlockId, Option<bool>>,
+    /// Whether control has passed each edge.
+    pub edges: IndexVec<EdgeId, Option<bool>>,
 }
 
 /// Threads that were inside of a run of the function, between two of its calls.
@@ -32,28 +32,27 @@ pub struct Inside {
 }
 
 /// The places of the probes that coverage needs: all blocks; with `branches`, also the edges that the blocks do not determine.
-pub fn coverage_probes(cfg: &Cfg, branches: bool) -> Vec<Counted> {
-    let blocks = (0..cfg.blocks.len()).map(Counted::Block);
+pub fn coverage_probes(cfg: &Cfg, branches: bool) -> Vec<ProbeAt> {
+    let blocks = cfg.blocks.keys().map(ProbeAt::Block);
     let arrivals = Arrivals::of(cfg);
-    let is_critical = |edge: usize| {
-        let Some(edge) = cfg.edges.get(edge) else { return false };
+    let is_critical = |edge: &Edge| {
         let EdgeTarget::Block(to) = edge.to else { return false };
         cfg.edges_from(edge.from).len() > 1 && !arrivals.is_only(to)
     };
-    let edges = (0..cfg.edges.len()).filter(|edge| branches && is_critical(*edge));
-    blocks.chain(edges.map(Counted::Edge)).collect()
+    let edges = cfg.edges.entries().filter(|(_, edge)| branches && is_critical(edge));
+    blocks.chain(edges.map(|(edge, _)| ProbeAt::Edge(edge))).collect()
 }
 
 impl Coverage {
     /// The answers of the probes alone: for each probe whether control has come there, `None` if the probe could not be inserted.
-    pub fn told(cfg: &Cfg, probes: &[Counted], came: &[Option<bool>]) -> Self {
-        let mut told = Coverage { blocks: vec![None; cfg.blocks.len()], edges: vec![None; cfg.edges.len()] };
+    pub fn told(cfg: &Cfg, probes: &[ProbeAt], came: &[Option<bool>]) -> Self {
+        let (blocks, edges) = (IndexVec::filled(None, cfg.blocks.len()), IndexVec::filled(None, cfg.edges.len()));
+        let mut told = Coverage { blocks, edges };
         for (probe, came) in probes.iter().zip(came) {
-            let place = match probe {
-                Counted::Block(block) => told.blocks.get_mut(*block),
-                Counted::Edge(edge) => told.edges.get_mut(*edge),
-            };
-            place.into_iter().for_each(|place| *place = *came);
+            match probe {
+                ProbeAt::Block(block) => told.blocks.set(*block, *came),
+                ProbeAt::Edge(edge) => told.edges.set(*edge, *came),
+            }
         }
         told
     }
@@ -68,11 +67,10 @@ impl Coverage {
         let dominators = Dominators::new(&successors, &roots);
         for (edge, passed) in cfg.edges.iter().zip(&self.edges) {
             if *passed == Some(true) {
-                self.blocks.get_mut(edge.from).into_iter().for_each(|block| *block = Some(true));
+                self.blocks.set(edge.from, Some(true));
             }
         }
-        let ran = |(block, ran): (usize, &Option<bool>)| (*ran == Some(true)).then_some(block);
-        let mut open: Vec<usize> = self.blocks.iter().enumerate().filter_map(ran).collect();
+        let mut open: Vec<BlockId> = self.blocks.keys().filter(|block| self.block(*block) == Some(true)).collect();
         while let Some(block) = open.pop() {
             let Some(before) = dominators.immediate(block) else { continue };
             if let Some(known) = self.blocks.get_mut(before).filter(|known| **known != Some(true)) {
@@ -94,10 +92,9 @@ impl Coverage {
             all.exclude_unreached(cfg);
         }
         let arrivals = Arrivals::of(cfg);
-        for n in 0..cfg.edges.len() {
-            if all.edges.get(n) == Some(&None) {
-                let known = all.edge(cfg, n, &arrivals, inside);
-                all.edges.get_mut(n).into_iter().for_each(|edge| *edge = known);
+        for (id, edge) in cfg.edges.entries() {
+            if all.edges.get(id) == Some(&None) {
+                all.edges.set(id, all.edge(edge, &arrivals, inside));
             }
         }
         if !inside.end && cfg.ways_out_proven.is_ok() {
@@ -106,16 +103,16 @@ impl Coverage {
         all
     }
 
-    fn block(&self, block: usize) -> Option<bool> {
+    fn block(&self, block: BlockId) -> Option<bool> {
         self.blocks.get(block).copied().flatten()
     }
 
     /// Marks the unknown blocks to which no way leads through blocks that may have run.
     fn exclude_unreached(&mut self, cfg: &Cfg) {
         let (successors, roots) = cut(cfg);
-        let may_run = |block: &usize| self.block(*block) != Some(false);
-        let mut reached = vec![false; self.blocks.len()];
-        let mut open: Vec<usize> = roots.into_iter().filter(may_run).collect();
+        let may_run = |block: &BlockId| self.block(*block) != Some(false);
+        let mut reached = IndexVec::filled(false, self.blocks.len());
+        let mut open: Vec<BlockId> = roots.into_iter().filter(may_run).collect();
         while let Some(block) = open.pop() {
             let Some(seen) = reached.get_mut(block).filter(|seen| !**seen) else { continue };
             *seen = true;
@@ -129,8 +126,7 @@ impl Coverage {
     }
 
     /// Whether control has passed an edge, as its two blocks tell.
-    fn edge(&self, cfg: &Cfg, n: usize, arrivals: &Arrivals, inside: Inside) -> Option<bool> {
-        let edge = cfg.edges.get(n)?;
+    fn edge(&self, edge: &Edge, arrivals: &Arrivals, inside: Inside) -> Option<bool> {
         if let EdgeTarget::Block(to) = edge.to {
             match self.block(to) {
                 Some(true) if arrivals.is_only(to) => return Some(true),
@@ -145,30 +141,27 @@ impl Coverage {
 
     /// Marks the edge by which control has left a block, if it has passed no other edge of the block.
     fn leave_by_the_rest(&mut self, cfg: &Cfg) {
-        for block in 0..self.blocks.len() {
-            if self.block(block) != Some(true) {
-                continue;
-            }
-            let first = cfg.edges.partition_point(|edge| edge.from < block);
-            let own = cfg.edges_from(block);
+        for block in self.blocks.keys() {
             // A call need not return.
-            if own.iter().any(|edge| edge.kind == EdgeKind::CallReturn) {
+            let calls = || cfg.edges_from(block).any(|(_, edge)| edge.kind == EdgeKind::CallReturn);
+            if self.block(block) != Some(true) || calls() {
                 continue;
             }
-            let mut rest = (first..first + own.len()).filter(|n| self.edges.get(*n) != Some(&Some(false)));
+            let own = cfg.edges_from(block).map(|(id, _)| id);
+            let mut rest = own.filter(|id| self.edges.get(*id) != Some(&Some(false)));
             if let (Some(only), None) = (rest.next(), rest.next()) {
-                self.edges.get_mut(only).into_iter().for_each(|edge| *edge = Some(true));
+                self.edges.set(only, Some(true));
             }
         }
     }
 }
 
 /// Number of ways in which control arrives at each block.
-struct Arrivals(Vec<u32>);
+struct Arrivals(IndexVec<BlockId, u32>);
 
 impl Arrivals {
     fn of(cfg: &Cfg) -> Self {
-        let mut ways = vec![0; cfg.blocks.len()];
+        let mut ways = IndexVec::filled(0, cfg.blocks.len());
         let ends = cfg.edges.iter().filter_map(|edge| match edge.to {
             EdgeTarget::Block(to) => Some(to),
             EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
@@ -180,7 +173,7 @@ impl Arrivals {
     }
 
     /// Whether control arrives at a block in one way only.
-    fn is_only(&self, block: usize) -> bool {
+    fn is_only(&self, block: BlockId) -> bool {
         self.0.get(block) == Some(&1)
     }
 }
@@ -191,15 +184,15 @@ fn is_proven(cfg: &Cfg) -> bool {
 }
 
 /// The graph cut at its calls: the successors of each block, and the blocks at which a run begins.
-fn cut(cfg: &Cfg) -> (Vec<Vec<usize>>, Vec<usize>) {
-    let mut successors = vec![Vec::new(); cfg.blocks.len()];
+fn cut(cfg: &Cfg) -> (IndexVec<BlockId, Vec<BlockId>>, Vec<BlockId>) {
+    let mut successors = IndexVec::filled(Vec::new(), cfg.blocks.len());
     let mut roots = cfg.roots();
     for edge in &cfg.edges {
         let EdgeTarget::Block(to) = edge.to else { continue };
         match edge.kind {
             EdgeKind::CallReturn => roots.push(to),
             EdgeKind::Taken | EdgeKind::FallThrough | EdgeKind::JumpTable | EdgeKind::TailJump | EdgeKind::Return => {
-                successors.get_mut(edge.from).into_iter().for_each(|of: &mut Vec<usize>| of.push(to))
+                successors.get_mut(edge.from).into_iter().for_each(|of: &mut Vec<BlockId>| of.push(to))
             }
         }
     }

@@ -2,32 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Cfg, Edge, EdgeTarget, Svma};
+use ingraft_model::{BlockId, Cfg, Edge, EdgeId, EdgeTarget, IndexVec, Svma};
 
 /// Counts from an earlier profile of the same function, which decide where counters are placed: on the edges that control passed least.
 /// Any counts give exact profiles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Earlier {
-    /// Number of executions of each block, in the order of [`Cfg::blocks`].
-    pub blocks: Vec<u64>,
-    /// Number of passages of each edge, in the order of [`Cfg::edges`]; `None` if it is not known.
-    pub edges: Vec<Option<u64>>,
+    /// Number of executions of each block.
+    pub blocks: IndexVec<BlockId, u64>,
+    /// Number of passages of each edge; `None` if it is not known.
+    pub edges: IndexVec<EdgeId, Option<u64>>,
 }
 
 impl Earlier {
     /// Count of a block.
-    pub(crate) fn block(&self, block: usize) -> u64 {
+    pub(crate) fn block(&self, block: BlockId) -> u64 {
         self.blocks.get(block).copied().unwrap_or_default()
     }
 
     /// Count of an edge. If it is not known, the smaller count of the edge's blocks.
-    pub(crate) fn edge(&self, cfg: &Cfg, index: usize) -> u64 {
-        let known = self.edges.get(index).copied().flatten();
+    pub(crate) fn edge(&self, cfg: &Cfg, id: EdgeId) -> u64 {
+        let known = self.edges.get(id).copied().flatten();
         let bound = |edge: &Edge| match edge.to {
             EdgeTarget::Block(to) => self.block(edge.from).min(self.block(to)),
             EdgeTarget::Outside(_) | EdgeTarget::Dynamic => self.block(edge.from),
         };
-        known.or_else(|| cfg.edges.get(index).map(bound)).unwrap_or_default()
+        known.or_else(|| cfg.edges.get(id).map(bound)).unwrap_or_default()
     }
 }
 

@@ -11,7 +11,7 @@
 //! - If more than 63 loops lie around a loop, its blocks belong to the loop around it.
 
 use crate::graph::{EdgeKind, Graph};
-use crate::map::{EdgeId, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::structure::Structure;
 use crate::weights::{WEIGHT_MAX, Weights};
 
@@ -35,7 +35,7 @@ struct Estimate<'a> {
     graph: &'a Graph,
     structure: Structure,
     /// The edges that leave each loop, by the loop's index.
-    exits: Vec<Vec<EdgeId>>,
+    exits: Vec<Vec<ArcId>>,
     /// The weights found so far.
     weight: PerEdge<Option<f64>>,
 }

@@ -8,10 +8,12 @@
 //!
 //! The paper splits each vertex with events in two. Here the events of a vertex belong to every edge that enters it, with the same result.
 
+use ingraft_model::Key;
+
 use crate::barred::{Barred, Counter, Refused};
 use crate::correction::Corrections;
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::Defect;
 use crate::tree::{Rooted, Tree};
 use crate::weights::Weights;
@@ -35,12 +37,12 @@ impl Events {
     }
 
     /// Sets the events of a passage along an edge.
-    pub fn set_edge(&mut self, edge: EdgeId, events: i64) {
+    pub fn set_edge(&mut self, edge: ArcId, events: i64) {
         self.edges.set(edge, events);
     }
 
     /// Events of a passage along an edge, with those of the arrival at its end. The closing edge has none.
-    pub fn of(&self, id: EdgeId, edge: &Edge) -> i128 {
+    pub fn of(&self, id: ArcId, edge: &Edge) -> i128 {
         let arrival = match edge.kind {
             EdgeKind::Closing => return 0,
             EdgeKind::End => 0,
@@ -64,7 +66,7 @@ pub enum Uncountable {
 /// Increments of one counter that count the events of all activations of a function.
 #[derive(Clone, Debug)]
 pub struct EventPlan {
-    increments: Vec<(EdgeId, i64)>,
+    increments: Vec<(ArcId, i64)>,
     queries: PerVertex<i64>,
     /// The blocks that control can reach.
     live: PerVertex<bool>,
@@ -91,25 +93,24 @@ impl EventPlan {
         let (mut queries, mut live) = (graph.per_vertex(), graph.per_vertex());
         for block in (0..graph.blocks()).map(Vertex::at).filter(|block| graph.is_live(*block)) {
             let query = i64::try_from(potential.get(block));
-            queries.set(block, query.map_err(|_| Uncountable::Overflow(Counter::Block(block.index())))?);
+            queries.set(block, query.map_err(|_| Uncountable::Overflow(Counter::Block(block)))?);
             live.set(block, true);
         }
         Ok(EventPlan { increments, queries, live })
     }
 
     /// The edges with increments, in ascending order. No increment is 0.
-    pub fn increments(&self) -> &[(EdgeId, i64)] {
+    pub fn increments(&self) -> &[(ArcId, i64)] {
         &self.increments
     }
 
-    /// Query increment of a block, by its index: the number to add to the counter for each activation that is at this block. `None` if
+    /// Query increment of a block: the number to add to the counter for each activation that is at this block. `None` if
     /// control cannot reach the block.
     ///
     /// If one counter counts the events of several functions, a query would need the block of every activation. To avoid this, code before a
     /// call adds the query increment of the block with the call, and code after the call subtracts it (section 4).
-    pub fn query(&self, block: usize) -> Option<i64> {
-        let vertex = Vertex::at(block);
-        self.live.get(vertex).then(|| self.queries.get(vertex))
+    pub fn query(&self, block: Vertex) -> Option<i64> {
+        self.live.get(block).then(|| self.queries.get(block))
     }
 
     /// Number of events so far, from the value of the counter. `corrections` has the activations that began before the counting, and as early

@@ -11,8 +11,10 @@
 //!                                               └───── End ───────►┘
 //! ```
 
+use ingraft_model::Key;
+
 use crate::adjacency::Adjacency;
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 
 /// Kind of an edge of a profile graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -73,7 +75,7 @@ impl Graph {
         Graph { blocks, edges, live, out, into }
     }
 
-    /// Number of blocks. The vertex of a block has the block's index.
+    /// Number of blocks, which are the first vertices.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
@@ -99,12 +101,12 @@ impl Graph {
     }
 
     /// The edge from EXIT to ENTRY.
-    pub fn closing(&self) -> EdgeId {
-        EdgeId::at(self.edges.len().saturating_sub(1))
+    pub fn closing(&self) -> ArcId {
+        ArcId::at(self.edges.len().saturating_sub(1))
     }
 
     /// An edge by its index; `None` if it does not exist.
-    pub fn edge(&self, id: EdgeId) -> Option<&Edge> {
+    pub fn edge(&self, id: ArcId) -> Option<&Edge> {
         self.edges.get(id.index())
     }
 
@@ -119,18 +121,18 @@ impl Graph {
     }
 
     /// All live edges, in ascending order.
-    pub fn live_edges(&self) -> impl Iterator<Item = (EdgeId, &Edge)> {
-        let named = self.edges.iter().enumerate().map(|(index, edge)| (EdgeId::at(index), edge));
+    pub fn live_edges(&self) -> impl Iterator<Item = (ArcId, &Edge)> {
+        let named = self.edges.iter().enumerate().map(|(index, edge)| (ArcId::at(index), edge));
         named.filter(|(_, edge)| self.is_live(edge.from))
     }
 
     /// The live edges that leave a vertex, in ascending order.
-    pub fn leaving(&self, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
+    pub fn leaving(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
         self.named(self.out.of(vertex))
     }
 
     /// The live edges that enter a vertex, in ascending order.
-    pub fn entering(&self, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
+    pub fn entering(&self, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
         self.named(self.into.of(vertex))
     }
 
@@ -148,15 +150,15 @@ impl Graph {
         &self.live
     }
 
-    pub(crate) fn leaving_ids(&self, vertex: Vertex) -> &[EdgeId] {
+    pub(crate) fn leaving_ids(&self, vertex: Vertex) -> &[ArcId] {
         self.out.of(vertex)
     }
 
-    pub(crate) fn entering_ids(&self, vertex: Vertex) -> &[EdgeId] {
+    pub(crate) fn entering_ids(&self, vertex: Vertex) -> &[ArcId] {
         self.into.of(vertex)
     }
 
-    fn named<'a>(&'a self, ids: &'a [EdgeId]) -> impl Iterator<Item = (EdgeId, &'a Edge)> {
+    fn named<'a>(&'a self, ids: &'a [ArcId]) -> impl Iterator<Item = (ArcId, &'a Edge)> {
         ids.iter().filter_map(|id| Some((*id, self.edge(*id)?)))
     }
 }

@@ -32,6 +32,7 @@ mod graph;
 mod map;
 mod paths;
 mod placement;
+mod probes;
 mod profile;
 mod reach;
 mod runs;
@@ -50,15 +51,16 @@ pub use coverage::{Coverage, Inside, coverage_probes};
 pub use earlier::{Earlier, EarlierProfile};
 pub use events::{EventPlan, Events, Uncountable};
 pub use graph::{Edge, EdgeKind, Graph};
-pub use map::{EdgeId, Key, Map, PerEdge, PerVertex, Vertex};
+pub use map::{ArcId, Map, PerEdge, PerVertex, Vertex};
 pub use paths::{BackEdge, Path, PathIncrements, PathNumbers, TooManyPaths};
 pub use placement::{Placement, never_alternates};
+pub use probes::{ProbeAt, Probes};
 pub use profile::{Defect, Profile};
-pub use runs::{Counted, Measured, NotCounted, Partial, Position, Probes, RunCounts, Runs, Wishes};
+pub use runs::{Measured, NotCounted, Partial, Position, RunCounts, Runs, Wishes};
 pub use shape::{Inexact, Shape};
 pub use times::{Call, Cause, FlowEdge, MeasuredFlow, NoTimes, NodeTime, Origin, Share, Spread, Times, program_times};
 pub use totals::RunEvents;
 pub use trace::{
-    NotTraced, Place, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,
+    NotTraced, Replay, Step, ThreadReplay, Token, TraceDefect, TracedFunction, Unknown, Witnesses, regenerate,
 };
 pub use weights::Weights;

@@ -3,45 +3,60 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use ingraft_model::{BlockId, EdgeId, Key};
+
 /// A vertex of a [`Graph`](crate::Graph): a block by its index, ENTRY, EXIT or a joint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Vertex(pub u32);
 
-/// An edge of a [`Graph`](crate::Graph), by its index.
+/// An edge of a [`Graph`](crate::Graph), by its index. The index of an edge of a control-flow graph is an
+/// [`EdgeId`](ingraft_model::EdgeId).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct EdgeId(pub u32);
-
-impl fmt::Display for EdgeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
-/// An index of one kind of things.
-pub trait Key: Copy {
-    /// This index as a number.
-    fn index(self) -> usize;
-    /// The index with a number. A number above `u32::MAX` gives `u32::MAX`.
-    fn at(index: usize) -> Self;
-}
+pub struct ArcId(pub u32);
 
 impl Key for Vertex {
-    fn index(self) -> usize {
-        self.0 as usize
+    fn new(number: u32) -> Self {
+        Vertex(number)
     }
 
-    fn at(index: usize) -> Self {
-        Vertex(u32::try_from(index).unwrap_or(u32::MAX))
+    fn number(self) -> u32 {
+        self.0
     }
 }
 
-impl Key for EdgeId {
-    fn index(self) -> usize {
-        self.0 as usize
+impl Key for ArcId {
+    fn new(number: u32) -> Self {
+        ArcId(number)
     }
 
-    fn at(index: usize) -> Self {
-        EdgeId(u32::try_from(index).unwrap_or(u32::MAX))
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<BlockId> for Vertex {
+    /// The vertex of a block. It has the block's index.
+    fn from(block: BlockId) -> Self {
+        Vertex(block.0)
+    }
+}
+
+impl From<EdgeId> for ArcId {
+    /// The edge of an edge of the control-flow graph in a graph of [`Shape::of`](crate::Shape::of). It has the same index.
+    fn from(edge: EdgeId) -> Self {
+        ArcId(edge.0)
+    }
+}
+
+impl fmt::Display for Vertex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for ArcId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -54,7 +69,7 @@ pub struct Map<K, T> {
 }
 
 /// A value for each edge.
-pub type PerEdge<T> = Map<EdgeId, T>;
+pub type PerEdge<T> = Map<ArcId, T>;
 /// A value for each vertex.
 pub type PerVertex<T> = Map<Vertex, T>;
 

@@ -3,10 +3,12 @@
 //! A path begins at ENTRY or after a back edge, and ends with a back edge or at EXIT. Each edge has a value, and the sum of the values along a
 //! path is the number of the path. The numbers have no gaps and no repeats.
 
+use ingraft_model::Key;
+
 use crate::barred::{Barred, Refused};
 use crate::events::{EventPlan, Events, Uncountable};
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::structure::Structure;
 use crate::weights::Weights;
 
@@ -31,7 +33,7 @@ pub struct Path {
     /// The first vertex: ENTRY, or the target of a back edge.
     pub start: Vertex,
     /// The edges of the path. The last one is a back edge or leads to EXIT.
-    pub edges: Vec<EdgeId>,
+    pub edges: Vec<ArcId>,
 }
 
 /// Instructions on edges for a register that holds the number of the current path.
@@ -39,7 +41,7 @@ pub struct Path {
 pub struct PathIncrements {
     /// Edges that are no back edges, each with the number that code on the edge adds to the register. Other edges add nothing. The register is
     /// 0 at ENTRY, and holds the number of the path at EXIT.
-    pub add: Vec<(EdgeId, i64)>,
+    pub add: Vec<(ArcId, i64)>,
     /// Back edges, in ascending order.
     pub back: Vec<BackEdge>,
 }
@@ -48,7 +50,7 @@ pub struct PathIncrements {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackEdge {
     /// The edge.
-    pub edge: EdgeId,
+    pub edge: ArcId,
     /// Number to add for the path that ends.
     pub ends: i64,
     /// First value of the register for the path that begins.
@@ -91,12 +93,12 @@ impl PathNumbers {
     }
 
     /// The value that an edge adds to the number of a path.
-    pub fn value(&self, edge: EdgeId) -> i64 {
+    pub fn value(&self, edge: ArcId) -> i64 {
         self.values.get(edge)
     }
 
     /// Whether an edge ends a path and begins another one.
-    pub fn is_back_edge(&self, edge: EdgeId) -> bool {
+    pub fn is_back_edge(&self, edge: ArcId) -> bool {
         self.back.get(edge)
     }
 
@@ -148,7 +150,7 @@ impl PathNumbers {
             Some(EdgeKind::Inner) => weights.edge(id),
             _ => 0.0,
         });
-        let begin = |index: usize| EdgeId::at(first_begin.saturating_add(index));
+        let begin = |index: usize| ArcId::at(first_begin.saturating_add(index));
         let mut events = Events::new(&acyclic);
         self.values.iter().take(first_begin).for_each(|(id, value)| events.set_edge(id, value));
         for (index, (_, value)) in self.begins.iter().enumerate() {
@@ -161,7 +163,7 @@ impl PathNumbers {
             let index = self.begins.binary_search_by_key(&head, |(vertex, _)| *vertex);
             index.map_or(0, |index| increments.get(begin(index)))
         };
-        let is_add = |id: EdgeId| id.index() < first_begin && !self.is_back_edge(id);
+        let is_add = |id: ArcId| id.index() < first_begin && !self.is_back_edge(id);
         let add = plan.increments().iter().copied().filter(|(id, _)| is_add(*id)).collect();
         let back = graph.live_edges().filter(|(id, _)| self.is_back_edge(*id));
         let back = back.map(|(id, edge)| BackEdge { edge: id, ends: increments.get(id), begins: begins_at(edge.to) });
@@ -171,11 +173,11 @@ impl PathNumbers {
     /// Returns the graph in which each back edge leads to EXIT and a new edge leads from ENTRY to each target of back edges, and the index of the
     /// first new edge. Only the closing edge has another index than before.
     fn acyclic(&self, graph: &Graph) -> (Graph, usize) {
-        let ended = |(id, edge): (EdgeId, &Edge)| match self.is_back_edge(id) {
+        let ended = |(id, edge): (ArcId, &Edge)| match self.is_back_edge(id) {
             true => Edge { to: graph.exit(), kind: EdgeKind::Leave, ..*edge },
             false => *edge,
         };
-        let named = graph.edges().iter().enumerate().map(|(index, edge)| (EdgeId::at(index), edge));
+        let named = graph.edges().iter().enumerate().map(|(index, edge)| (ArcId::at(index), edge));
         let mut edges: Vec<Edge> = named.map(ended).collect();
         let closing = edges.pop();
         let first_begin = edges.len();

@@ -1,7 +1,7 @@
 //! The result of profiling: counts of edges and blocks.
 
 use crate::barred::Counter;
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 
 /// Counts of one function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,14 +13,14 @@ pub struct Profile {
 impl Profile {
     /// Number of passages along an edge; `None` if the placement does not determine it. The count of the closing edge is the number of
     /// activations, including those with a late start.
-    pub fn edge(&self, edge: EdgeId) -> Option<u64> {
+    pub fn edge(&self, edge: ArcId) -> Option<u64> {
         self.edges.get(edge)
     }
 
-    /// Number of arrivals at a block, by its index. If an activation has a late start at a block, its earlier arrival there is not counted.
+    /// Number of arrivals at a block. If an activation has a late start at a block, its earlier arrival there is not counted.
     /// A block that does not exist has the count 0.
-    pub fn block(&self, block: usize) -> u64 {
-        self.blocks.get(Vertex::at(block))
+    pub fn block(&self, block: Vertex) -> u64 {
+        self.blocks.get(block)
     }
 }
 
@@ -37,7 +37,7 @@ pub enum Defect {
     },
     /// A correction names a block that does not exist, or that control cannot reach.
     #[error("control cannot be at block {0}")]
-    UnknownBlock(usize),
+    UnknownBlock(Vertex),
     /// The derived count of an edge or block is less than 0, by the second number. An activation was lost, or was corrected twice.
     #[error("the derived count of {} is -{_1}", place(.0))]
     Negative(Counter, u64),
@@ -48,7 +48,7 @@ pub enum Defect {
     #[error("edge {edge} was counted {measured} times, but {derived} times by the other counters")]
     Check {
         /// Edge with the redundant counter.
-        edge: EdgeId,
+        edge: ArcId,
         /// Count of the redundant counter.
         measured: u64,
         /// Count that the other counters give.

@@ -1,8 +1,10 @@
 //! Reachability: vertices that ENTRY leads to, and blocks that control cannot leave.
 
+use ingraft_model::Key;
+
 use crate::adjacency::Adjacency;
 use crate::graph::Edge;
-use crate::map::{Key, PerVertex, Vertex};
+use crate::map::{PerVertex, Vertex};
 
 /// The vertices that ENTRY leads to. EXIT counts as one of them.
 pub(crate) fn live(vertices: usize, edges: &[Edge], entry: Vertex) -> PerVertex<bool> {

@@ -17,43 +17,26 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_model::{Cfg, EdgeKind, EdgeTarget};
+use ingraft_model::{BlockId, Cfg, EdgeId, EdgeKind, EdgeTarget, IndexVec, Key};
 
 use crate::barred::{Barred, Counter, Refused};
 use crate::correction::Corrections;
 use crate::earlier::Earlier;
 use crate::graph::Graph;
-use crate::map::{EdgeId, Key, Vertex};
+use crate::map::{ArcId, Vertex};
 use crate::placement::Placement;
+use crate::probes::{ProbeAt, Probes};
 use crate::profile::Defect;
 use crate::shape::{Inexact, Shape};
 use crate::weights::Weights;
-
-/// The edges and blocks of a control-flow graph at which code can count.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Probes {
-    /// Whether code can count the passages of each edge, in the order of [`Cfg::edges`].
-    pub edges: Vec<bool>,
-    /// Whether code can count all arrivals at each block, in the order of [`Cfg::blocks`].
-    pub blocks: Vec<bool>,
-}
-
-/// Place of a counter in a control-flow graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Counted {
-    /// Passages of an edge, by its index.
-    Edge(usize),
-    /// Arrivals at a block, by its index.
-    Block(usize),
-}
 
 /// Position of a thread inside of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Position {
     /// In front of a block: the edge to it was counted, the arrival at it was not.
-    Arrival(usize),
-    /// In a block, by its index: its arrival was counted, and none of the edges that leave it.
-    Block(usize),
+    Arrival(BlockId),
+    /// In a block: its arrival was counted, and none of the edges that leave it.
+    Block(BlockId),
 }
 
 /// Reason why runs cannot be counted exactly.
@@ -64,7 +47,10 @@ pub enum NotCounted {
     Inexact(#[from] Inexact),
     /// The count of an edge or of the arrivals at this block can be neither counted nor derived.
     #[error("the arrivals at block {0} can be neither counted nor derived")]
-    Block(usize),
+    Block(BlockId),
+    /// The number of activations can be neither counted nor derived.
+    #[error("the activations can be neither counted nor derived")]
+    Activations,
 }
 
 /// Threads inside of runs when counting began, and when it ended. A position may occur several times.
@@ -80,12 +66,12 @@ pub struct Partial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunCounts {
     /// Number of arrivals at each block.
-    pub blocks: Vec<u64>,
+    pub blocks: IndexVec<BlockId, u64>,
     /// Number of passages of each edge; for the return edge of a call, the number of returns. `None` if an edge cannot be told from others:
     /// several ways out of one block, or returns of a call to an address at which control also arrives otherwise.
-    pub edges: Vec<Option<u64>>,
+    pub edges: IndexVec<EdgeId, Option<u64>>,
     /// For each block that ends in a call or has no way out, how often control reached its end; 0 for other blocks.
-    pub ends: Vec<u64>,
+    pub ends: IndexVec<BlockId, u64>,
     /// Number of arrivals from outside at the function's first block; `None` if they cannot be told from other arrivals.
     pub calls: Option<u64>,
 }
@@ -107,9 +93,9 @@ pub struct Wishes<'e> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// Number of arrivals at each block; `None` if it would have to be derived.
-    pub blocks: Vec<Option<u64>>,
+    pub blocks: IndexVec<BlockId, Option<u64>>,
     /// Number of passages of each edge; `None` if it would have to be derived.
-    pub edges: Vec<Option<u64>>,
+    pub edges: IndexVec<EdgeId, Option<u64>>,
     /// Number of arrivals from outside at the function's first block; `None` if it would have to be derived.
     pub calls: Option<u64>,
 }
@@ -119,14 +105,13 @@ pub struct Measured {
 pub struct Runs {
     graph: Graph,
     placement: Placement,
-    counted: Vec<Counted>,
-    blocks: usize,
+    counted: Vec<ProbeAt>,
     /// For each block, its arrival among the vertices.
-    arrivals: Vec<Option<usize>>,
+    arrivals: IndexVec<BlockId, Option<Vertex>>,
     /// For each edge of the control-flow graph, the edge here with the same count.
-    passages: Vec<Option<EdgeId>>,
-    ends: Vec<Option<EdgeId>>,
-    calls: Option<EdgeId>,
+    passages: IndexVec<EdgeId, Option<ArcId>>,
+    ends: IndexVec<BlockId, Option<ArcId>>,
+    calls: Option<ArcId>,
 }
 
 /// The cut graph in the making.
@@ -134,15 +119,15 @@ struct Cut<'a> {
     cfg: &'a Cfg,
     probes: &'a Probes,
     shape: Shape,
-    arrivals: Vec<Option<usize>>,
+    arrivals: IndexVec<BlockId, Option<Vertex>>,
     /// Counter of each edge that can carry one, and its weight.
-    counted: BTreeMap<EdgeId, Counted>,
-    weights: BTreeMap<EdgeId, f64>,
-    passages: Vec<Option<EdgeId>>,
-    ends: Vec<Option<EdgeId>>,
+    counted: BTreeMap<ArcId, ProbeAt>,
+    weights: BTreeMap<ArcId, f64>,
+    passages: IndexVec<EdgeId, Option<ArcId>>,
+    ends: IndexVec<BlockId, Option<ArcId>>,
     /// Blocks at which control arrives from outside without a counter, each with the edges of the control-flow graph among these ways in.
-    roots: BTreeMap<usize, Vec<usize>>,
-    leaves: BTreeMap<usize, EdgeId>,
+    roots: BTreeMap<BlockId, Vec<EdgeId>>,
+    leaves: BTreeMap<BlockId, ArcId>,
 }
 
 impl Runs {
@@ -164,14 +149,14 @@ impl Runs {
         let earlier = wishes.earlier;
         let whole = Shape::of(cfg)?.build()?;
         let estimated = earlier.is_none().then(|| Weights::estimated(&whole));
-        let of_edge = |edge: usize| match (earlier, &estimated) {
+        let of_edge = |edge: EdgeId| match (earlier, &estimated) {
             (Some(earlier), _) => earlier.edge(cfg, edge) as f64,
-            (None, Some(weights)) => weights.edge(EdgeId::at(edge)),
+            (None, Some(weights)) => weights.edge(edge.into()),
             (None, None) => 0.0,
         };
-        let of_block = |block: usize| match (earlier, &estimated) {
+        let of_block = |block: BlockId| match (earlier, &estimated) {
             (Some(earlier), _) => earlier.block(block) as f64,
-            (None, Some(weights)) => weights.vertex(&whole, Vertex::at(block)),
+            (None, Some(weights)) => weights.vertex(&whole, block.into()),
             (None, None) => 0.0,
         };
         let mut cut = Cut::new(cfg, probes);
@@ -184,18 +169,19 @@ impl Runs {
         let Cut { shape, arrivals, counted, weights, passages, ends, .. } = cut;
         let graph = shape.build()?;
         let mut barred = Barred::none();
-        let edges = (0..graph.edges().len()).map(EdgeId::at);
+        let edges = (0..graph.edges().len()).map(ArcId::at);
         edges.filter(|edge| !counted.contains_key(edge)).for_each(|edge| barred.edge(edge));
         let weights = Weights::of(&graph, |edge| weights.get(&edge).copied().unwrap_or_default());
-        let blocks = cfg.blocks.len();
         let mut placement = Placement::edge_profile(&graph, &weights, &barred).map_err(|refused| {
-            let Refused::Edge(edge) = refused else { return NotCounted::Block(0) };
-            let ends = graph.edge(edge).map(|edge| [edge.to.index(), edge.from.index()]);
-            let of_arrival = |vertex| arrivals.iter().position(|arrival| *arrival == Some(vertex));
-            let mut ends = ends.into_iter().flatten();
-            NotCounted::Block(
-                ends.find_map(|end| if end < blocks { Some(end) } else { of_arrival(end) }).unwrap_or_default(),
-            )
+            let ends = match refused {
+                Refused::Edge(edge) => graph.edge(edge).map_or_else(Vec::new, |edge| vec![edge.to, edge.from]),
+                Refused::Block(block) => vec![block],
+            };
+            let is_at = |(block, arrival): &(BlockId, &Option<Vertex>), end| {
+                Vertex::from(*block) == end || **arrival == Some(end)
+            };
+            let block = |end| arrivals.entries().find(|entry| is_at(entry, end)).map(|(block, _)| block);
+            ends.into_iter().find_map(block).map_or(NotCounted::Activations, NotCounted::Block)
         })?;
         if wishes.check
             && let Some(edge) = placement.widest_check(&graph, &barred)
@@ -208,11 +194,11 @@ impl Runs {
             Counter::Block(_) => None,
         };
         let counted = placement.counters().iter().filter_map(of).collect();
-        Ok(Runs { graph, placement, counted, blocks, arrivals, passages, ends, calls })
+        Ok(Runs { graph, placement, counted, arrivals, passages, ends, calls })
     }
 
     /// The places of the counters, in the order of the counts that [`Runs::counts`] takes.
-    pub fn counters(&self) -> &[Counted] {
+    pub fn counters(&self) -> &[ProbeAt] {
         &self.counted
     }
 
@@ -222,10 +208,10 @@ impl Runs {
         let all = |positions: &[Position]| positions.iter().map(|position| (self.vertex(*position), 1)).collect();
         let corrections = Corrections { late: all(&partial.late), early: all(&partial.early) };
         let profile = self.placement.profile(&self.graph, counters, &corrections)?;
-        let of = |edge: &Option<EdgeId>| edge.and_then(|edge| profile.edge(edge));
+        let of = |edge: &Option<ArcId>| edge.and_then(|edge| profile.edge(edge));
         Ok(RunCounts {
             // A thread between an arrival and its block is not counted.
-            blocks: (0..self.blocks).map(|block| profile.block(block)).collect(),
+            blocks: self.arrivals.keys().map(|block| profile.block(block.into())).collect(),
             edges: self.passages.iter().map(of).collect(),
             ends: self.ends.iter().map(|edge| of(edge).unwrap_or_default()).collect(),
             calls: of(&self.calls),
@@ -234,21 +220,20 @@ impl Runs {
 
     /// Whether every call of the function is counted as soon as it begins, so that a function whose counters are 0 was not called.
     pub fn tells_calls(&self, cfg: &Cfg) -> bool {
-        cfg.entry.is_some_and(|entry| self.counted.contains(&Counted::Block(entry)))
+        cfg.entry.is_some_and(|entry| self.counted.contains(&ProbeAt::Block(entry)))
     }
 
     /// The counts that need no derivation. `counters` is that of [`Runs::counts`].
     pub fn measured(&self, cfg: &Cfg, counters: &[u64]) -> Measured {
-        let (blocks, edges) = (vec![None; cfg.blocks.len()], vec![None; cfg.edges.len()]);
+        let (blocks, edges) = (IndexVec::filled(None, cfg.blocks.len()), IndexVec::filled(None, cfg.edges.len()));
         let mut measured = Measured { blocks, edges, calls: None };
         for (place, count) in self.counted.iter().zip(counters) {
-            let (all, index) = match place {
-                Counted::Edge(edge) => (&mut measured.edges, *edge),
-                Counted::Block(block) => (&mut measured.blocks, *block),
-            };
-            all.get_mut(index).into_iter().for_each(|known| *known = Some(*count));
+            match place {
+                ProbeAt::Edge(edge) => measured.edges.set(*edge, Some(*count)),
+                ProbeAt::Block(block) => measured.blocks.set(*block, Some(*count)),
+            }
         }
-        let mut arrivals = vec![Some(0_u64); cfg.blocks.len()];
+        let mut arrivals = IndexVec::filled(Some(0_u64), cfg.blocks.len());
         for (edge, count) in cfg.edges.iter().zip(&measured.edges) {
             if let EdgeTarget::Block(to) = edge.to
                 && let Some(sum) = arrivals.get_mut(to)
@@ -256,11 +241,11 @@ impl Runs {
                 *sum = sum.zip(*count).and_then(|(sum, count)| sum.checked_add(count));
             }
         }
-        let of = |all: &[Option<u64>], block: usize| all.get(block).copied().flatten();
+        let of = |all: &IndexVec<BlockId, Option<u64>>, block| all.get(block).copied().flatten();
         let inner = cfg.entry.and_then(|entry| Some((of(&measured.blocks, entry)?, of(&arrivals, entry)?)));
         measured.calls = inner.and_then(|(all, inner)| all.checked_sub(inner));
         for root in cfg.roots() {
-            arrivals.get_mut(root).into_iter().for_each(|sum| *sum = None);
+            arrivals.set(root, None);
         }
         measured.blocks.iter_mut().zip(arrivals).for_each(|(known, sum)| *known = known.or(sum));
         measured
@@ -277,10 +262,10 @@ impl Runs {
     }
 
     /// The vertex of a position. The position in front of a block without an arrival is the block.
-    pub(crate) fn vertex(&self, position: Position) -> usize {
+    pub(crate) fn vertex(&self, position: Position) -> Vertex {
         match position {
-            Position::Block(block) => block,
-            Position::Arrival(block) => self.arrivals.get(block).copied().flatten().unwrap_or(block),
+            Position::Block(block) => block.into(),
+            Position::Arrival(block) => self.arrivals.get(block).copied().flatten().unwrap_or(block.into()),
         }
     }
 }
@@ -288,24 +273,19 @@ impl Runs {
 impl<'a> Cut<'a> {
     fn new(cfg: &'a Cfg, probes: &'a Probes) -> Self {
         let blocks = cfg.blocks.len();
-        let allowed = |edge: usize| probes.edges.get(edge).copied().unwrap_or_default();
-        let mut uncounted: BTreeSet<usize> = cfg.roots().into_iter().collect();
-        for (index, edge) in cfg.edges.iter().enumerate() {
+        let mut uncounted: BTreeSet<BlockId> = cfg.roots().into_iter().collect();
+        for (id, edge) in cfg.edges.entries() {
             if let EdgeTarget::Block(to) = edge.to
-                && !allowed(index)
+                && !probes.has_edge(id)
             {
                 uncounted.insert(to);
             }
         }
-        let mut arrivals = vec![None; blocks];
+        let mut arrivals = IndexVec::filled(None, blocks);
         let mut next = blocks;
-        for block in uncounted {
-            if let Some(arrival) = arrivals.get_mut(block)
-                && probes.blocks.get(block).copied().unwrap_or_default()
-            {
-                *arrival = Some(next);
-                next += 1;
-            }
+        for block in uncounted.into_iter().filter(|block| probes.has_block(*block)) {
+            arrivals.set(block, Some(Vertex::at(next)));
+            next += 1;
         }
         Cut {
             cfg,
@@ -314,16 +294,16 @@ impl<'a> Cut<'a> {
             arrivals,
             counted: BTreeMap::new(),
             weights: BTreeMap::new(),
-            passages: vec![None; cfg.edges.len()],
-            ends: vec![None; blocks],
+            passages: IndexVec::filled(None, cfg.edges.len()),
+            ends: IndexVec::filled(None, blocks),
             roots: BTreeMap::new(),
             leaves: BTreeMap::new(),
         }
     }
 
     /// Vertex at which edges to a block end.
-    fn front(&self, block: usize) -> usize {
-        self.arrivals.get(block).copied().flatten().unwrap_or(block)
+    fn front(&self, block: BlockId) -> Vertex {
+        self.arrivals.get(block).copied().flatten().unwrap_or(block.into())
     }
 
     /// Notes the ways in from outside.
@@ -334,16 +314,16 @@ impl<'a> Cut<'a> {
     }
 
     /// Adds the edges of the control-flow graph, cut at calls.
-    fn edges(&mut self, weight: &dyn Fn(usize) -> f64) {
-        for (index, edge) in self.cfg.edges.iter().enumerate() {
-            let can_count = self.probes.edges.get(index).copied().unwrap_or_default();
+    fn edges(&mut self, weight: &dyn Fn(EdgeId) -> f64) {
+        for (id, edge) in self.cfg.edges.entries() {
+            let can_count = self.probes.has_edge(id);
             let passage = match (edge.kind, edge.to) {
                 (EdgeKind::CallReturn, to) => {
                     self.end(edge.from);
                     match to {
                         EdgeTarget::Block(to) if can_count => Some(self.shape.root(self.front(to))),
                         EdgeTarget::Block(to) => {
-                            self.roots.entry(to).or_default().push(index);
+                            self.roots.entry(to).or_default().push(id);
                             None
                         }
                         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
@@ -366,32 +346,27 @@ impl<'a> Cut<'a> {
                     EdgeTarget::Outside(_) | EdgeTarget::Dynamic,
                 ) => self.leave(edge.from),
             };
-            if let Some(slot) = self.passages.get_mut(index) {
-                *slot = passage;
-            }
-            let Some(id) = passage else { continue };
-            self.weights.insert(id, weight(index));
+            self.passages.set(id, passage);
+            let Some(arc) = passage else { continue };
+            self.weights.insert(arc, weight(id));
             if can_count && matches!(edge.to, EdgeTarget::Block(_)) {
-                self.counted.insert(id, Counted::Edge(index));
+                self.counted.insert(arc, ProbeAt::Edge(id));
             }
         }
-        for block in 0..self.cfg.blocks.len() {
-            if self.cfg.edges_from(block).is_empty() {
+        for block in self.cfg.blocks.keys() {
+            if self.cfg.edges_from(block).len() == 0 {
                 self.end(block);
             }
         }
     }
 
     /// Adds the end of a run at a block.
-    fn end(&mut self, block: usize) {
-        let end = self.shape.may_end(block);
-        if let Some(slot) = self.ends.get_mut(block) {
-            *slot = Some(end);
-        }
+    fn end(&mut self, block: BlockId) {
+        self.ends.set(block, Some(self.shape.may_end(block)));
     }
 
     /// Adds the way out of a block. Several ways out of one block share an edge, whose count is that of none of them.
-    fn leave(&mut self, block: usize) -> Option<EdgeId> {
+    fn leave(&mut self, block: BlockId) -> Option<ArcId> {
         if let Some(shared) = self.leaves.get(&block) {
             let shared = *shared;
             self.passages.iter_mut().filter(|passage| **passage == Some(shared)).for_each(|passage| *passage = None);
@@ -403,17 +378,17 @@ impl<'a> Cut<'a> {
     }
 
     /// Adds the edges from arrivals to their blocks.
-    fn arrive(&mut self, weight: &dyn Fn(usize) -> f64) {
-        for (block, arrival) in self.arrivals.iter().enumerate() {
+    fn arrive(&mut self, weight: &dyn Fn(BlockId) -> f64) {
+        for (block, arrival) in self.arrivals.entries() {
             let Some(arrival) = arrival else { continue };
             let edge = self.shape.edge(*arrival, block);
-            self.counted.insert(edge, Counted::Block(block));
+            self.counted.insert(edge, ProbeAt::Block(block));
             self.weights.insert(edge, weight(block));
         }
     }
 
     /// Adds one edge from ENTRY for all ways into a block that carry no counter. Returns the edge to `entry`.
-    fn enter(&mut self, entry: Option<usize>) -> Option<EdgeId> {
+    fn enter(&mut self, entry: Option<BlockId>) -> Option<ArcId> {
         let mut calls = None;
         for (block, edges) in std::mem::take(&mut self.roots) {
             let root = self.shape.root(self.front(block));
@@ -421,10 +396,8 @@ impl<'a> Cut<'a> {
                 calls = Some(root);
             }
             // The only way in of a block is the return of a call.
-            if let ([edge], false) = (edges.as_slice(), self.cfg.roots().contains(&block))
-                && let Some(slot) = self.passages.get_mut(*edge)
-            {
-                *slot = Some(root);
+            if let ([edge], false) = (edges.as_slice(), self.cfg.roots().contains(&block)) {
+                self.passages.set(*edge, Some(root));
             }
         }
         calls

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Cfg, EdgeTarget, Refusal, Svma};
+use ingraft_model::{Cfg, EdgeTarget, Key, Refusal, Svma};
 
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, Vertex};
+use crate::map::{ArcId, Vertex};
 
 /// Reason why no exact profile of a function is possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub enum Inexact {
     NoWayIn,
     /// An edge names a block that does not exist.
     #[error("edge {0} names a block that does not exist")]
-    UnknownBlock(EdgeId),
+    UnknownBlock(ArcId),
     /// The function has more vertices or edges than an index can name.
     #[error("the function has too many blocks or edges")]
     TooLarge,
@@ -41,9 +41,9 @@ pub struct Shape {
     joints: usize,
     edges: Vec<Edge>,
     /// The end edge of each block that has one.
-    ends: BTreeMap<Vertex, EdgeId>,
+    ends: BTreeMap<Vertex, ArcId>,
     /// The first edge with an end that does not exist.
-    wrong: Option<EdgeId>,
+    wrong: Option<ArcId>,
 }
 
 impl Shape {
@@ -52,7 +52,7 @@ impl Shape {
         Shape { blocks, joints: 0, edges: Vec::new(), ends: BTreeMap::new(), wrong: None }
     }
 
-    /// Takes blocks and edges of a control-flow graph. Edge `n` is `cfg.edges[n]`. The edges after these lead from ENTRY to the blocks of
+    /// Takes blocks and edges of a control-flow graph. Blocks and edges keep their indices. The edges after these lead from ENTRY to the blocks of
     /// [`Cfg::roots`], in that order. If the control-flow graph is not proven to be complete, returns the reason.
     ///
     /// A call that may not return, and a call that may return twice, look like other calls in a control-flow graph. The caller adds them by
@@ -66,8 +66,8 @@ impl Shape {
         let mut shape = Shape::new(cfg.blocks.len());
         for edge in &cfg.edges {
             match edge.to {
-                EdgeTarget::Block(to) if to >= cfg.blocks.len() => {
-                    return Err(Inexact::UnknownBlock(EdgeId::at(shape.edges.len())));
+                EdgeTarget::Block(to) if cfg.blocks.get(to).is_none() => {
+                    return Err(Inexact::UnknownBlock(ArcId::at(shape.edges.len())));
                 }
                 EdgeTarget::Block(to) => shape.edge(edge.from, to),
                 EdgeTarget::Outside(_) | EdgeTarget::Dynamic => shape.leave(edge.from),
@@ -80,27 +80,27 @@ impl Shape {
     }
 
     /// Adds an edge from block to block. Several edges may have the same ends, and both ends may be the same block.
-    pub fn edge(&mut self, from: usize, to: usize) -> EdgeId {
-        let (from, to) = (self.block(from), self.block(to));
+    pub fn edge(&mut self, from: impl Into<Vertex>, to: impl Into<Vertex>) -> ArcId {
+        let (from, to) = (self.block(from.into()), self.block(to.into()));
         self.push(from, to, EdgeKind::Inner, false)
     }
 
     /// Adds a way in: control arrives at a block from outside.
-    pub fn root(&mut self, block: usize) -> EdgeId {
-        let to = self.block(block);
+    pub fn root(&mut self, block: impl Into<Vertex>) -> ArcId {
+        let to = self.block(block.into());
         self.push(self.entry(), to, EdgeKind::Root, false)
     }
 
     /// Adds a way out at the end of a block: a return or a jump to another function.
-    pub fn leave(&mut self, block: usize) -> EdgeId {
-        let from = self.block(block);
+    pub fn leave(&mut self, block: impl Into<Vertex>) -> ArcId {
+        let from = self.block(block.into());
         self.push(from, self.exit(), EdgeKind::Leave, false)
     }
 
     /// Adds the possibility that control ends in a block, for example in a call that may throw, jump away or end the thread. The edge is
     /// silent, so its count is derived. A block has at most one such edge: a second call returns the first edge.
-    pub fn may_end(&mut self, block: usize) -> EdgeId {
-        let from = self.block(block);
+    pub fn may_end(&mut self, block: impl Into<Vertex>) -> ArcId {
+        let from = self.block(block.into());
         if let Some(end) = self.ends.get(&from) {
             return *end;
         }
@@ -113,7 +113,7 @@ impl Shape {
     /// each further one comes from ENTRY, but both run the same code. So the edge and a new one from ENTRY lead to a new vertex, a joint. Only the
     /// edge from the joint to the former target can carry a counter. Returns the edge of the further returns and the edge out of the joint. If
     /// the given edge is no inner edge that can carry a counter, returns `None`.
-    pub fn returns_again(&mut self, edge: EdgeId) -> Option<(EdgeId, EdgeId)> {
+    pub fn returns_again(&mut self, edge: ArcId) -> Option<(ArcId, ArcId)> {
         let joint = Vertex::at(self.blocks.saturating_add(2).saturating_add(self.joints));
         let first = self.edges.get_mut(edge.index()).filter(|edge| edge.kind == EdgeKind::Inner && !edge.silent)?;
         let to = std::mem::replace(&mut first.to, joint);
@@ -152,16 +152,16 @@ impl Shape {
         Vertex::at(self.blocks.saturating_add(1))
     }
 
-    /// The vertex of a block. If the block does not exist, the next edge is noted as wrong.
-    fn block(&mut self, block: usize) -> Vertex {
-        if block >= self.blocks {
-            self.wrong.get_or_insert(EdgeId::at(self.edges.len()));
+    /// A vertex, which must be a block. If it is none, the next edge is noted as wrong.
+    fn block(&mut self, block: Vertex) -> Vertex {
+        if block.index() >= self.blocks {
+            self.wrong.get_or_insert(ArcId::at(self.edges.len()));
         }
-        Vertex::at(block)
+        block
     }
 
-    fn push(&mut self, from: Vertex, to: Vertex, kind: EdgeKind, silent: bool) -> EdgeId {
-        let id = EdgeId::at(self.edges.len());
+    fn push(&mut self, from: Vertex, to: Vertex, kind: EdgeKind, silent: bool) -> ArcId {
+        let id = ArcId::at(self.edges.len());
         self.edges.push(Edge { from, to, kind, silent });
         id
     }

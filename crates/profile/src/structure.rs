@@ -2,10 +2,10 @@
 
 use std::iter::successors;
 
-use ingraft_model::Loops;
+use ingraft_model::{Key, Loops};
 
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, PerVertex, Vertex};
+use crate::map::{ArcId, PerVertex, Vertex};
 
 /// Largest number of loops around a loop. A loop that is nested deeper belongs to the loop around it, which bounds the time for the exits of
 /// loops.
@@ -18,7 +18,7 @@ pub(crate) struct Structure {
     /// The number of each vertex in the order of visits, and the number behind its subtree in the depth-first tree.
     span: PerVertex<(u32, u32)>,
     /// The loops, by Havlak's algorithm; no loops if the graph has no back edge.
-    loops: Loops,
+    loops: Loops<Vertex>,
     /// For each loop, the innermost loop around it, or itself, that is not nested deeper than [`DEPTH_MAX`].
     shallow: Vec<usize>,
 }
@@ -62,7 +62,7 @@ impl Structure {
     }
 
     /// Whether an edge leads back to a vertex that leads to it in the depth-first tree.
-    pub(crate) fn is_back_edge(&self, graph: &Graph, edge: EdgeId) -> bool {
+    pub(crate) fn is_back_edge(&self, graph: &Graph, edge: ArcId) -> bool {
         let Some(edge) = graph.edge(edge).filter(|edge| edge.kind != EdgeKind::Closing) else { return false };
         let (from, _) = self.span.get(edge.from);
         let (to, end) = self.span.get(edge.to);
@@ -76,9 +76,9 @@ impl Structure {
 
     /// The loop that a vertex is the header of, by index, if it is not nested too deep.
     pub(crate) fn headed_by(&self, vertex: Vertex) -> Option<usize> {
-        let innermost = self.loops.innermost(vertex.index())?;
+        let innermost = self.loops.innermost(vertex)?;
         let one = self.loops.all().get(innermost)?;
-        (one.header == vertex.index() && one.depth <= DEPTH_MAX).then_some(innermost)
+        (one.header == vertex && one.depth <= DEPTH_MAX).then_some(innermost)
     }
 
     /// The loops that an edge leaves, by index, without those that are nested too deep.
@@ -96,7 +96,7 @@ impl Structure {
 
     /// The innermost loop of a vertex that is not nested too deep.
     fn around(&self, vertex: Vertex) -> Option<usize> {
-        self.shallow.get(self.loops.innermost(vertex.index())?).copied()
+        self.shallow.get(self.loops.innermost(vertex)?).copied()
     }
 
     fn parent(&self, one: usize) -> Option<usize> {
@@ -108,13 +108,12 @@ impl Structure {
     }
 }
 
-fn loops(graph: &Graph) -> Loops {
+fn loops(graph: &Graph) -> Loops<Vertex> {
     let next = |vertex: Vertex| {
         let inner = graph.leaving(vertex).filter(|(_, edge)| edge.kind != EdgeKind::Closing);
-        inner.map(|(_, edge)| edge.to.index()).collect()
+        inner.map(|(_, edge)| edge.to).collect()
     };
-    let successors: Vec<Vec<usize>> = (0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect();
-    Loops::headers(&successors, &[graph.entry().index()])
+    Loops::headers(&(0..graph.vertices()).map(|vertex| next(Vertex::at(vertex))).collect(), &[graph.entry()])
 }
 
 #[cfg(test)]
@@ -126,12 +125,12 @@ mod tests {
     proptest! {
         #[test]
         fn both_searches_find_the_same_headers(
-            edges in prop::collection::vec((0usize..9, 0usize..9), 0..20),
-            roots in prop::collection::vec(0usize..9, 1..3),
+            edges in prop::collection::vec((0u32..9, 0u32..9), 0..20),
+            roots in prop::collection::vec(0u32..9, 1..3),
         ) {
             let mut shape = Shape::new(9);
-            edges.iter().for_each(|(from, to)| _ = shape.edge(*from, *to));
-            roots.iter().for_each(|root| _ = shape.root(*root));
+            edges.iter().for_each(|(from, to)| _ = shape.edge(Vertex(*from), Vertex(*to)));
+            roots.iter().for_each(|root| _ = shape.root(Vertex(*root)));
             let graph = shape.build().expect("a graph");
             let structure = Structure::new(&graph);
             let position = |vertex| structure.order.iter().position(|other| *other == vertex);
@@ -140,7 +139,7 @@ mod tests {
                 if structure.is_back_edge(&graph, id) {
                     headers[edge.to.index()] = true;
                     let header = structure.headed_by(edge.to).expect("a loop");
-                    prop_assert!(structure.loops.around(edge.from.index()).any(|around| around == header));
+                    prop_assert!(structure.loops.around(edge.from).any(|around| around == header));
                 } else {
                     prop_assert!(position(edge.from) < position(edge.to), "{edge:?}");
                 }

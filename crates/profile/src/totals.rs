@@ -4,9 +4,11 @@
 //! function that is cut at its calls. There, one counter adds up the increments. Here each counter of an edge profile is multiplied by its
 //! increment at the query, so one set of counters serves all kinds of events, and nothing changes in the code that counts.
 
+use ingraft_model::{BlockId, IndexVec};
+
 use crate::barred::Counter;
 use crate::events::{Events, potentials};
-use crate::map::{Key, PerVertex, Vertex};
+use crate::map::PerVertex;
 use crate::runs::{Position, Runs};
 
 /// Factors that turn the counters and positions of a function into its number of events of one kind.
@@ -18,18 +20,18 @@ use crate::runs::{Position, Runs};
 pub struct RunEvents<'r> {
     runs: &'r Runs,
     /// Events of one execution of each block.
-    blocks: &'r [i64],
+    blocks: &'r IndexVec<BlockId, i64>,
     events: Events,
     potentials: PerVertex<i128>,
 }
 
 impl<'r> RunEvents<'r> {
     /// Computes the factors in linear time. `blocks` has the events of one execution of each block.
-    pub fn new(runs: &'r Runs, blocks: &'r [i64]) -> Self {
+    pub fn new(runs: &'r Runs, blocks: &'r IndexVec<BlockId, i64>) -> Self {
         let graph = runs.graph();
         let mut events = Events::new(graph);
-        for (block, number) in blocks.iter().enumerate() {
-            events.set_vertex(Vertex::at(block), *number);
+        for (block, number) in blocks.entries() {
+            events.set_vertex(block.into(), *number);
         }
         let rooted = runs.placement().rooted();
         let potentials = rooted.map_or_else(|| graph.per_vertex(), |rooted| potentials(graph, rooted, &events));
@@ -59,8 +61,8 @@ impl<'r> RunEvents<'r> {
         let block = match position {
             Position::Arrival(block) | Position::Block(block) => block,
         };
-        let own = self.blocks.get(block).filter(|_| vertex == block).copied().unwrap_or_default();
-        wrap(self.potentials.get(Vertex::at(vertex))).wrapping_sub(own)
+        let own = self.blocks.get(block).filter(|_| vertex == block.into()).copied().unwrap_or_default();
+        wrap(self.potentials.get(vertex)).wrapping_sub(own)
     }
 }
 

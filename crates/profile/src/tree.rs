@@ -2,7 +2,7 @@
 
 use crate::barred::{Barred, Refused};
 use crate::graph::{Edge, Graph};
-use crate::map::{EdgeId, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::union::Sets;
 use crate::weights::Weights;
 
@@ -24,7 +24,7 @@ impl Tree {
         graph: &Graph,
         weights: &Weights,
         barred: &Barred,
-        left_out: impl Fn(EdgeId) -> bool,
+        left_out: impl Fn(ArcId) -> bool,
     ) -> Result<Tree, Refused> {
         let (tree, bare) = Self::with_bare(graph, weights, barred, left_out);
         bare.first().map_or(Ok(tree), |edge| Err(Refused::Edge(*edge)))
@@ -35,8 +35,8 @@ impl Tree {
         graph: &Graph,
         weights: &Weights,
         barred: &Barred,
-        left_out: impl Fn(EdgeId) -> bool,
-    ) -> (Tree, Vec<EdgeId>) {
+        left_out: impl Fn(ArcId) -> bool,
+    ) -> (Tree, Vec<ArcId>) {
         let mut tree = Tree { within: graph.per_edge() };
         let mut sets = Sets::new(graph.vertices());
         let (mut open, mut bare) = (Vec::with_capacity(graph.edges().len()), Vec::new());
@@ -59,17 +59,17 @@ impl Tree {
     }
 
     /// Whether an edge is in the tree.
-    pub(crate) fn contains(&self, edge: EdgeId) -> bool {
+    pub(crate) fn contains(&self, edge: ArcId) -> bool {
         self.within.get(edge)
     }
 
     /// The live edges outside of the tree, the chords, in ascending order.
-    pub(crate) fn chords(&self, graph: &Graph) -> Vec<EdgeId> {
+    pub(crate) fn chords(&self, graph: &Graph) -> Vec<ArcId> {
         graph.live_edges().filter(|(id, _)| !self.contains(*id)).map(|(id, _)| id).collect()
     }
 
     /// The tree edges at a vertex.
-    pub(crate) fn around<'a>(&'a self, graph: &'a Graph, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &'a Edge)> {
+    pub(crate) fn around<'a>(&'a self, graph: &'a Graph, vertex: Vertex) -> impl Iterator<Item = (ArcId, &'a Edge)> {
         graph.leaving(vertex).chain(graph.entering(vertex)).filter(|(id, _)| self.contains(*id))
     }
 
@@ -106,7 +106,7 @@ pub(crate) struct Rooted {
     /// The live vertices in depth-first order: every vertex comes after the one above it, and a subtree is a run.
     pub(crate) order: Vec<Vertex>,
     /// The tree edge from each vertex to the vertex above it; `None` for a root.
-    pub(crate) above: PerVertex<Option<EdgeId>>,
+    pub(crate) above: PerVertex<Option<ArcId>>,
 }
 
 impl Rooted {

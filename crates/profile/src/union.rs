@@ -1,6 +1,8 @@
 //! Disjoint sets of vertices (Tarjan), for spanning trees.
 
-use crate::map::{Key, PerVertex, Vertex};
+use ingraft_model::Key;
+
+use crate::map::{PerVertex, Vertex};
 
 /// Disjoint sets, with path halving and union by size.
 pub(crate) struct Sets {

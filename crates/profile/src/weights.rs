@@ -2,7 +2,7 @@
 
 use crate::barred::Counter;
 use crate::graph::{Edge, Graph};
-use crate::map::{EdgeId, Key, PerEdge, Vertex};
+use crate::map::{ArcId, PerEdge, Vertex};
 use crate::profile::Profile;
 
 /// Largest weight. Estimates for deeply nested loops stop growing there, so that no sum of weights is infinite.
@@ -20,7 +20,7 @@ pub struct Weights {
 impl Weights {
     /// Takes weights from a function of the edge. If a weight is negative or no number, it becomes 0. If it exceeds 1e200, it becomes 1e200.
     /// Edges that are not live weigh 0.
-    pub fn of(graph: &Graph, weight: impl Fn(EdgeId) -> f64) -> Self {
+    pub fn of(graph: &Graph, weight: impl Fn(ArcId) -> f64) -> Self {
         let mut edges = graph.per_edge();
         for (id, _) in graph.live_edges() {
             let weight = weight(id);
@@ -33,7 +33,7 @@ impl Weights {
     pub fn measured(graph: &Graph, profile: &Profile) -> Self {
         let bound = |edge: &Edge| {
             let ends = [edge.from, edge.to].into_iter().filter(|end| graph.is_live_block(*end));
-            ends.map(|end| profile.block(end.index())).min().unwrap_or(0)
+            ends.map(|end| profile.block(end)).min().unwrap_or(0)
         };
         Self::of(graph, |id| profile.edge(id).or_else(|| graph.edge(id).map(bound)).unwrap_or(0) as f64)
     }
@@ -44,7 +44,7 @@ impl Weights {
     }
 
     /// Weight of an edge.
-    pub fn edge(&self, edge: EdgeId) -> f64 {
+    pub fn edge(&self, edge: ArcId) -> f64 {
         self.edges.get(edge)
     }
 
@@ -58,7 +58,7 @@ impl Weights {
     pub fn cost(&self, graph: &Graph, counters: &[Counter]) -> f64 {
         let one = |counter: &Counter| match counter {
             Counter::Edge(edge) => self.edge(*edge),
-            Counter::Block(block) => self.vertex(graph, Vertex::at(*block)),
+            Counter::Block(block) => self.vertex(graph, *block),
         };
         counters.iter().map(one).sum()
     }

@@ -2,8 +2,8 @@
 //!
 //! A profile of edges, blocks or events is the same file, because all of these are counts.
 
-use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
-use ingraft_profile::Place;
+use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
+use ingraft_profile::ProbeAt;
 use ingraft_report::{
     BlockCount, CallCount, Callee, Cause, Chunk, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, Newest, ProfileKind,
     Refused, SavedProfile, TraceEnd, TraceRecord, TraceRecords, TracedCode, TracedProgram, TracedRoutine,
@@ -120,23 +120,24 @@ fn profiles_of_version_2_are_coverages() {
 
 fn code() -> TraceRecord {
     let block = |start| Block { range: Svma(start)..Svma(start + 8), instructions: 3 };
-    let edge = |from, kind, to| Edge { from, kind, to };
+    let edge = |from, kind, to| Edge { from: BlockId(from), kind, to };
     let way = |at, reason| WayIn { at: Svma(at), reason };
     let cfg = Cfg {
-        entry: Some(1),
-        blocks: vec![block(0x0ff8), block(0x1000), block(0x1008)],
+        entry: Some(BlockId(1)),
+        blocks: vec![block(0x0ff8), block(0x1000), block(0x1008)].into(),
         edges: vec![
             edge(0, EdgeKind::Return, EdgeTarget::Dynamic),
-            edge(1, EdgeKind::Taken, EdgeTarget::Block(0)),
-            edge(1, EdgeKind::FallThrough, EdgeTarget::Block(2)),
+            edge(1, EdgeKind::Taken, EdgeTarget::Block(BlockId(0))),
+            edge(1, EdgeKind::FallThrough, EdgeTarget::Block(BlockId(2))),
             edge(2, EdgeKind::TailJump, EdgeTarget::Outside(Svma(0x3000))),
-        ],
+        ]
+        .into(),
         ways_in: vec![way(0x1000, WayInReason::Entry), way(0x1008, WayInReason::LandingPad)],
         unresolved: Vec::new(),
         ways_in_proven: Ok(()),
         ways_out_proven: Ok(()),
     };
-    let places = vec![Place::Block(1), Place::Edge(1), Place::Block(2)];
+    let places = vec![ProbeAt::Block(BlockId(1)), ProbeAt::Edge(EdgeId(1)), ProbeAt::Block(BlockId(2))];
     let routine = TracedRoutine { module: 0, name: "sell".to_owned(), size: 0x20, cfg, places };
     TraceRecord::Code(TracedCode { modules: modules(), functions: vec![routine], refused: refused() })
 }

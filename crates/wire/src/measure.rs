@@ -223,7 +223,11 @@ mod tests {
                 1 => {
                     let inclusive = s.next::<Option<bool>>().map(|calls| Inclusive { event: s.one_of(&[0, 4]), calls });
                     let mut earlier = EarlierProfile::default();
-                    earlier.add(&[1, s.next()], s.next(), Earlier { blocks: s.next(), edges: vec![None, Some(7)] });
+                    earlier.add(
+                        &[1, s.next()],
+                        s.next(),
+                        Earlier { blocks: s.next::<Vec<u64>>().into(), edges: vec![None, Some(7)].into() },
+                    );
                     let earlier = s.next::<bool>().then(|| Arc::new(earlier));
                     Kind::Counts(CountsOptions { check: s.next(), inclusive, earlier })
                 }

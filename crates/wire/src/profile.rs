@@ -40,7 +40,7 @@ pub fn earlier_to_wire(earlier: &EarlierProfile) -> v1::Profile {
         profile.functions.push(v1::FunctionCounts {
             module: profile.modules.len() as u64 - 1,
             start: function.0,
-            block_count: counts.blocks.clone(),
+            block_count: counts.blocks.as_slice().to_vec(),
             edge_shape: counts.edges.iter().map(|count| if count.is_some() { 0 } else { UNKNOWN }).collect(),
             edge_count: counts.edges.iter().map(|count| count.unwrap_or(0)).collect(),
             ..v1::FunctionCounts::default()
@@ -58,7 +58,7 @@ pub fn earlier(profile: v1::Profile) -> Result<EarlierProfile, FieldError> {
             module.ok_or_else(|| FieldError::new(format!("functions[{i}].module"), "is the index of no module"))?;
         let edges = function.edge_shape.iter().zip(function.edge_count);
         let edges = edges.map(|(shape, count)| (*shape < UNKNOWN).then_some(count)).collect();
-        earlier.add(&module.build_id, Svma(function.start), Earlier { blocks: function.block_count, edges });
+        earlier.add(&module.build_id, Svma(function.start), Earlier { blocks: function.block_count.into(), edges });
     }
     Ok(earlier)
 }
@@ -172,7 +172,7 @@ mod tests {
 
     fn counts() -> impl Strategy<Value = Earlier> {
         (vec(any::<u64>(), 0..4), vec(option::of(any::<u64>()), 0..4))
-            .prop_map(|(blocks, edges)| Earlier { blocks, edges })
+            .prop_map(|(blocks, edges)| Earlier { blocks: blocks.into(), edges: edges.into() })
     }
 
     proptest! {

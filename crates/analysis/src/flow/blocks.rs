@@ -1,6 +1,6 @@
 //! Basic blocks and edges from reachability.
 
-use ingraft_model::{Block, Cfg, Edge, EdgeKind, EdgeTarget, Refusal, Svma, WayIn, WayInReason};
+use ingraft_model::{Block, BlockId, Cfg, Edge, EdgeKind, EdgeTarget, IndexVec, Refusal, Svma, WayIn, WayInReason};
 
 use crate::flow::body::Body;
 use crate::flow::graph::Graph;
@@ -10,7 +10,7 @@ use crate::text::decode;
 use crate::text::transfer::Transfer;
 
 /// Index of no block.
-const NONE: u32 = u32::MAX;
+const NONE: BlockId = BlockId(u32::MAX);
 
 /// The control-flow graph of a function.
 pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
@@ -18,8 +18,8 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
         body,
         graph,
         block_of: vec![NONE; body.code.len()],
-        last: Vec::new(),
-        blocks: Vec::new(),
+        last: IndexVec::default(),
+        blocks: IndexVec::default(),
         edges: Vec::new(),
         ways_in: Vec::new(),
     };
@@ -30,7 +30,7 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
         let targets = found.tables.iter().flat_map(|(_, targets)| targets).filter(|at| body.contains(**at));
         builder.ways_in.extend(targets.map(|at| WayIn { at: Svma(*at), reason: WayInReason::JumpTable }));
     }
-    (0..builder.blocks.len()).for_each(|block| builder.edges_of(block));
+    builder.blocks.keys().for_each(|block| builder.edges_of(block));
     builder.without_returns();
     let Builder { blocks, mut edges, mut ways_in, .. } = builder;
     edges.sort_unstable();
@@ -39,20 +39,20 @@ pub(crate) fn cfg(body: &Body<'_>, graph: &Graph) -> Cfg {
     ways_in.dedup();
     let unresolved = [&graph.found, &graph.others].into_iter().flat_map(|found| &found.unresolved);
     let unresolved = unresolved.map(|index| Svma(body.code[*index].ip())).collect();
-    let entry = blocks.binary_search_by_key(&body.function.start(), |b| b.range.start).ok();
+    let entry = blocks.find_sorted(&body.function.start(), |b| b.range.start);
     let proven = |doubt: &Option<Refusal>| doubt.clone().map_or(Ok(()), Err);
     let (ways_in_proven, ways_out_proven) = (proven(&graph.doubts.ways_in), proven(&graph.doubts.ways_out));
-    Cfg { blocks, edges, entry, ways_in, unresolved, ways_in_proven, ways_out_proven }
+    Cfg { blocks, edges: edges.into(), entry, ways_in, unresolved, ways_in_proven, ways_out_proven }
 }
 
 struct Builder<'a> {
     body: &'a Body<'a>,
     graph: &'a Graph,
-    /// For each instruction, the index of the block that it begins.
-    block_of: Vec<u32>,
+    /// For each instruction, the block that it begins.
+    block_of: Vec<BlockId>,
     /// For each block, the index of its last instruction.
-    last: Vec<usize>,
-    blocks: Vec<Block>,
+    last: IndexVec<BlockId, usize>,
+    blocks: IndexVec<BlockId, Block>,
     edges: Vec<Edge>,
     ways_in: Vec<WayIn>,
 }
@@ -72,9 +72,8 @@ impl Builder<'_> {
             {
                 (last, instructions) = (next, instructions + 1);
             }
-            self.block_of[first] = self.blocks.len() as u32;
             let range = Svma(self.body.code[first].ip())..Svma(self.body.code[last].next_ip());
-            self.blocks.push(Block { range, instructions });
+            self.block_of[first] = self.blocks.push(Block { range, instructions });
             self.last.push(last);
         }
     }
@@ -86,8 +85,8 @@ impl Builder<'_> {
         if follows { Some(index + 1) } else { self.body.index_of(at) }
     }
 
-    fn edges_of(&mut self, from: usize) {
-        let last = self.last[from];
+    fn edges_of(&mut self, from: BlockId) {
+        let Some(&last) = self.last.get(from) else { return };
         let i = &self.body.code[last];
         let transfer = Transfer::of(i);
         match transfer {
@@ -100,8 +99,8 @@ impl Builder<'_> {
             Transfer::Indirect => self.indirect(from, last),
             Transfer::Next | Transfer::Stop | Transfer::Call(_) | Transfer::IndirectCall | Transfer::System => {}
         }
-        let behind = self.index_behind(last).filter(|next| self.block_of[*next] != NONE);
-        match behind.map(|next| EdgeTarget::Block(self.block_of[next] as usize)) {
+        let behind = self.index_behind(last).and_then(|next| self.begun_by(next));
+        match behind.map(EdgeTarget::Block) {
             Some(to) if transfer.runs_on() => self.edges.push(Edge { from, to, kind: EdgeKind::FallThrough }),
             Some(to) if transfer.comes_back() => {
                 let system = transfer == Transfer::System;
@@ -117,18 +116,23 @@ impl Builder<'_> {
         }
     }
 
-    fn inside(&self, to: u64) -> EdgeTarget {
-        let block = self.body.index_of(to).map(|index| self.block_of[index]).filter(|block| *block != NONE);
-        block.map_or(EdgeTarget::Outside(Svma(to)), |block| EdgeTarget::Block(block as usize))
+    /// The block that an instruction begins.
+    fn begun_by(&self, index: usize) -> Option<BlockId> {
+        self.block_of.get(index).copied().filter(|block| *block != NONE)
     }
 
-    fn indirect(&mut self, from: usize, jump: usize) {
+    fn inside(&self, to: u64) -> EdgeTarget {
+        let block = self.body.index_of(to).and_then(|index| self.begun_by(index));
+        block.map_or(EdgeTarget::Outside(Svma(to)), EdgeTarget::Block)
+    }
+
+    fn indirect(&mut self, from: BlockId, jump: usize) {
         let found = [&self.graph.found, &self.graph.others];
         let table = |found: &&crate::flow::traversal::Found| {
             let at = found.tables.binary_search_by_key(&jump, |table| table.0).ok()?;
             Some(found.tables[at].1.clone())
         };
-        for to in found.iter().find_map(table).unwrap_or_default() {
+        for to in found.iter().find_map(table).into_iter().flatten() {
             self.edges.push(Edge { from, to: self.inside(to), kind: EdgeKind::JumpTable });
         }
         if found.iter().any(|found| found.dynamic.binary_search(&jump).is_ok()) {
@@ -140,23 +144,24 @@ impl Builder<'_> {
     /// return. So the callee is examined only if another edge or way in leads to the address after the call, or if padding or a trap is
     /// there.
     fn without_returns(&mut self) {
-        let mut others = vec![0u32; self.blocks.len()];
+        let mut others = IndexVec::filled(0u32, self.blocks.len());
         for edge in &self.edges {
-            if let EdgeTarget::Block(to) = edge.to {
-                others[to] += 1;
+            if let EdgeTarget::Block(to) = edge.to
+                && let Some(known) = others.get_mut(to)
+            {
+                *known += 1;
             }
         }
         let doors = &self.graph.doors;
         let (body, last, blocks) = (self.body, &self.last, &self.blocks);
         self.edges.retain(|edge| {
-            let EdgeTarget::Block(to) = edge.to else { return true };
-            if edge.kind != EdgeKind::CallReturn {
-                return true;
-            }
-            let call = &body.code[last[edge.from]];
-            let next = &body.code[body.index_of(blocks[to].range.start.0).unwrap_or_default()];
+            let (EdgeTarget::Block(to), EdgeKind::CallReturn) = (edge.to, edge.kind) else { return true };
+            let call = last.get(edge.from).and_then(|call| body.code.get(*call));
+            let next = blocks.get(to).and_then(|to| body.code.get(body.index_of(to.range.start.0)?));
+            let (Some(call), Some(next)) = (call, next) else { return true };
             let entered = || doors.binary_search_by_key(&next.ip(), |way| way.at.0).is_ok();
-            let suspect = others[to] > 1 || decode::is_nop(next) || Transfer::of(next) == Transfer::Stop || entered();
+            let suspect =
+                others.get(to) != Some(&1) || decode::is_nop(next) || Transfer::of(next) == Transfer::Stop || entered();
             !suspect || !callee(call).is_some_and(|callee| never_returns(body.image, callee))
         });
     }

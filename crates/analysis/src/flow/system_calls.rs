@@ -2,7 +2,7 @@
 //! restarts it there, and comes back to the instruction after it, where a springboard leads to the copy.
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
-use ingraft_model::{Block, Cfg, EdgeKind, EdgeTarget, Refusal, WayInReason};
+use ingraft_model::{Block, BlockId, Cfg, EdgeKind, EdgeTarget, IndexVec, Refusal, WayInReason};
 
 use crate::flow::body::Body;
 use crate::flow::cancellation;
@@ -64,7 +64,7 @@ const KEPT_BY_CALLS: u16 = 0xf038;
 const KEPT_BY_THE_KERNEL: u16 = !(1 << 0 | 1 << 1 | 1 << 11);
 
 /// The constant in rax before the last instruction of each block; `None` where it is not known.
-fn numbers(body: &Body<'_>, cfg: &Cfg) -> Vec<Option<i64>> {
+fn numbers(body: &Body<'_>, cfg: &Cfg) -> IndexVec<BlockId, Option<i64>> {
     let mut info = InstructionInfoFactory::new();
     // The constants before and after the last instruction of a block.
     let mut through = |block: &Block, constants: Constants| {
@@ -74,30 +74,31 @@ fn numbers(body: &Body<'_>, cfg: &Cfg) -> Vec<Option<i64>> {
         code.fold((constants, constants), |(_, known), i| (known, after(i, known, &mut info)))
     };
     // At the beginning of each block; `None` until control is found to come there.
-    let mut before: Vec<Option<Constants>> = vec![None; cfg.blocks.len()];
-    let mut numbers = vec![None; cfg.blocks.len()];
+    let mut before: IndexVec<BlockId, Option<Constants>> = IndexVec::filled(None, cfg.blocks.len());
+    let mut numbers = IndexVec::filled(None, cfg.blocks.len());
     let returns = |reason| matches!(reason, WayInReason::CallReturn | WayInReason::SyscallReturn);
     let entered = |block: &Block| cfg.reasons_at(block.range.start).any(|reason| !returns(reason));
-    let mut waiting: Vec<usize> = (0..cfg.blocks.len()).filter(|n| entered(&cfg.blocks[*n])).collect();
+    let roots = cfg.blocks.entries().filter(|(_, block)| entered(block));
+    let mut waiting: Vec<BlockId> = roots.map(|(block, _)| block).collect();
     for entry in &waiting {
-        before[*entry] = Some([None; 16]);
+        before.set(*entry, Some([None; 16]));
     }
     while let Some(from) = waiting.pop() {
-        let Some(constants) = before[from] else { continue };
-        let (last, mut behind) = through(&cfg.blocks[from], constants);
-        numbers[from] = last[0];
-        let system = makes_system_call(body, &cfg.blocks[from]);
+        let Some((block, constants)) = cfg.blocks.get(from).zip(before.get(from).copied().flatten()) else { continue };
+        let (last, mut behind) = through(block, constants);
+        numbers.set(from, last[0]);
+        let system = makes_system_call(body, block);
         let kept = if system { KEPT_BY_THE_KERNEL } else { KEPT_BY_CALLS };
-        let first = cfg.edges.partition_point(|edge| edge.from < from);
-        for edge in cfg.edges[first..].iter().take_while(|edge| edge.from == from) {
+        for (_, edge) in cfg.edges_from(from) {
             let EdgeTarget::Block(to) = edge.to else { continue };
             if edge.kind == EdgeKind::CallReturn {
                 keep(&mut behind, |register| kept >> register & 1 != 0);
             }
-            let mut joined = before[to].unwrap_or(behind);
-            keep(&mut joined, |register| before[to].is_none_or(|known| known[register] == behind[register]));
-            if before[to] != Some(joined) {
-                before[to] = Some(joined);
+            let Some(known) = before.get_mut(to) else { continue };
+            let mut joined = known.unwrap_or(behind);
+            keep(&mut joined, |register| known.is_none_or(|known| known[register] == behind[register]));
+            if *known != Some(joined) {
+                *known = Some(joined);
                 waiting.push(to);
             }
         }

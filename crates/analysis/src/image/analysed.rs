@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Block, EdgeId, FunctionBody, LoopEdges, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{Block, FunctionBody, LoopEdges, PointId, Refusal, Site, Svma, SvmaRange};
 
 use crate::file::elf::{Elf, ImageKind, Segment};
 use crate::file::go::Go;
@@ -48,8 +48,8 @@ pub struct Image {
     pub(crate) bodies: Held<FunctionBody>,
     /// The basic blocks of each function, computed at the first request for that function.
     pub(crate) blocks: Memo<Arc<[Block]>>,
-    /// The edges between the basic blocks of each function, computed at the first request for that function.
-    pub(crate) edges: Memo<Arc<[EdgeId]>>,
+    /// The points at the edges between the basic blocks of each function, computed at the first request for that function.
+    pub(crate) edges: Memo<Arc<[PointId]>>,
     /// The loops of each function, computed at the first request for that function.
     pub(crate) loops: Memo<Arc<[LoopEdges]>>,
     /// Whether control comes back from a function, computed at the first request for that function.

@@ -5,8 +5,8 @@ use std::ops::Range;
 use iced_x86::Instruction;
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
-    Block, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Refusal,
-    Site, SiteKind, Svma, WayInReason,
+    Block, BlockId, BlockPoint, BodyBlock, BodyExit, Cfg, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody,
+    IndexVec, Refusal, Site, SiteKind, Svma, WayInReason,
 };
 
 use crate::flow::body::Body;
@@ -87,7 +87,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
             free,
         })
     };
-    let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<Vec<_>, _>>()?;
+    let blocks = cfg.blocks.iter().zip(&entered).map(block).collect::<Result<_, _>>()?;
     let entry = entry_block(image, function, &cfg, &edges);
     let is_return = |i: &Instruction| Transfer::of(i) == Transfer::Return;
     let leaving = graph.found.exits.iter().filter_map(|exit| body.code.get(*exit));
@@ -98,9 +98,9 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
 }
 
 /// The block to which callers come. `None` if there is none, or if control can arrive there other than by a call.
-fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<usize> {
-    let block_at = |at: u64| cfg.blocks.binary_search_by_key(&at, |block| block.range.start.0).ok();
-    let entry = block_at(entry::first_byte(image, function)).or_else(|| block_at(function.start))?;
+fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<BlockId> {
+    let first = Svma(entry::first_byte(image, function));
+    let entry = cfg.block_at(first).or_else(|| cfg.block_at(function.start()))?;
     let start = cfg.blocks.get(entry)?.range.start;
     let calls = |reason| match reason {
         WayInReason::Entry
@@ -133,14 +133,14 @@ fn needs_island(site: &Site) -> bool {
 }
 
 /// For each block, the ways by which control arrives at its original address.
-fn entered(cfg: &Cfg, edges: &[Edge]) -> Vec<Entered> {
-    let mut entered = vec![Entered::Never; cfg.blocks.len()];
-    for (index, edge) in edges.iter().enumerate() {
-        let EdgeTarget::Block(to) = edge.to else { continue };
-        if matches!(edge.kind, EdgeKind::CallReturn | EdgeKind::JumpTable)
+fn entered(cfg: &Cfg, edges: &[Edge]) -> IndexVec<BlockId, Entered> {
+    let mut entered = IndexVec::filled(Entered::Never, cfg.blocks.len());
+    for &Edge { from, to, kind } in edges {
+        let EdgeTarget::Block(to) = to else { continue };
+        if matches!(kind, EdgeKind::CallReturn | EdgeKind::JumpTable)
             && let Some(known) = entered.get_mut(to)
         {
-            *known = if *known == Entered::Never { Entered::Along(index) } else { Entered::Otherwise };
+            *known = if *known == Entered::Never { Entered::Along { from, kind } } else { Entered::Otherwise };
         }
     }
     for (block, known) in cfg.blocks.iter().zip(&mut entered) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, EdgeId, FunctionBody, LoopEdges, PointKind, Refusal, Site,
+    Block, BlockPoint, CallPoint, CallSite, Callee, Cfg, FunctionBody, LoopEdges, PointId, PointKind, Refusal, Site,
     SvmaRange,
 };
 
@@ -89,12 +89,12 @@ impl Image {
 
     /// The basic blocks of a function, in order of address.
     pub fn blocks(&self, function: &Function) -> Arc<[Block]> {
-        self.blocks.get(function.start, || self.cfg(function).blocks.into())
+        self.blocks.get(function.start, || self.cfg(function).blocks.into_iter().collect())
     }
 
-    /// The edges between the basic blocks of a function, sorted.
-    pub fn edges(&self, function: &Function) -> Arc<[EdgeId]> {
-        self.edges.get(function.start, || EdgeId::all(&self.cfg(function), function.start()).into())
+    /// The points at the edges between the basic blocks of a function, sorted.
+    pub fn edges(&self, function: &Function) -> Arc<[PointId]> {
+        self.edges.get(function.start, || PointId::of_edges(&self.cfg(function), function.start()).into())
     }
 
     /// The loops of a function, sorted by header.

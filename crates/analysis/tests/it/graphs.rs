@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_analysis::{Function, FunctionKind, Image};
-use ingraft_model::{Cfg, EdgeKind, EdgeTarget, Loops, Svma, WayInReason};
+use ingraft_model::{BlockId, Cfg, EdgeKind, EdgeTarget, Loops, Svma, WayInReason};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -26,18 +26,19 @@ fn instructions(image: &Image, start: Svma, end: Svma) -> Vec<Instruction> {
 /// Every graph of an image agrees with itself.
 fn assert_consistent(image: &Image, f: &Function, cfg: &Cfg) {
     let name = f.display_name();
-    assert!(cfg.blocks.is_sorted_by_key(|b| b.range.start) && cfg.edges.is_sorted() && cfg.ways_in.is_sorted());
+    let sorted = cfg.blocks.as_slice().is_sorted_by_key(|b| b.range.start) && cfg.edges.as_slice().is_sorted();
+    assert!(sorted && cfg.ways_in.is_sorted());
     let covered: u64 = cfg.blocks.iter().map(|b| b.range.end.0 - b.range.start.0).sum();
     assert!(covered <= 2 * (f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>()), "{name}");
-    for (index, block) in cfg.blocks.iter().enumerate() {
+    for (index, block) in cfg.blocks.entries() {
         let decoded = instructions(image, block.range.start, block.range.end);
         assert_eq!(decoded.len() as u32, block.instructions, "{name} {block:?}");
         assert!(f.contains(block.range.start), "{name} {block:?}");
         let (last, before) = decoded.split_last().unwrap();
         assert!(before.iter().all(|i| i.flow_control() == FlowControl::Next), "{name} {block:?}");
-        for edge in cfg.edges_from(index) {
+        for (_, edge) in cfg.edges_from(index) {
             let to = match edge.to {
-                EdgeTarget::Block(to) => cfg.blocks[to].range.start.0,
+                EdgeTarget::Block(to) => cfg.blocks.get(to).expect("a block").range.start.0,
                 EdgeTarget::Outside(to) => to.0,
                 EdgeTarget::Dynamic => continue,
             };
@@ -119,7 +120,7 @@ struct Module {
 /// A graph with the index of each instruction's block.
 struct Graph {
     cfg: Cfg,
-    blocks: BTreeMap<u64, (usize, Instruction)>,
+    blocks: BTreeMap<u64, (BlockId, Instruction)>,
 }
 
 impl Module {
@@ -146,7 +147,7 @@ impl Module {
         self.graphs[function].get_or_init(|| {
             let cfg = self.image.cfg(&self.image.functions()[function]);
             let mut blocks = BTreeMap::new();
-            for (index, block) in cfg.blocks.iter().enumerate() {
+            for (index, block) in cfg.blocks.entries() {
                 let decoded = instructions(&self.image, block.range.start, block.range.end);
                 blocks.extend(decoded.into_iter().map(|i| (i.ip(), (index, i))));
             }
@@ -244,16 +245,17 @@ fn transfer_is_known(module: &Module, from: Option<u64>, to: u64) -> Result<bool
     let Some((block, _)) = graph.blocks.get(&to) else {
         return Err(format!("{name}: {to:#x} is no known instruction"));
     };
-    let begins = graph.cfg.blocks[*block].range.start.0 == to;
+    let range = |block| &graph.cfg.blocks.get(block).expect("a block").range;
+    let begins = range(*block).start.0 == to;
     let own = from.filter(|from| module.function_at(*from) == Some(function));
     let before = own.and_then(|from| graph.blocks.get(&from));
     if let Some((from_block, i)) = before {
         if from_block == block && i.next_ip() == to && !begins {
             return Ok(true);
         }
-        let last = graph.cfg.blocks[*from_block].range.end.0 == i.next_ip();
-        let edge = |e: &ingraft_model::Edge| e.to == EdgeTarget::Block(*block);
-        if last && begins && graph.cfg.edges_from(*from_block).iter().any(edge) {
+        let last = range(*from_block).end.0 == i.next_ip();
+        let leads = graph.cfg.edges_from(*from_block).any(|(_, edge)| edge.to == EdgeTarget::Block(*block));
+        if last && begins && leads {
             return Ok(true);
         }
         let leaves = matches!(

@@ -22,7 +22,7 @@ fn exercise(bytes: Arc<[u8]>) {
         }
         for f in image.functions().iter().take(50) {
             let code = image.analyse(f);
-            assert!(code.cfg.blocks.is_sorted_by_key(|b| b.range.start));
+            assert!(code.cfg.blocks.as_slice().is_sorted_by_key(|b| b.range.start));
             for site in image.exit_sites(f).into_iter().flatten().flatten() {
                 assert!(site.point < site.own && usize::from(site.own) <= site.bytes.len() && site.bytes.len() <= 64);
                 assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(&site.bytes[..]));

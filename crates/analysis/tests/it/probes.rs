@@ -36,7 +36,7 @@ fn springboards_end_before_a_probe() {
     let site = image.entry_site(find(&image, "f")).unwrap();
     assert_eq!(site.landings, [Svma(TEXT + 3)]);
     let body = image.body(find(&image, "f")).unwrap();
-    assert_eq!(body.blocks[0].room.as_ref().unwrap().landings, [Svma(TEXT + 3)]);
+    assert_eq!(body.blocks.as_slice()[0].room.as_ref().unwrap().landings, [Svma(TEXT + 3)]);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn no_springboard_begins_at_a_probe() {
     let site = image.entry_site(find(&image, "f")).unwrap();
     assert!(site.first_instruction().is_some_and(|first| first.must_stay));
     let body = image.body(find(&image, "f")).unwrap();
-    assert!(matches!(body.blocks[0].room, Err(Refusal::TooShort { available: 0, .. })));
+    assert!(matches!(body.blocks.as_slice()[0].room, Err(Refusal::TooShort { available: 0, .. })));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn graph(code: impl FnOnce(&mut CodeAssembler, u64), data: &[u8]) -> Cfg {
 /// The targets of the only jump through a table inside of the function.
 fn targets(cfg: &Cfg) -> Vec<u64> {
     let to = |edge: &ingraft_model::Edge| match edge.to {
-        EdgeTarget::Block(to) => cfg.blocks[to].range.start.0,
+        EdgeTarget::Block(to) => cfg.blocks.get(to).expect("a block").range.start.0,
         EdgeTarget::Outside(to) => to.0,
         EdgeTarget::Dynamic => 0,
     };

@@ -5,7 +5,7 @@ use std::io::BufReader;
 use std::path::Path;
 
 use ingraft_model::glob::glob_match;
-use ingraft_model::{EdgeTarget, Svma};
+use ingraft_model::{EdgeTarget, Key, Svma};
 use ingraft_report::{
     BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, Refused, SavedProfile,
     TraceClock, TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram,
@@ -217,9 +217,9 @@ fn blocks(routine: &TracedRoutine) -> Vec<BlockCount> {
 /// The edges of a function. A replay does not tell apart several edges between two blocks, so they have no counts.
 fn edges(routine: &TracedRoutine) -> Vec<EdgeCount> {
     let edge = |edge: &ingraft_model::Edge| EdgeCount {
-        from: edge.from,
+        from: edge.from.index(),
         to: match edge.to {
-            EdgeTarget::Block(block) => EdgeEnd::Block(block),
+            EdgeTarget::Block(block) => EdgeEnd::Block(block.index()),
             EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
             EdgeTarget::Dynamic => EdgeEnd::Dynamic,
         },
@@ -340,7 +340,9 @@ impl Replay<'_> {
             TraceStep::Gap => Ok(()),
             TraceStep::Block { block, .. } => {
                 let function = self.profile.functions.get(number);
-                let Some(block) = function.and_then(|function| function.blocks.get(block)) else { return Ok(()) };
+                let Some(block) = function.and_then(|function| function.blocks.get(block.index())) else {
+                    return Ok(());
+                };
                 let code = function.and_then(|function| self.code.get(function.module));
                 match code {
                     Some(code) => code.steps(block).iter().try_for_each(|step| print("instruction", Some(step.at))),
@@ -355,7 +357,7 @@ impl Replay<'_> {
         match step {
             TraceStep::Enter { .. } => function.calls += 1,
             TraceStep::Block { block, .. } => {
-                if let Some(block) = function.blocks.get_mut(block) {
+                if let Some(block) = function.blocks.get_mut(block.index()) {
                     block.count += 1;
                 }
             }

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use ingraft_model::machine::ENDBR_LEN;
 use ingraft_model::{
-    Avma, AvmaRange, EdgeKind, Free, Offset, PatchPlan, PcMove, PointKind, Refusal, Site, SiteKind, TextWrite,
+    Avma, AvmaRange, BlockId, Free, IndexVec, Key, Offset, PatchPlan, PcMove, PointId, PointKind, Refusal, Site,
+    SiteKind, TextWrite,
 };
 
 use crate::code::block::{jmp_bytes, text_write};
@@ -16,30 +17,11 @@ pub(crate) const PROBE: usize = 5;
 /// Instruction at a probe that carries no point: `nop dword [rax+rax+0]`.
 pub(crate) const PROBE_NOP: [u8; PROBE] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 
-/// Position in a function, by original addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Spot {
-    /// Kind of the point.
-    pub kind: PointKind,
-    /// First byte of the block to which callers come, of the block, or of the block to which the edge leads. At an exit and before a call, the
-    /// address of the instruction; after a call, the return address.
-    pub at: Avma,
-    /// First byte of the block that an edge leaves, and kind of the edge; `None` at other kinds of points.
-    pub from: Option<(Avma, EdgeKind)>,
-}
-
-impl Spot {
-    /// Position of a point that is no edge.
-    pub fn new(kind: PointKind, at: Avma) -> Spot {
-        Spot { kind, at, from: None }
-    }
-}
-
 /// Five bytes in the copy of a function that a point may overwrite with a jump to its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Probe {
-    /// Position that the probe stands for.
-    pub spot: Spot,
+    /// Point that the probe stands for.
+    pub point: PointId,
     /// Resume address in the text of a thread that is about to execute the probe; at [`Held::Called`], the first byte of the callee.
     pub original: Avma,
     /// First byte of the probe.
@@ -98,10 +80,15 @@ impl Probe {
         }
     }
 
+    /// Address in the text of the point, in a function that begins at `function`: at an entry, that of the block to which callers come.
+    pub fn at(&self, function: Avma) -> Avma {
+        self.point.offset().map_or(self.original, |at| function.offset(at.0))
+    }
+
     /// Address at which a thread has arrived at the point and has passed the probe, if it must run the snippets nevertheless: it is about to
     /// leave the function, or to make the call.
     pub fn passed(&self) -> Option<Avma> {
-        match (self.spot.kind, self.holds) {
+        match (self.point.kind(), self.holds) {
             (PointKind::Exit, Held::Nop) | (PointKind::CallBefore, _) => Some(self.next().copy),
             (PointKind::Exit, Held::Called | Held::Jump(_) | Held::Branch(..))
             | (PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge, _) => None,
@@ -139,8 +126,8 @@ impl Probe {
 /// A way into the counting copy of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
-    /// Index of the block to whose springboard it belongs.
-    pub block: usize,
+    /// Block to whose springboard it belongs.
+    pub block: BlockId,
     /// First byte of the gate.
     pub at: Avma,
     /// Address in the ordinary copy at which threads continue that own no shard.
@@ -155,8 +142,8 @@ pub struct Gate {
 pub struct CountingCopy {
     /// Range of the code.
     pub code: AvmaRange,
-    /// Addresses of the copies of the blocks, in the order of [`WovenBody::blocks`].
-    pub blocks: Vec<Avma>,
+    /// Addresses of the copies of the blocks.
+    pub blocks: IndexVec<BlockId, Avma>,
     /// The ways in, sorted by block.
     pub gates: Vec<Gate>,
     /// Each instruction, with the address in the ordinary copy at which the same was executed and counted; sorted.
@@ -167,7 +154,7 @@ pub struct CountingCopy {
 
 impl CountingCopy {
     /// The gate of a block; `None` if it has none.
-    pub fn gate(&self, block: usize) -> Option<&Gate> {
+    pub fn gate(&self, block: BlockId) -> Option<&Gate> {
         self.gates.binary_search_by_key(&block, |gate| gate.block).ok().and_then(|index| self.gates.get(index))
     }
 }
@@ -178,12 +165,14 @@ pub struct WovenBody {
     /// First byte of the function.
     pub function: Avma,
     /// The copies of the blocks: for each, the original address of its first byte and the address in the copy.
-    pub blocks: Vec<Way>,
-    /// The places where points can be woven, sorted by position.
+    pub blocks: IndexVec<BlockId, Way>,
+    /// Block to which callers come; `None` if control arrives there in other ways too.
+    pub entry: Option<BlockId>,
+    /// The places where points can be woven, sorted by point.
     pub probes: Vec<Probe>,
-    /// First bytes of the blocks that may run in the text, sorted: no springboard fits where control arrives at them from outside. Points
-    /// at these blocks, and at edges that leave them or lead to them, would miss such runs.
-    pub exposed: Vec<Avma>,
+    /// Blocks that may run in the text, sorted: no springboard fits where control arrives at them from outside. Points at these blocks, and at
+    /// edges that leave them or lead to them, would miss such runs.
+    pub exposed: Vec<BlockId>,
     /// Blocks that run in the text up to the call at their end, sorted: no springboard fits at them. The call leads to their probes, which lie
     /// at the end of the copy and hold [`Held::Called`].
     pub called: Vec<AvmaRange>,
@@ -220,7 +209,7 @@ impl WovenBody {
     }
 
     /// First byte of the springboard at the function's entry, which lies behind an `endbr64`; `None` if there is none.
-    pub fn entry(&self) -> Option<Avma> {
+    pub fn entry_springboard(&self) -> Option<Avma> {
         let at_entry = |at: &Avma| *at == self.function || *at == self.function.offset(ENDBR_LEN.cast_signed());
         self.removal.text.iter().map(|write| write.at).find(|at| at_entry(at) && self.called_at(*at).is_none())
     }
@@ -236,7 +225,7 @@ impl WovenBody {
     /// entry.
     pub fn places(&self) -> impl Iterator<Item = (PcMove, Option<PointKind>)> {
         let behind = self.function.offset(ENDBR_LEN.cast_signed());
-        let entry = self.probes.iter().find(|probe| probe.spot.kind == PointKind::Entry).map(|probe| probe.copy);
+        let entry = self.probes.iter().find(|probe| probe.point == PointId::Entry).map(|probe| probe.copy);
         // A thread there has left the function by a call.
         let called = self.probes.iter().filter(|probe| probe.holds == Held::Called).map(|probe| probe.copy).min();
         let own = self.removal.moves.iter().filter(|m| self.removal.code.contains(&m.from));
@@ -248,26 +237,37 @@ impl WovenBody {
         })
     }
 
-    /// The probe at a position. Fails if the copy has none, or if not every arrival there would be noticed.
-    pub fn probe(&self, spot: &Spot) -> Result<&Probe, Refusal> {
-        let exposed = |at: Avma| {
-            let next = self.blocks.partition_point(|way| way.original <= at);
-            let block = next.checked_sub(1).and_then(|index| self.blocks.get(index));
-            block.is_some_and(|way| self.exposed.binary_search(&way.original).is_ok())
+    /// The probe of a point. Fails if the copy has none, or if not every arrival there would be noticed.
+    pub fn probe(&self, point: PointId) -> Result<&Probe, Refusal> {
+        let address = |offset: Offset| self.function.offset(offset.0);
+        // Callers come to this block, or their arrivals cannot be told from others.
+        let entry = || self.entry.and_then(|entry| self.blocks.get(entry)).map_or(self.function, |way| way.original);
+        let at = point.offset().map_or_else(entry, address);
+        let from = match point {
+            PointId::Edge { from, .. } => Some(address(from)),
+            PointId::Entry | PointId::Exit(_) | PointId::CallBefore(_) | PointId::CallAfter(_) | PointId::Block(_) => {
+                None
+            }
         };
-        if exposed(spot.at) || spot.from.is_some_and(|(from, _)| exposed(from)) {
+        if self.is_exposed(at) || from.is_some_and(|from| self.is_exposed(from)) {
             return Err(self.why_exposed.clone().unwrap_or(Refusal::NoSuchPoint));
         }
-        let found = self.probes.binary_search_by_key(spot, |probe| probe.spot).ok();
-        let offset = Offset::between(self.function.0, spot.at.0);
-        let missing = match spot.kind {
+        let found = self.probes.binary_search_by_key(&point, |probe| probe.point).ok();
+        let offset = Offset::between(self.function.0, at.0);
+        let missing = match point.kind() {
             // A call begins there, or soon after.
-            PointKind::Entry | PointKind::CallAfter if self.called_at(spot.at).is_some() => {
+            PointKind::Entry | PointKind::CallAfter if self.called_at(at).is_some() => {
                 Refusal::TooShort { available: 0, next: "a call that stays in the text" }
             }
             PointKind::Entry | PointKind::CallAfter | PointKind::Edge => Refusal::SharedArrival { offset },
             PointKind::Exit | PointKind::CallBefore | PointKind::Block => Refusal::NoSuchPoint,
         };
         found.and_then(|index| self.probes.get(index)).ok_or(missing)
+    }
+
+    /// Whether an address lies in a block that may run in the text.
+    fn is_exposed(&self, at: Avma) -> bool {
+        let after = self.blocks.as_slice().partition_point(|way| way.original <= at);
+        after.checked_sub(1).is_some_and(|block| self.exposed.binary_search(&BlockId::at(block)).is_ok())
     }
 }

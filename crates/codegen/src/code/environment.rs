@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX, goroutine};
-use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState, WallClock};
+use ingraft_model::{Avma, BlockId, CpuClock, DataArea, ThreadIdentity, VectorState, WallClock};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,9 @@ pub enum CodegenError {
         /// The broken rule.
         why: &'static str,
     },
+    /// An edge of a function to copy leads to a block that the function does not have.
+    #[error("the function has no block {0}")]
+    NoSuchBlock(BlockId),
     /// A snippet names a variable that the request binds to no counter.
     #[error("variable v{variable} of a snippet is bound to no counter")]
     Unbound {

@@ -10,15 +10,15 @@
 
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FunctionBody, PatchPlan, PcMove, PointKind, Refusal,
-    Svma, TextWrite,
+    Avma, Bias, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, FunctionBody, IndexVec, Key, Offset,
+    PatchPlan, PcMove, PointId, Refusal, Svma, TextWrite,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::arena::Arena;
 use crate::code::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
-use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Spot, Way, WovenBody};
-use crate::code::environment::Environment;
+use crate::code::body::{CountingCopy, Held, PROBE, PROBE_NOP, Probe, Way, WovenBody};
+use crate::code::environment::{CodegenError, Environment};
 use crate::code::woven::RemovalRecord;
 use crate::patch::back_branches::Redirect;
 use crate::patch::counting;
@@ -69,8 +69,8 @@ impl BodyRequest<'_> {
 /// A point that is woven into the copy of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyPoint {
-    /// Position of the point.
-    pub spot: Spot,
+    /// The point.
+    pub point: PointId,
     /// Index of the counter that the point increments, if it does nothing else and the arithmetic flags are free there.
     pub counter: Option<u32>,
 }
@@ -101,10 +101,19 @@ impl Part {
     }
 }
 
-/// The decoded instructions of each block.
+/// A block with its decoded instructions.
+pub(super) struct CodeBlock {
+    /// Address of its first byte in the text.
+    pub(super) start: u64,
+    /// Address of its end in the text.
+    pub(super) end: u64,
+    pub(super) parts: Vec<Part>,
+}
+
+/// The decoded blocks of a function.
 #[derive(Default)]
 pub(super) struct Code {
-    pub(super) blocks: Vec<Vec<Part>>,
+    pub(super) blocks: IndexVec<BlockId, CodeBlock>,
     /// Addresses of the instructions that stay in the text.
     kept: FxHashSet<u64>,
     /// Addresses of the copied instructions.
@@ -118,7 +127,8 @@ impl Code {
         let function = request.body.function.to_avma(request.bias).0;
         let mut code = Code::default();
         for BodyBlock { block, bytes, .. } in &request.body.blocks {
-            let (mut at, mut rest) = (block.range.start.to_avma(request.bias).0, bytes.as_slice());
+            let [start, end] = [block.range.start, block.range.end].map(|at| at.to_avma(request.bias).0);
+            let (mut at, mut rest) = (start, bytes.as_slice());
             let mut parts = Vec::new();
             while !rest.is_empty() {
                 let len = match relocate::stays(rest, at, function)? {
@@ -140,28 +150,33 @@ impl Code {
                 at += len as u64;
                 rest = rest.get(len..).unwrap_or_default();
             }
-            code.blocks.push(parts);
+            code.blocks.push(CodeBlock { start, end, parts });
         }
         Ok(code)
+    }
+
+    /// A block of the function.
+    pub(super) fn block(&self, block: BlockId) -> Result<&CodeBlock, CodegenError> {
+        self.blocks.get(block).ok_or(CodegenError::NoSuchBlock(block))
     }
 }
 
 /// Springboards into the copy.
 pub(super) struct Doors {
-    /// For each, the index of the block to which it leads, and the original bytes at it.
-    pub(super) heads: Vec<(usize, Head, Vec<u8>)>,
+    /// For each, the block to which it leads, and the original bytes at it.
+    pub(super) heads: Vec<(BlockId, Head, Vec<u8>)>,
     /// Calls that lead to the copy, sorted by block.
     calls: Vec<Calling>,
-    /// Indices of the blocks that may run in the text.
-    exposed: Vec<usize>,
+    /// Blocks that may run in the text.
+    exposed: Vec<BlockId>,
     /// Reason why a block runs in the text; `None` if there is no such block.
     why: Option<Refusal>,
 }
 
 /// A call at the end of a block without a springboard, whose displacement leads to the copy.
 struct Calling {
-    /// Index of the block.
-    block: usize,
+    /// The block.
+    block: BlockId,
     /// The call.
     call: Displaced,
     /// First byte of the callee.
@@ -181,22 +196,20 @@ impl Calling {
 
     /// The call at the end of a block that runs in the text up to this call, and takes the bytes of its displacement. `None` if the block
     /// does not end in a direct call, or if something else prevents that the call leads to the copy.
-    fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code, index: usize) -> Option<Self> {
+    fn choose(text: &mut TextSpace, request: &BodyRequest<'_>, code: &Code, id: BlockId) -> Option<Self> {
         let (body, bias) = (request.body, request.bias);
-        let block = body.blocks.get(index)?;
+        let block = body.blocks.get(id)?;
         let (start, end) = (block.block.range.start, block.block.range.end);
-        let Part::Kept { at, is_call: true } = *code.blocks.get(index)?.last()? else { return None };
+        let Part::Kept { at, is_call: true } = *code.blocks.get(id)?.parts.last()? else { return None };
         let offset = usize::try_from(at.checked_sub(start.to_avma(bias).0)?).ok()?;
         let call = relocate::decode_call(block.bytes.get(offset..)?, at, body.function.to_avma(bias).0).ok()?;
         let callee = call.callee()?;
-        let before = body.blocks.get(index.saturating_sub(OVERLAPPING)..index)?;
-        let overlaps = before.iter().any(|other| other.block.range.end > start)
-            || body.blocks.get(index + 1).is_some_and(|next| next.block.range.start < end);
-        let first = body.edges.partition_point(|edge| edge.from < index);
-        let mut own = body.edges.get(first..)?.iter().take_while(|edge| edge.from == index);
-        let calling = Calling { block: index, call, callee };
+        let next = body.blocks.as_slice().get(id.index() + 1);
+        let overlaps = before(body, id).iter().any(|other| other.block.range.end > start)
+            || next.is_some_and(|next| next.block.range.start < end);
+        let calling = Calling { block: id, call, callee };
         let field = calling.field();
-        let fits = !overlaps && own.all(|edge| edge.kind == EdgeKind::CallReturn);
+        let fits = !overlaps && body.edges_from(id).iter().all(|edge| edge.kind == EdgeKind::CallReturn);
         if !fits || straddles(field, DISPLACEMENT) {
             return None;
         }
@@ -212,14 +225,14 @@ impl Doors {
         let blocks = &request.body.blocks;
         let mut doors = Doors { heads: Vec::new(), calls: Vec::new(), exposed: Vec::new(), why: None };
         let mut missing = Vec::new();
-        let entered = |(_, block): &(usize, &BodyBlock)| block.entered != Entered::Never;
-        for (index, _) in blocks.iter().enumerate().filter(entered) {
+        let entered = |(_, block): &(BlockId, &BodyBlock)| block.entered != Entered::Never;
+        for (index, _) in blocks.entries().filter(entered) {
             match door(env, text, request, code, index, Width::Near) {
                 Ok((head, bytes)) => doors.heads.push((index, head, bytes)),
                 Err(_) => missing.push(index),
             }
         }
-        let mut known: FxHashSet<usize> = doors.heads.iter().map(|(index, ..)| *index).collect();
+        let mut known: FxHashSet<BlockId> = doors.heads.iter().map(|(index, ..)| *index).collect();
         while let Some(index) = missing.pop() {
             let Some(block) = blocks.get(index).filter(|_| known.insert(index)) else { continue };
             match door(env, text, request, code, index, Width::Any) {
@@ -271,14 +284,18 @@ impl Doors {
     }
 }
 
-fn successors(body: &FunctionBody, block: usize) -> impl Iterator<Item = usize> {
-    let first = body.edges.partition_point(|edge| edge.from < block);
-    let own = body.edges.get(first..).unwrap_or_default().iter().take_while(move |edge| edge.from == block);
-    own.filter_map(target)
+/// The blocks before another one that may overlap it.
+fn before(body: &FunctionBody, block: BlockId) -> &[BodyBlock] {
+    let (all, end) = (body.blocks.as_slice(), block.index().min(body.blocks.len()));
+    &all[end.saturating_sub(OVERLAPPING)..end]
+}
+
+fn successors(body: &FunctionBody, block: BlockId) -> impl Iterator<Item = BlockId> {
+    body.edges_from(block).iter().filter_map(target)
 }
 
 /// The blocks to which blocks lead that may run in the text. For each, whether only the marker before it does so, see [`Copy::mixed`].
-fn mixed(body: &FunctionBody, exposed: &[usize]) -> FxHashMap<usize, bool> {
+fn mixed(body: &FunctionBody, exposed: &[BlockId]) -> FxHashMap<BlockId, bool> {
     let marker = body.block_at(body.function).filter(|first| body.entry.is_some_and(|entry| entry != *first));
     let mut mixed = FxHashMap::default();
     for block in exposed {
@@ -294,7 +311,7 @@ fn mixed(body: &FunctionBody, exposed: &[usize]) -> FxHashMap<usize, bool> {
     mixed
 }
 
-pub(super) fn target(edge: &Edge) -> Option<usize> {
+pub(super) fn target(edge: &Edge) -> Option<BlockId> {
     match edge.to {
         EdgeTarget::Block(to) => Some(to),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
@@ -307,14 +324,13 @@ fn door(
     text: &mut TextSpace,
     request: &BodyRequest<'_>,
     code: &Code,
-    index: usize,
+    index: BlockId,
     width: Width,
 ) -> Result<(Head, Vec<u8>), Refusal> {
     let blocks = &request.body.blocks;
     let block = blocks.get(index).ok_or(Refusal::NoSuchPoint)?;
     let mut site = block.room.clone()?;
-    let before = blocks.get(index.saturating_sub(OVERLAPPING)..index).unwrap_or_default();
-    if before.iter().any(|other| other.block.range.end > block.block.range.start) {
+    if before(request.body, index).iter().any(|other| other.block.range.end > block.block.range.start) {
         // An instruction of the other block, which may run in the text, holds this address: a branch leads behind its prefix.
         return Err(Refusal::TooShort { available: 0, next: "an instruction that overlaps" });
     }
@@ -334,31 +350,33 @@ fn door(
 pub(super) struct Fixup {
     /// Address of the displacement, the last four bytes of its instruction.
     pub(super) field: u64,
-    /// Index of the block to which the instruction leads.
-    pub(super) block: usize,
+    /// Block to which the instruction leads.
+    pub(super) block: BlockId,
 }
 
 /// A probe whose ways within the copy are not known yet.
 struct Placed {
     probe: Probe,
-    /// Index of the block to which the probe's jump leads.
-    to: Option<usize>,
+    /// Block to which the probe's jump leads, in whose copy the jump ends.
+    to: Option<BlockId>,
 }
 
 /// The copy of a function under construction.
 pub(super) struct Copy<'a> {
     pub(super) request: &'a BodyRequest<'a>,
     pub(super) code: &'a Code,
-    /// Blocks to which blocks lead that may run in the text, by their indices. For each, whether only the marker does so: the block of the
+    /// First byte of the function in the text.
+    function: u64,
+    /// Blocks to which blocks lead that may run in the text. For each, whether only the marker does so: the block of the
     /// `endbr64` before the block to which callers come.
-    mixed: FxHashMap<usize, bool>,
+    mixed: FxHashMap<BlockId, bool>,
     pub(super) out: Block,
-    /// Address of each block's copy.
-    pub(super) labels: Vec<u64>,
+    /// Address of each block's copy, as far as blocks are copied.
+    pub(super) labels: IndexVec<BlockId, u64>,
     /// For each block, the address of the copy of each of its instructions, behind the probes before it.
-    pub(super) parts: Vec<Vec<u64>>,
-    /// Address in the copy to which the springboard of each block leads.
-    pub(super) arrivals: Vec<u64>,
+    pub(super) parts: IndexVec<BlockId, Vec<u64>>,
+    /// Address in the copy to which the springboard of each block leads; `None` before it is known.
+    arrivals: IndexVec<BlockId, Option<u64>>,
     /// Calls that lead to the copy.
     calls: &'a [Calling],
     /// Address in the copy to which each of them leads.
@@ -370,8 +388,24 @@ pub(super) struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    pub(super) fn start(&self, block: usize) -> u64 {
-        self.request.body.blocks.get(block).map_or(0, |b| b.block.range.start.to_avma(self.request.bias).0)
+    /// Address of a block in the text.
+    pub(super) fn start(&self, block: BlockId) -> Result<u64, CodegenError> {
+        self.code.block(block).map(|block| block.start)
+    }
+
+    /// Address of a block's copy.
+    pub(super) fn label(&self, block: BlockId) -> Result<u64, CodegenError> {
+        self.labels.get(block).copied().ok_or(CodegenError::NoSuchBlock(block))
+    }
+
+    /// Address in the copy to which the springboard of a block leads.
+    pub(super) fn arrival(&self, block: BlockId) -> Result<u64, CodegenError> {
+        self.arrivals.get(block).copied().flatten().ok_or(CodegenError::NoSuchBlock(block))
+    }
+
+    /// Offset of an address in the text from the first byte of the function.
+    pub(super) fn offset(&self, at: u64) -> Offset {
+        Offset::between(self.function, at)
     }
 
     /// Fills up with nops until `len` bytes lie on one page.
@@ -382,71 +416,70 @@ impl Copy<'_> {
     }
 
     /// Adds a nop that a point may replace.
-    fn nop(&mut self, spot: Spot, original: u64) {
-        self.replaceable(spot, original, Held::Nop);
+    fn nop(&mut self, point: PointId, original: u64) {
+        self.replaceable(point, original, Held::Nop);
     }
 
-    fn replaceable(&mut self, spot: Spot, original: u64, holds: Held) {
+    fn replaceable(&mut self, point: PointId, original: u64, holds: Held) {
         let back = Back::To(original);
         self.on_one_page(PROBE as u64, back);
         let copy = Avma(self.out.here());
         self.out.put(&PROBE_NOP, back);
-        let probe = Probe { spot, original: Avma(original), copy, bytes: PROBE_NOP, holds };
+        let probe = Probe { point, original: Avma(original), copy, bytes: PROBE_NOP, holds };
         self.probes.push(Placed { probe, to: None });
     }
 
     /// Adds the nops of the points at which control arrives that comes from the text. Returns whether there are such points.
-    fn arrive(&mut self, index: usize) -> bool {
-        let spots = self.arrivals_of(index);
-        let start = self.start(index);
-        for spot in spots.iter().flatten() {
+    fn arrive(&mut self, block: BlockId) -> Result<bool, EmitError> {
+        let points = self.arrivals_of(block)?;
+        let start = self.start(block)?;
+        for point in points.iter().flatten() {
             self.on_one_page(PROBE as u64, Back::To(start));
-            if self.arrivals.get(index) == Some(&0) {
-                self.set_arrival(index, self.out.here());
+            if self.arrivals.get(block) == Some(&None) {
+                self.arrivals.set(block, Some(self.out.here()));
             }
-            self.nop(*spot, start);
+            self.nop(*point, start);
         }
-        spots.iter().any(Option::is_some)
+        Ok(points.iter().any(Option::is_some))
     }
 
-    pub(super) fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
-        Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
+    /// The point at an edge.
+    pub(super) fn edge(&self, from: BlockId, to: BlockId, kind: EdgeKind) -> Result<PointId, CodegenError> {
+        let (from, to) = (self.offset(self.start(from)?), self.offset(self.start(to)?));
+        Ok(PointId::Edge { from, to, kind })
     }
 
     /// The points at which control arrives that comes to a block's original address: the entry; or the return from a call, and the edge along
     /// which alone control arrives.
-    pub(super) fn arrivals_of(&self, block: usize) -> [Option<Spot>; 3] {
-        let body = self.request.body;
+    pub(super) fn arrivals_of(&self, block: BlockId) -> Result<[Option<PointId>; 3], CodegenError> {
         if self.is_called(block) {
-            return [None; 3];
+            return Ok([None; 3]);
         }
         let only_marker = self.mixed.get(&block);
-        let at = Avma(self.start(block));
-        let entry = body.entry == Some(block) && only_marker.is_none_or(|only| *only);
-        let entry = entry.then(|| Spot::new(PointKind::Entry, at));
+        let entry = self.request.body.entry == Some(block) && only_marker.is_none_or(|only| *only);
         let along = self.along(block);
-        let returns = along.is_some_and(|edge| edge.kind == EdgeKind::CallReturn && self.ends_in_call(edge.from));
-        let after = returns.then(|| Spot::new(PointKind::CallAfter, at));
-        let edge = along.and_then(|edge| Some(self.edge(edge.from, target(edge)?, edge.kind)));
-        [entry, after, edge]
+        let returns = along.is_some_and(|(from, kind)| kind == EdgeKind::CallReturn && self.ends_in_call(from));
+        let at = self.offset(self.start(block)?);
+        let edge = along.map(|(from, kind)| self.edge(from, block, kind)).transpose()?;
+        Ok([entry.then_some(PointId::Entry), returns.then_some(PointId::CallAfter(at)), edge])
     }
 
-    /// The edge along which alone control arrives that comes to a block's original address.
-    fn along(&self, block: usize) -> Option<&Edge> {
-        let body = self.request.body;
-        match body.blocks.get(block).map(|b| b.entered) {
-            Some(Entered::Along(edge)) if !self.mixed.contains_key(&block) => body.edges.get(edge),
-            Some(Entered::Along(_) | Entered::Never | Entered::Otherwise) | None => None,
+    /// The edge along which alone control arrives that comes to a block's original address: the block that it leaves, and its kind.
+    fn along(&self, block: BlockId) -> Option<(BlockId, EdgeKind)> {
+        match self.request.body.blocks.get(block)?.entered {
+            Entered::Along { from, kind } => (!self.mixed.contains_key(&block)).then_some((from, kind)),
+            Entered::Never | Entered::Otherwise => None,
         }
     }
 
     /// Whether the last instruction of a block is a call. After other blocks, a system call returns.
-    fn ends_in_call(&self, block: usize) -> bool {
-        matches!(self.code.blocks.get(block).and_then(|parts| parts.last()), Some(Part::Kept { is_call: true, .. }))
+    fn ends_in_call(&self, block: BlockId) -> bool {
+        let last = self.code.blocks.get(block).and_then(|block| block.parts.last());
+        matches!(last, Some(Part::Kept { is_call: true, .. }))
     }
 
     /// Whether a block runs in the text up to its call.
-    pub(super) fn is_called(&self, block: usize) -> bool {
+    pub(super) fn is_called(&self, block: BlockId) -> bool {
         self.calls.binary_search_by_key(&block, |calling| calling.block).is_ok()
     }
 
@@ -455,13 +488,13 @@ impl Copy<'_> {
         for Calling { block, call, callee } in self.calls {
             let its = |edge: &&Edge| target(edge) == Some(*block);
             let only = self.along(*block).filter(|_| self.request.body.edges.iter().filter(its).count() == 1);
-            let edge = only.map(|edge| self.edge(edge.from, *block, edge.kind));
-            let at = Avma(self.start(*block));
-            let spots = [Spot::new(PointKind::Block, at), Spot::new(PointKind::CallBefore, Avma(call.at))];
+            let edge = only.map(|(from, kind)| self.edge(from, *block, kind)).transpose()?;
+            let at = self.offset(self.start(*block)?);
+            let points = [PointId::Block(at), PointId::CallBefore(self.offset(call.at))];
             self.on_one_page(PROBE as u64, Back::To(*callee));
             self.called.push(self.out.here());
-            for spot in edge.into_iter().chain(spots) {
-                self.replaceable(spot, *callee, Held::Called);
+            for point in edge.into_iter().chain(points) {
+                self.replaceable(point, *callee, Held::Called);
             }
             self.out.jmp(*callee, Back::To(*callee))?;
         }
@@ -469,26 +502,24 @@ impl Copy<'_> {
     }
 
     /// Copies a block. `falls` says whether the copy before it runs on into this one.
-    fn block(&mut self, index: usize, parts: &[Part], falls: bool) -> Result<bool, EmitError> {
-        let start = self.start(index);
+    fn block(&mut self, index: BlockId, block: &CodeBlock, falls: bool) -> Result<bool, EmitError> {
+        let start = block.start;
         let arrives = match falls {
-            true => self.arrivals_of(index).iter().any(Option::is_some),
-            false => self.arrive(index),
+            true => self.arrivals_of(index)?.iter().any(Option::is_some),
+            false => self.arrive(index)?,
         };
         self.on_one_page(PROBE as u64, Back::To(start));
         let label = self.out.here();
-        if let Some(known) = self.labels.get_mut(index) {
-            *known = label;
-        }
+        self.labels.push(label);
         if !arrives {
-            self.set_arrival(index, label);
+            self.arrivals.set(index, Some(label));
         }
         let called = self.is_called(index);
         if !called {
-            self.nop(Spot::new(PointKind::Block, Avma(start)), start);
+            self.nop(PointId::Block(self.offset(start)), start);
         }
         self.moves.push(PcMove { from: Avma(start), to: Avma(label) });
-        for part in parts {
+        for part in &block.parts {
             if part.at() != start && matches!(part, Part::Copied(_)) {
                 self.moves.push(PcMove { from: Avma(part.at()), to: Avma(self.out.here()) });
             }
@@ -498,8 +529,8 @@ impl Copy<'_> {
                     if *is_call && !called {
                         self.on_one_page(PROBE as u64, Back::To(*at));
                         let home = Way { copy: Avma(*at), original: Avma(*at) };
-                        let spot = Spot::new(PointKind::CallBefore, Avma(*at));
-                        self.held(spot, (self.out.here(), *at), Held::Jump(home), None);
+                        let point = PointId::CallBefore(self.offset(*at));
+                        self.held(point, (self.out.here(), *at), Held::Jump(home), None);
                     }
                     self.note_part(index);
                     self.out.jmp(*at, Back::To(*at))?;
@@ -516,36 +547,30 @@ impl Copy<'_> {
     }
 
     /// Notes that the copy of the next instruction of a block begins here.
-    fn note_part(&mut self, block: usize) {
+    fn note_part(&mut self, block: BlockId) {
         let here = self.out.here();
         if let Some(parts) = self.parts.get_mut(block) {
             parts.push(here);
         }
     }
 
-    fn set_arrival(&mut self, index: usize, at: u64) {
-        if let Some(known) = self.arrivals.get_mut(index) {
-            *known = at;
-        }
-    }
-
     /// Notes the jump at an address of the copy, with its equivalent in the text, as a probe.
-    fn held(&mut self, spot: Spot, (copy, original): (u64, u64), holds: Held, to: Option<usize>) {
+    fn held(&mut self, point: PointId, (copy, original): (u64, u64), holds: Held, to: Option<BlockId>) {
         let (copy, original) = (Avma(copy), Avma(original));
-        let probe = Probe { spot, original, copy, bytes: [0; PROBE], holds };
+        let probe = Probe { point, original, copy, bytes: [0; PROBE], holds };
         self.probes.push(Placed { probe, to });
     }
 
     /// Whether control leaves the function at the end of a block, if that is a return or a jump to an address that is not fixed.
-    pub(super) fn leaves(&self, block: usize) -> bool {
+    pub(super) fn leaves(&self, block: BlockId) -> bool {
         successors(self.request.body, block).next().is_none()
     }
 
     /// Copies an instruction of a block. Returns whether control never continues after it.
-    fn instruction(&mut self, from: usize, d: &Displaced) -> Result<bool, EmitError> {
+    fn instruction(&mut self, from: BlockId, d: &Displaced) -> Result<bool, EmitError> {
         let Some(original) = d.branch_target() else {
             if d.ends && self.leaves(from) {
-                self.nop(Spot::new(PointKind::Exit, Avma(d.at)), d.at);
+                self.nop(PointId::Exit(self.offset(d.at)), d.at);
             }
             self.note_part(from);
             relocate::emit(d, |target| target, &mut self.out)?;
@@ -563,35 +588,35 @@ impl Copy<'_> {
         self.fixups.extend(inner.map(|block| Fixup { field: end - 4, block }));
         let jump = end - if d.condition().is_some() { 6 } else { 5 };
         let way = |copy: u64, original: u64| Way { copy: Avma(copy), original: Avma(original) };
-        let taken = way(if inner.is_some() { 0 } else { original }, original);
+        // In the copy, the jump ends at a label that may not be known yet.
+        let taken = way(original, original);
         let holds = match d.condition() {
             Some(_) => Held::Branch(taken, way(end, d.next())),
             None => Held::Jump(taken),
         };
         // A thread at the jump that follows `loop` has decided to take it.
         let before = if jump == begin { d.at } else { original };
-        let spot = match inner {
-            Some(to) => self.edge(from, to, EdgeKind::Taken),
-            None => Spot::new(PointKind::Exit, Avma(d.at)),
+        let point = match inner {
+            Some(to) => self.edge(from, to, EdgeKind::Taken)?,
+            None => PointId::Exit(self.offset(d.at)),
         };
-        self.held(spot, (jump, before), holds, inner);
+        self.held(point, (jump, before), holds, inner);
         Ok(d.ends)
     }
 
-    pub(super) fn block_at(&self, at: u64) -> Option<usize> {
+    pub(super) fn block_at(&self, at: u64) -> Option<BlockId> {
         self.request.body.block_at(Svma(at.wrapping_sub(self.request.bias.0)))
     }
 
-    /// Leads control from the end of a block that runs on to the next one. Returns whether the copy runs on into what follows it.
-    fn run_on(&mut self, from: usize, follows: Option<usize>) -> Result<bool, EmitError> {
-        let end = self.request.body.blocks.get(from).map_or(0, |b| b.block.range.end.to_avma(self.request.bias).0);
+    /// Leads control from the end of a block to the block there. Returns whether the copy runs on into what follows it.
+    fn run_on(&mut self, from: BlockId, end: u64) -> Result<bool, EmitError> {
         let Some(to) = self.block_at(end) else {
-            self.nop(Spot::new(PointKind::Exit, Avma(end)), end);
+            self.nop(PointId::Exit(self.offset(end)), end);
             self.out.jmp(end, Back::To(end))?;
             return Ok(false);
         };
-        self.nop(self.edge(from, to, EdgeKind::FallThrough), end);
-        if follows == Some(to) {
+        self.nop(self.edge(from, to, EdgeKind::FallThrough)?, end);
+        if to.index() == from.index() + 1 {
             return Ok(true);
         }
         self.jump(to, end)?;
@@ -599,7 +624,7 @@ impl Copy<'_> {
     }
 
     /// Adds a jump to the copy of a block.
-    fn jump(&mut self, to: usize, original: u64) -> Result<(), EmitError> {
+    fn jump(&mut self, to: BlockId, original: u64) -> Result<(), EmitError> {
         let here = self.out.here();
         self.out.jmp(here, Back::To(original))?;
         self.fixups.push(Fixup { field: here + 1, block: to });
@@ -608,12 +633,9 @@ impl Copy<'_> {
 
     /// Adds the arrivals of blocks into which the code before them runs.
     fn arrivals(&mut self) -> Result<(), EmitError> {
-        for index in 0..self.labels.len() {
-            if self.arrivals.get(index) != Some(&0) {
-                continue;
-            }
-            if self.arrive(index) {
-                self.jump(index, self.start(index))?;
+        for block in self.labels.keys() {
+            if self.arrivals.get(block) == Some(&None) && self.arrive(block)? {
+                self.jump(block, self.start(block)?)?;
             }
         }
         Ok(())
@@ -622,25 +644,22 @@ impl Copy<'_> {
     /// Writes the displacements, and returns the probes.
     fn finish(&mut self) -> Result<Vec<Probe>, EmitError> {
         for Fixup { field, block } in std::mem::take(&mut self.fixups) {
-            let to = self.labels.get(block).copied().ok_or(EmitError::OutOfReach)?;
-            self.out.patch_relative(field, to)?;
+            self.out.patch_relative(field, self.label(block)?)?;
         }
         let mut probes = Vec::with_capacity(self.probes.len());
         for Placed { mut probe, to } in std::mem::take(&mut self.probes) {
-            if let Some(label) = to.and_then(|to| self.labels.get(to))
-                && let Held::Jump(taken) | Held::Branch(taken, _) = &mut probe.holds
-            {
-                taken.copy = Avma(*label);
+            if let (Some(to), Held::Jump(taken) | Held::Branch(taken, _)) = (to, &mut probe.holds) {
+                taken.copy = Avma(self.label(to)?);
             }
             let at = probe.copy.0;
             probe.bytes = *self.out.between(at, at + PROBE as u64).first_chunk().ok_or(EmitError::OutOfReach)?;
             probes.push(probe);
         }
-        probes.sort_unstable_by_key(|probe| probe.spot);
+        probes.sort_unstable_by_key(|probe| probe.point);
         // An instruction in two blocks has two copies, so that one probe would miss some of its executions.
-        let twice: Vec<Spot> =
-            probes.windows(2).filter(|pair| pair[0].spot == pair[1].spot).map(|pair| pair[0].spot).collect();
-        probes.retain(|probe| twice.binary_search(&probe.spot).is_err());
+        let twice: Vec<PointId> =
+            probes.windows(2).filter(|pair| pair[0].point == pair[1].point).map(|pair| pair[0].point).collect();
+        probes.retain(|probe| twice.binary_search(&probe.point).is_err());
         Ok(probes)
     }
 }
@@ -653,18 +672,18 @@ fn copy<'a>(
     at: u64,
 ) -> Result<(Copy<'a>, Vec<Probe>, Option<CountingCopy>), EmitError> {
     let count = code.blocks.len();
-    let (labels, arrivals) = (vec![0; count], vec![0; count]);
     let mixed = mixed(request.body, &doors.exposed);
     let mut out = Block::default();
     out.restart(at);
     let mut copy = Copy {
         request,
         code,
+        function: request.body.function.to_avma(request.bias).0,
         mixed,
         out,
-        labels,
-        parts: vec![Vec::new(); count],
-        arrivals,
+        labels: IndexVec::default(),
+        parts: IndexVec::filled(Vec::new(), count),
+        arrivals: IndexVec::filled(None, count),
         calls: &doors.calls,
         called: Vec::new(),
         fixups: Vec::new(),
@@ -672,9 +691,8 @@ fn copy<'a>(
         moves: Vec::new(),
     };
     let mut falls = false;
-    for (index, parts) in code.blocks.iter().enumerate() {
-        let follows = Some(index + 1).filter(|next| *next < count);
-        falls = copy.block(index, parts, falls)? && copy.run_on(index, follows)?;
+    for (index, block) in code.blocks.entries() {
+        falls = copy.block(index, block, falls)? && copy.run_on(index, block.end)?;
     }
     copy.arrivals()?;
     copy.calls()?;
@@ -712,10 +730,11 @@ pub(super) fn emit(
     let mut plan = PatchPlan::default();
     let (mut moves, step_out) = copy.out.exits(at, copy.out.here());
     let mut copies: FxHashMap<u64, u64> = copy.moves.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
-    copies.extend(copy.arrivals.iter().enumerate().map(|(block, to)| (copy.start(block), *to)));
+    let arrivals = code.blocks.iter().zip(&copy.arrivals);
+    copies.extend(arrivals.filter_map(|(block, to)| Some((block.start, (*to)?))));
     for (block, head, old) in &doors.heads {
-        let gate = counting.as_ref().and_then(|counting| counting.gate(*block)).map(|gate| gate.at.0);
-        let to = gate.or_else(|| copy.arrivals.get(*block).copied()).ok_or(EmitError::OutOfReach)?;
+        let gate = counting.as_ref().and_then(|counting| counting.gate(*block));
+        let to = gate.map_or_else(|| copy.arrival(*block), |gate| Ok(gate.at.0))?;
         springboards(head, old, to, &copies, &mut plan.text, &mut moves)?;
     }
     for (calling, to) in doors.calls.iter().zip(&copy.called) {
@@ -731,21 +750,23 @@ pub(super) fn emit(
         step_out,
         code: Avma(at)..Avma(at + len),
     };
-    let starts = |index: &usize| Avma(copy.start(*index));
+    let blocks = code.blocks.iter().zip(&copy.labels);
+    let called = |calling: &Calling| copy.start(calling.block).map(|at| Avma(at)..Avma(calling.call.next()));
     let body = WovenBody {
         function: request.body.function.to_avma(request.bias),
-        blocks: (0..copy.labels.len()).map(|b| Way { copy: Avma(copy.labels[b]), original: starts(&b) }).collect(),
+        blocks: blocks.map(|(block, label)| Way { copy: Avma(*label), original: Avma(block.start) }).collect(),
+        entry: request.body.entry,
         probes,
-        exposed: doors.exposed.iter().map(starts).collect(),
-        called: doors.calls.iter().map(|calling| starts(&calling.block)..Avma(calling.call.next())).collect(),
+        exposed: doors.exposed.clone(),
+        called: doors.calls.iter().map(called).collect::<Result<_, CodegenError>>()?,
         why_exposed: doors.why.clone(),
         counting,
         removal,
     };
     // A thread at a springboard takes it.
-    let taken = |(block, head, _): &(usize, Head, Vec<u8>)| {
+    let taken = |(block, head, _): &(BlockId, Head, Vec<u8>)| {
         let room = head.island_room.as_ref().and_then(Redirect::first);
-        [Some(copy.start(*block)), Some(head.at), room]
+        [copy.start(*block).ok(), Some(head.at), room]
     };
     let taken: FxHashSet<u64> = doors.heads.iter().flat_map(taken).flatten().collect();
     // The kernel restarts a system call right before the address at which the thread stands, which must stay in the text.

@@ -5,13 +5,13 @@
 //! return. Where a point does something else than to count, or where the flags are live, the counting copy leads to the probe of the
 //! ordinary one.
 
-use ingraft_model::{Avma, EdgeKind, Gpr, PcMove, PointKind, ThreadIdentity};
+use ingraft_model::{Avma, BlockId, EdgeKind, Gpr, IndexVec, Key, PcMove, PointId, ThreadIdentity};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::block::{Back, EmitError, straddles};
-use crate::code::body::{CountingCopy, Gate, PROBE, Probe, Spot};
-use crate::code::environment::Environment;
-use crate::patch::body::{BodyPoint, Copy, Fixup, Part, target};
+use crate::code::body::{CountingCopy, Gate, PROBE, Probe};
+use crate::code::environment::{CodegenError, Environment};
+use crate::patch::body::{BodyPoint, CodeBlock, Copy, Fixup, Part, target};
 use crate::patch::relocate::{self, Displaced};
 use crate::snippet::slow::COUNT;
 
@@ -19,7 +19,7 @@ use crate::snippet::slow::COUNT;
 const NOT_EQUAL: u8 = 5;
 const EQUAL: u8 = 4;
 
-/// Passage of a position.
+/// Passage of a point.
 #[derive(Clone, Copy)]
 enum Passage {
     /// Incremented counter, by its address in shard 0.
@@ -32,8 +32,8 @@ enum Passage {
 struct Stub {
     /// Displacement that leads to the stub.
     field: u64,
-    /// Passage of the edge.
-    spot: Spot,
+    /// Point at the edge.
+    point: PointId,
     /// Target of the branch in the text.
     target: u64,
 }
@@ -42,10 +42,11 @@ struct Stub {
 struct Counting<'c, 'a> {
     env: &'c Environment,
     copy: &'c mut Copy<'a>,
-    passages: FxHashMap<Spot, (Passage, u64)>,
+    passages: FxHashMap<PointId, (Passage, u64)>,
     /// Blocks with a springboard from which a count can be reached.
-    entered: FxHashSet<usize>,
-    labels: Vec<u64>,
+    entered: FxHashSet<BlockId>,
+    /// Address of each block's copy, as far as blocks are copied.
+    labels: IndexVec<BlockId, u64>,
     fixups: Vec<Fixup>,
     stubs: Vec<Stub>,
     gates: Vec<Gate>,
@@ -57,33 +58,32 @@ pub(super) fn emit(
     env: &Environment,
     copy: &mut Copy<'_>,
     probes: &[Probe],
-    springboards: &FxHashSet<usize>,
+    springboards: &FxHashSet<BlockId>,
 ) -> Result<Option<CountingCopy>, EmitError> {
-    let points: FxHashMap<Spot, Option<u32>> =
-        copy.request.points.iter().map(|p: &BodyPoint| (p.spot, p.counter)).collect();
-    let passage = |probe: &Probe| match points.get(&probe.spot)? {
-        Some(counter) => Some((probe.spot, (Passage::Count(env.data.counter(*counter)), probe.copy.0))),
-        None => Some((probe.spot, (Passage::Leave(probe.copy.0), probe.copy.0))),
+    let points: FxHashMap<PointId, Option<u32>> =
+        copy.request.points.iter().map(|p: &BodyPoint| (p.point, p.counter)).collect();
+    let passage = |probe: &Probe| match points.get(&probe.point)? {
+        Some(counter) => Some((probe.point, (Passage::Count(env.data.counter(*counter)), probe.copy.0))),
+        None => Some((probe.point, (Passage::Leave(probe.copy.0), probe.copy.0))),
     };
-    let passages: FxHashMap<Spot, (Passage, u64)> = probes.iter().filter_map(passage).collect();
+    let passages: FxHashMap<PointId, (Passage, u64)> = probes.iter().filter_map(passage).collect();
     if env.identity == ThreadIdentity::Locked
         || !passages.values().any(|(passage, _)| matches!(passage, Passage::Count(_)))
     {
         return Ok(None);
     }
-    let count = copy.labels.len();
     let mut counting = Counting {
         env,
         copy,
         passages,
         entered: FxHashSet::default(),
-        labels: vec![0; count],
+        labels: IndexVec::default(),
         fixups: Vec::new(),
         stubs: Vec::new(),
         gates: Vec::new(),
         moves: Vec::new(),
     };
-    counting.entered = counting.useful(springboards);
+    counting.entered = counting.useful(springboards)?;
     if counting.entered.is_empty() || counting.sets_gs() {
         return Ok(None);
     }
@@ -95,44 +95,48 @@ impl Counting<'_, '_> {
         self.copy.out.here()
     }
 
-    fn counts(&self, spot: &Spot) -> bool {
-        matches!(self.passages.get(spot), Some((Passage::Count(_), _)))
+    fn counts(&self, point: &PointId) -> bool {
+        matches!(self.passages.get(point), Some((Passage::Count(_), _)))
     }
 
     /// The blocks with a springboard that can have a gate, and from which a count is reached before control leaves the copy.
-    fn useful(&self, springboards: &FxHashSet<usize>) -> FxHashSet<usize> {
+    fn useful(&self, springboards: &FxHashSet<BlockId>) -> Result<FxHashSet<BlockId>, CodegenError> {
         let body = self.copy.request.body;
-        let own = |block: usize| {
-            let at = Avma(self.copy.start(block));
-            let arrives = self.copy.arrivals_of(block).iter().flatten().any(|spot| self.counts(spot));
-            arrives || self.counts(&Spot::new(PointKind::Block, at)) && !self.copy.is_called(block)
-        };
-        let mut before: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
-        let mut found: FxHashSet<usize> = (0..body.blocks.len()).filter(|block| own(*block)).collect();
+        let mut before: FxHashMap<BlockId, Vec<BlockId>> = FxHashMap::default();
+        let mut found: FxHashSet<BlockId> = FxHashSet::default();
+        for (id, block) in self.copy.code.blocks.entries() {
+            let arrives = self.copy.arrivals_of(id)?.iter().flatten().any(|point| self.counts(point));
+            let own = PointId::Block(self.copy.offset(block.start));
+            if arrives || self.counts(&own) && !self.copy.is_called(id) {
+                found.insert(id);
+            }
+        }
         for edge in &body.edges {
             let stays = matches!(edge.kind, EdgeKind::Taken | EdgeKind::FallThrough);
             let Some(to) = target(edge).filter(|_| stays) else { continue };
             before.entry(to).or_default().push(edge.from);
-            if self.counts(&self.copy.edge(edge.from, to, edge.kind)) {
+            if self.counts(&self.copy.edge(edge.from, to, edge.kind)?) {
                 found.insert(edge.from);
             }
         }
-        let mut left: Vec<usize> = found.iter().copied().collect();
+        let mut left: Vec<BlockId> = found.iter().copied().collect();
         while let Some(block) = left.pop() {
             left.extend(before.get(&block).into_iter().flatten().filter(|from| found.insert(**from)));
         }
-        let leaves = |block: usize| {
-            let passages = self.copy.arrivals_of(block);
-            let mut passages = passages.iter().flatten().filter_map(|spot| self.passages.get(spot));
-            passages.any(|(passage, _)| matches!(passage, Passage::Leave(_)))
-        };
-        found.retain(|block| springboards.contains(block) && !self.copy.is_called(*block) && !leaves(*block));
+        found.retain(|block| springboards.contains(block) && !self.copy.is_called(*block));
         found.retain(|block| self.register(*block).is_some());
-        found
+        let leaves = |point: &PointId| matches!(self.passages.get(point), Some((Passage::Leave(_), _)));
+        let mut useful = FxHashSet::default();
+        for block in found {
+            if !self.copy.arrivals_of(block)?.iter().flatten().any(leaves) {
+                useful.insert(block);
+            }
+        }
+        Ok(useful)
     }
 
     /// A register that the gate of a block may use; `None` if none is free, or if the flags are not.
-    fn register(&self, block: usize) -> Option<Gpr> {
+    fn register(&self, block: BlockId) -> Option<Gpr> {
         let free = &self.copy.request.body.blocks.get(block)?.free;
         let spare = [Gpr(10), Gpr(11)].into_iter().find(|r| free.scratch.contains(r));
         spare.or_else(|| free.scratch.first().copied()).filter(|_| free.flags)
@@ -140,8 +144,8 @@ impl Counting<'_, '_> {
 
     /// Whether an instruction of the function sets the gs segment, so that the copy would not stay with one shard.
     fn sets_gs(&self) -> bool {
-        let copied = self.copy.code.blocks.iter().flatten();
-        copied.into_iter().any(|part| matches!(part, Part::Copied(d) if relocate::sets_gs(d.bytes())))
+        let mut copied = self.copy.code.blocks.iter().flat_map(|block| &block.parts);
+        copied.any(|part| matches!(part, Part::Copied(d) if relocate::sets_gs(d.bytes())))
     }
 
     /// Notes that the instruction that follows is equivalent to one of the ordinary copy.
@@ -149,9 +153,9 @@ impl Counting<'_, '_> {
         self.moves.push(PcMove { from: Avma(self.here()), to: Avma(ordinary) });
     }
 
-    /// Adds the passage of a position, if there is a point. `back` is the equivalent address in the text.
-    fn pass(&mut self, spot: &Spot, back: u64) -> Result<(), EmitError> {
-        let Some(&(passage, probe)) = self.passages.get(spot) else { return Ok(()) };
+    /// Adds the passage of a point, if something is woven there. `back` is the equivalent address in the text.
+    fn pass(&mut self, point: &PointId, back: u64) -> Result<(), EmitError> {
+        let Some(&(passage, probe)) = self.passages.get(point) else { return Ok(()) };
         self.note(probe);
         match passage {
             Passage::Count(counter) => self.copy.out.put_absolute(&COUNT, counter, Back::To(back)),
@@ -161,8 +165,8 @@ impl Counting<'_, '_> {
     }
 
     /// Adds a jump to the counting copy of a block.
-    fn jump(&mut self, to: usize, back: u64) -> Result<(), EmitError> {
-        self.note(self.copy.labels.get(to).copied().unwrap_or_default());
+    fn jump(&mut self, to: BlockId, back: u64) -> Result<(), EmitError> {
+        self.note(self.copy.label(to)?);
         let here = self.here();
         self.copy.out.jmp(here, Back::To(back))?;
         self.fixups.push(Fixup { field: here + 1, block: to });
@@ -173,28 +177,25 @@ impl Counting<'_, '_> {
         let start = self.here();
         let code = self.copy.code;
         let mut falls = false;
-        for (index, parts) in code.blocks.iter().enumerate() {
+        for (index, block) in code.blocks.entries() {
             if !falls && self.entered.contains(&index) {
                 self.gate(index)?;
             }
-            let label = self.here();
-            if let Some(known) = self.labels.get_mut(index) {
-                *known = label;
-            }
-            falls = self.block(index, parts)? && self.run_on(index, code.blocks.len())?;
+            self.labels.push(self.copy.out.here());
+            falls = self.block(index, block)? && self.run_on(index, block.end)?;
         }
-        let mut left: Vec<usize> = self.entered.iter().copied().collect();
+        let mut left: Vec<BlockId> = self.entered.iter().copied().collect();
         left.retain(|block| self.gates.iter().all(|gate| gate.block != *block));
         left.sort_unstable();
         for block in left {
             self.gate(block)?;
-            self.jump(block, self.copy.start(block))?;
+            self.jump(block, self.copy.start(block)?)?;
         }
         for stub in std::mem::take(&mut self.stubs) {
             self.stub(&stub)?;
         }
         for Fixup { field, block } in std::mem::take(&mut self.fixups) {
-            let to = self.labels.get(block).copied().ok_or(EmitError::OutOfReach)?;
+            let to = self.labels.get(block).copied().ok_or(CodegenError::NoSuchBlock(block))?;
             self.copy.out.patch_relative(field, to)?;
         }
         for gate in &mut self.gates {
@@ -213,11 +214,9 @@ impl Counting<'_, '_> {
     }
 
     /// Adds the way in at a block: the check whether the thread owns its shard, and the passages of the arrival.
-    fn gate(&mut self, block: usize) -> Result<(), EmitError> {
-        let start = self.copy.start(block);
-        let (Some(r), Some(ordinary)) = (self.register(block), self.copy.arrivals.get(block).copied()) else {
-            return Err(EmitError::OutOfReach);
-        };
+    fn gate(&mut self, block: BlockId) -> Result<(), EmitError> {
+        let (start, ordinary) = (self.copy.start(block)?, self.copy.arrival(block)?);
+        let Some(r) = self.register(block) else { return Err(EmitError::OutOfReach) };
         let back = Back::To(start);
         // The first bytes become a jump when the copy is given up.
         while straddles(self.here(), PROBE as u64) {
@@ -246,26 +245,25 @@ impl Counting<'_, '_> {
         self.copy.out.segment_absolute(0x65, 0x39, r, wide, owner, back);
         self.note(ordinary);
         self.copy.out.put_relative(&[0x0f, 0x80 | NOT_EQUAL], ordinary, back)?;
-        for spot in self.copy.arrivals_of(block).iter().flatten() {
-            self.pass(spot, start)?;
+        for point in self.copy.arrivals_of(block)?.iter().flatten() {
+            self.pass(point, start)?;
         }
         Ok(())
     }
 
     /// Copies a block. Returns whether control runs on behind it.
-    fn block(&mut self, index: usize, parts: &[Part]) -> Result<bool, EmitError> {
-        let start = self.copy.start(index);
+    fn block(&mut self, index: BlockId, block: &CodeBlock) -> Result<bool, EmitError> {
         let called = self.copy.is_called(index);
         if !called {
-            self.pass(&Spot::new(PointKind::Block, Avma(start)), start)?;
+            self.pass(&PointId::Block(self.copy.offset(block.start)), block.start)?;
         }
-        for (n, part) in parts.iter().enumerate() {
+        for (n, part) in block.parts.iter().enumerate() {
             let known = self.copy.parts.get(index).and_then(|parts| parts.get(n)).copied();
             let ordinary = known.ok_or(EmitError::OutOfReach)?;
             match part {
                 Part::Kept { at, is_call } => {
-                    let spot = Spot::new(PointKind::CallBefore, Avma(*at));
-                    let passed = *is_call && !called && self.passages.contains_key(&spot);
+                    let point = PointId::CallBefore(self.copy.offset(*at));
+                    let passed = *is_call && !called && self.passages.contains_key(&point);
                     // The probe of a call is the jump itself.
                     let to = if passed { ordinary } else { *at };
                     self.note(ordinary);
@@ -283,10 +281,10 @@ impl Counting<'_, '_> {
     }
 
     /// Copies an instruction whose ordinary copy lies at `ordinary`. Returns whether control never continues after it.
-    fn instruction(&mut self, from: usize, d: &Displaced, ordinary: u64) -> Result<bool, EmitError> {
+    fn instruction(&mut self, from: BlockId, d: &Displaced, ordinary: u64) -> Result<bool, EmitError> {
         let Some(target) = d.branch_target() else {
             if d.ends && self.copy.leaves(from) {
-                self.pass(&Spot::new(PointKind::Exit, Avma(d.at)), d.at)?;
+                self.pass(&PointId::Exit(self.copy.offset(d.at)), d.at)?;
             }
             let begin = self.here();
             relocate::emit(d, |target| target, &mut self.copy.out)?;
@@ -294,21 +292,21 @@ impl Counting<'_, '_> {
             return Ok(d.ends);
         };
         let inner = self.copy.block_at(target);
-        let spot = match inner {
-            Some(to) => self.copy.edge(from, to, EdgeKind::Taken),
-            None => Spot::new(PointKind::Exit, Avma(d.at)),
+        let point = match inner {
+            Some(to) => self.copy.edge(from, to, EdgeKind::Taken)?,
+            None => PointId::Exit(self.copy.offset(d.at)),
         };
-        let is_point = self.passages.contains_key(&spot);
+        let is_point = self.passages.contains_key(&point);
         let is_plain_jump = d.ends && d.condition().is_none();
         if is_point && is_plain_jump {
             // After the passage, a thread has taken the jump.
-            self.pass(&spot, d.at)?;
+            self.pass(&point, d.at)?;
             return self.leads(inner, target).map(|()| true);
         }
         if let (true, Some((condition, _)), Some(to)) = (is_point, d.condition(), inner)
             && target <= d.at
         {
-            return self.back_branch((to, target), &spot, (condition, d.at), ordinary).map(|()| false);
+            return self.back_branch((to, target), &point, (condition, d.at), ordinary).map(|()| false);
         }
         let begin = self.here();
         let through = is_point && !is_plain_jump;
@@ -318,7 +316,7 @@ impl Counting<'_, '_> {
         self.like(begin, ordinary);
         let field = self.here() - 4;
         match inner {
-            _ if through => self.stubs.push(Stub { field, spot, target }),
+            _ if through => self.stubs.push(Stub { field, point, target }),
             Some(block) => self.fixups.push(Fixup { field, block }),
             None => {}
         }
@@ -328,8 +326,8 @@ impl Counting<'_, '_> {
     /// Adds a conditional branch that probably stays in a loop: the opposite branch leads over the passage and a jump.
     fn back_branch(
         &mut self,
-        (to, target): (usize, u64),
-        spot: &Spot,
+        (to, target): (BlockId, u64),
+        point: &PointId,
         (condition, at): (u8, u64),
         ordinary: u64,
     ) -> Result<(), EmitError> {
@@ -337,7 +335,7 @@ impl Counting<'_, '_> {
         let here = self.here();
         self.copy.out.put_relative(&[0x0f, 0x80 | condition ^ 1], here, Back::To(at))?;
         let field = self.here() - 4;
-        self.pass(spot, target)?;
+        self.pass(point, target)?;
         self.jump(to, target)?;
         let over = self.here();
         Ok(self.copy.out.patch_relative(field, over)?)
@@ -350,18 +348,16 @@ impl Counting<'_, '_> {
         self.moves.extend(moves);
     }
 
-    /// Leads control from the end of a block that runs on to the next one. Returns whether the copy runs on into what follows it.
-    fn run_on(&mut self, from: usize, count: usize) -> Result<bool, EmitError> {
-        let body = self.copy.request.body;
-        let end = body.blocks.get(from).map_or(0, |b| b.block.range.end.to_avma(self.copy.request.bias).0);
+    /// Leads control from the end of a block to the block there. Returns whether the copy runs on into what follows it.
+    fn run_on(&mut self, from: BlockId, end: u64) -> Result<bool, EmitError> {
         let Some(to) = self.copy.block_at(end) else {
-            self.pass(&Spot::new(PointKind::Exit, Avma(end)), end)?;
+            self.pass(&PointId::Exit(self.copy.offset(end)), end)?;
             self.note(end);
             self.copy.out.jmp(end, Back::To(end))?;
             return Ok(false);
         };
-        self.pass(&self.copy.edge(from, to, EdgeKind::FallThrough), end)?;
-        if to == from + 1 && to < count {
+        self.pass(&self.copy.edge(from, to, EdgeKind::FallThrough)?, end)?;
+        if to.index() == from.index() + 1 {
             return Ok(true);
         }
         self.jump(to, end)?;
@@ -372,12 +368,12 @@ impl Counting<'_, '_> {
     fn stub(&mut self, stub: &Stub) -> Result<(), EmitError> {
         let here = self.here();
         self.copy.out.patch_relative(stub.field, here)?;
-        self.pass(&stub.spot, stub.target)?;
+        self.pass(&stub.point, stub.target)?;
         self.leads(self.copy.block_at(stub.target), stub.target)
     }
 
     /// Adds a jump to an original address: to the counting copy of the block there, or out of the function.
-    fn leads(&mut self, inner: Option<usize>, target: u64) -> Result<(), EmitError> {
+    fn leads(&mut self, inner: Option<BlockId>, target: u64) -> Result<(), EmitError> {
         match inner {
             Some(block) => self.jump(block, target),
             None => {

@@ -15,7 +15,10 @@
 use std::collections::BTreeMap;
 
 use iced_x86::{Code, FlowControl, Instruction};
-use ingraft_model::{Avma, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, PatchPlan, PcMove, PointKind, TextWrite};
+use ingraft_model::{
+    Avma, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, IndexVec, Key, Offset, PatchPlan, PcMove, PointId,
+    TextWrite,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::counting;
@@ -23,7 +26,7 @@ use super::equivalence::equal;
 use super::memory::{Memory, decode};
 use super::{Flaw, VerifyError, check_writes, fail};
 use crate::code::arena::Arena;
-use crate::code::body::{Held, PROBE, Probe, Spot, Way, WovenBody};
+use crate::code::body::{Held, PROBE, Probe, Way, WovenBody};
 use crate::code::environment::Environment;
 use crate::code::spread::{self, Spread};
 use crate::patch::body::{BodyRequest, BodyWeave};
@@ -86,7 +89,7 @@ pub fn verify_body(
     let of_marker = |edge: &&Edge| Some(edge.from) == proof.marker && proof.is_exposed(edge.from);
     let behind_marker = request.body.edges.iter().filter(of_marker).filter_map(target).collect();
     (proof.mixed, proof.behind_marker) = (mixed, behind_marker);
-    for (index, block) in request.body.blocks.iter().enumerate() {
+    for (index, block) in request.body.blocks.entries() {
         proof.block(index, block)?;
     }
     proof.arrivals()?;
@@ -105,16 +108,16 @@ pub(super) struct Proof<'a> {
     pub(super) memory: &'a Memory<'a>,
     /// Instructions of the copies that are proven: end, and equivalent address in the text.
     pub(super) ends: FxHashMap<u64, (u64, u64)>,
-    /// Indices of the blocks to which blocks lead that may run in the text, besides the marker.
-    mixed: FxHashSet<usize>,
-    /// Index of the block of the `endbr64` before the block to which callers come, if these are two blocks.
-    marker: Option<usize>,
-    /// Indices of the blocks to which the marker leads, if it may run in the text.
-    behind_marker: FxHashSet<usize>,
-    /// Calls that lead to the copy, by the indices of their blocks.
-    pub(super) calls: BTreeMap<usize, Instruction>,
-    /// Indices of the blocks that lead to others.
-    pub(super) leading: FxHashSet<usize>,
+    /// Blocks to which blocks lead that may run in the text, besides the marker.
+    mixed: FxHashSet<BlockId>,
+    /// Block of the `endbr64` before the block to which callers come, if these are two blocks.
+    marker: Option<BlockId>,
+    /// Blocks to which the marker leads, if it may run in the text.
+    behind_marker: FxHashSet<BlockId>,
+    /// Calls that lead to the copy, by their blocks.
+    pub(super) calls: BTreeMap<BlockId, Instruction>,
+    /// Blocks that lead to others.
+    pub(super) leading: FxHashSet<BlockId>,
     /// First byte and end of each instruction that stays in the text.
     kept: BTreeMap<u64, u64>,
     /// Addresses to which system calls return.
@@ -122,15 +125,15 @@ pub(super) struct Proof<'a> {
     /// Original instructions that are copied, each with the equivalent address in the copy.
     copies: Vec<PcMove>,
     /// The copy of each instruction, behind the probes before it, by its block and its original address.
-    pub(super) copied: FxHashMap<(usize, u64), u64>,
+    pub(super) copied: FxHashMap<(BlockId, u64), u64>,
     /// The probes that were met, as they must be claimed.
-    held: Vec<(Spot, Avma, u64, Held)>,
+    held: Vec<(PointId, Avma, u64, Held)>,
 }
 
 /// Springboards of a copy.
 struct Found {
-    /// First byte of each, with the index of the block to whose copy it leads.
-    doors: FxHashMap<u64, usize>,
+    /// First byte of each, with the block to whose copy it leads.
+    doors: FxHashMap<u64, BlockId>,
     /// First byte of each springboard that makes room for an island, and leads to the copy of the instruction there.
     rooms: FxHashSet<u64>,
     /// First byte of each island.
@@ -143,11 +146,11 @@ impl Proof<'_> {
         let (body, blocks) = (self.body, &self.request.body.blocks);
         let at = body.function.0;
         let starts = || blocks.iter().map(|b| b.block.range.start.to_avma(self.request.bias));
-        let sorted = blocks.windows(2).all(|pair| match pair {
+        let sorted = blocks.as_slice().windows(2).all(|pair| match pair {
             [a, b] => a.block.range.start < b.block.range.start,
             _ => true,
         });
-        let stated = body.blocks.len() == blocks.len() && body.blocks.iter().map(|way| way.original).eq(starts());
+        let stated = body.blocks.iter().map(|way| way.original).eq(starts()) && body.entry == self.request.body.entry;
         let inverse: Vec<TextWrite> = body.removal.text.iter().map(TextWrite::inverse).collect();
         if body.function != self.request.body.function.to_avma(self.request.bias) || !stated || !sorted {
             return fail(at, Flaw::Unmatched);
@@ -159,14 +162,15 @@ impl Proof<'_> {
     }
 
     /// The calls of the blocks that are named as running in the text up to their calls.
-    fn called(&self) -> Result<BTreeMap<usize, Instruction>, VerifyError> {
+    fn called(&self) -> Result<BTreeMap<BlockId, Instruction>, VerifyError> {
         let (body, blocks) = (&self.request.body, &self.request.body.blocks);
         let mut calls = BTreeMap::new();
         for named in &self.body.called {
             let wrong = || fail(named.start.0, Flaw::Unmatched);
-            let Some(index) = self.block_at(named.start.0) else { return wrong() };
-            let range = &blocks[index].block.range;
-            let (mut at, mut rest) = (named.start.0, blocks[index].bytes.as_slice());
+            let named_block = self.block_at(named.start.0).and_then(|index| Some((index, blocks.get(index)?)));
+            let Some((index, block)) = named_block else { return wrong() };
+            let range = &block.block.range;
+            let (mut at, mut rest) = (named.start.0, block.bytes.as_slice());
             let mut last = None;
             while !rest.is_empty() {
                 let i = decode(rest, at)?;
@@ -174,8 +178,7 @@ impl Proof<'_> {
                 last = Some(i);
             }
             let Some(call) = last.filter(|i| i.code() == Code::Call_rel32_64) else { return wrong() };
-            let mut others =
-                blocks.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, b)| &b.block.range);
+            let mut others = blocks.entries().filter(|(other, _)| *other != index).map(|(_, b)| &b.block.range);
             let alone = others.all(|other| other.end <= range.start || other.start >= range.end);
             let mut leaving = body.edges.iter().filter(|edge| edge.from == index);
             let right = range.end.to_avma(self.request.bias) == named.end
@@ -191,16 +194,27 @@ impl Proof<'_> {
         Ok(calls)
     }
 
-    pub(super) fn start(&self, block: usize) -> u64 {
-        self.body.blocks.get(block).map_or(0, |way| way.original.0)
+    /// Address of a block in the text. Fails if the function has no such block.
+    pub(super) fn start(&self, block: BlockId) -> Result<u64, VerifyError> {
+        self.way(block).map(|way| way.original.0)
     }
 
-    pub(super) fn label(&self, block: usize) -> Option<u64> {
-        self.body.blocks.get(block).map(|way| way.copy.0)
+    /// Address of the copy of a block. Fails if the function has no such block.
+    pub(super) fn label(&self, block: BlockId) -> Result<u64, VerifyError> {
+        self.way(block).map(|way| way.copy.0)
     }
 
-    pub(super) fn block_at(&self, at: u64) -> Option<usize> {
-        self.body.blocks.binary_search_by_key(&at, |way| way.original.0).ok()
+    fn way(&self, block: BlockId) -> Result<&Way, VerifyError> {
+        self.body.blocks.get(block).ok_or(VerifyError { at: self.body.function, flaw: Flaw::Unmatched })
+    }
+
+    pub(super) fn block_at(&self, at: u64) -> Option<BlockId> {
+        self.body.blocks.find_sorted(&at, |way| way.original.0)
+    }
+
+    /// Offset of an address in the text from the first byte of the function.
+    pub(super) fn offset(&self, at: u64) -> Offset {
+        Offset::between(self.body.function.0, at)
     }
 
     /// Takes the instruction at `at` in the copy, whose equivalent in the text is `original`. Returns it.
@@ -221,27 +235,26 @@ impl Proof<'_> {
     }
 
     /// Takes the nop of a probe, and the nops before it. Returns the address after it.
-    fn probe(&mut self, at: u64, spot: Spot, original: u64) -> Result<u64, VerifyError> {
-        self.replaceable(at, spot, original, Held::Nop)
+    fn probe(&mut self, at: u64, point: PointId, original: u64) -> Result<u64, VerifyError> {
+        self.replaceable(at, point, original, Held::Nop)
     }
 
-    fn replaceable(&mut self, at: u64, spot: Spot, original: u64, held: Held) -> Result<u64, VerifyError> {
+    fn replaceable(&mut self, at: u64, point: PointId, original: u64, held: Held) -> Result<u64, VerifyError> {
         let at = self.nops(at, original)?;
         let nop = self.take(at, original)?;
         if nop.code() != Code::Nop_rm32 || nop.len() != PROBE || at % 4096 > 4096 - PROBE as u64 {
             return fail(at, Flaw::NotEquivalent);
         }
-        self.held.push((spot, Avma(at), original, held));
+        self.held.push((point, Avma(at), original, held));
         Ok(nop.next_ip())
     }
 
-    fn block(&mut self, index: usize, block: &BodyBlock) -> Result<(), VerifyError> {
-        let start = self.start(index);
-        let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
-        let spot = Spot::new(PointKind::Block, Avma(start));
+    fn block(&mut self, index: BlockId, block: &BodyBlock) -> Result<(), VerifyError> {
+        let (start, label) = (self.start(index)?, self.label(index)?);
+        let point = PointId::Block(self.offset(start));
         self.copies.push(PcMove { from: Avma(start), to: Avma(label) });
         let is_called = self.calls.contains_key(&index);
-        let mut copy = if is_called { label } else { self.probe(label, spot, start)? };
+        let mut copy = if is_called { label } else { self.probe(label, point, start)? };
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
             let original = decode(rest, at)?;
@@ -260,7 +273,7 @@ impl Proof<'_> {
                 let calls = matches!(original.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
                 if calls && original.code() != Code::Syscall && !is_called {
                     let call = Held::Jump(Way { copy: Avma(at), original: Avma(at) });
-                    self.jump(Spot::new(PointKind::CallBefore, Avma(at)), copy, at, call)?;
+                    self.jump(PointId::CallBefore(self.offset(at)), copy, at, call)?;
                 }
                 return if home && rest.len() == original.len() { Ok(()) } else { fail(copy, Flaw::NotEquivalent) };
             }
@@ -278,18 +291,19 @@ impl Proof<'_> {
     }
 
     /// Compares the end of a block that runs on.
-    fn run_on(&mut self, from: usize, end: u64, copy: u64) -> Result<(), VerifyError> {
+    fn run_on(&mut self, from: BlockId, end: u64, copy: u64) -> Result<(), VerifyError> {
         let to = self.block_at(end);
-        let copy = match to {
-            Some(to) => self.probe(copy, self.edge(from, to, EdgeKind::FallThrough), end)?,
-            None => self.probe(copy, Spot::new(PointKind::Exit, Avma(end)), end)?,
+        let point = match to {
+            Some(to) => self.edge(from, to, EdgeKind::FallThrough)?,
+            None => PointId::Exit(self.offset(end)),
         };
+        let copy = self.probe(copy, point, end)?;
+        let label = to.map(|to| self.label(to)).transpose()?;
         // Nops before the next copy belong to this one, unless a probe follows them.
-        if to.and_then(|to| self.label(to)) == Some(copy) {
+        if label == Some(copy) {
             return Ok(());
         }
         let after = self.nops(copy, end)?;
-        let label = to.and_then(|to| self.label(to));
         if label == Some(after) {
             return Ok(());
         }
@@ -298,18 +312,20 @@ impl Proof<'_> {
         if right { Ok(()) } else { fail(after, Flaw::NotEquivalent) }
     }
 
-    pub(super) fn edge(&self, from: usize, to: usize, kind: EdgeKind) -> Spot {
-        Spot { kind: PointKind::Edge, at: Avma(self.start(to)), from: Some((Avma(self.start(from)), kind)) }
+    /// The point at an edge.
+    pub(super) fn edge(&self, from: BlockId, to: BlockId, kind: EdgeKind) -> Result<PointId, VerifyError> {
+        let (from, to) = (self.offset(self.start(from)?), self.offset(self.start(to)?));
+        Ok(PointId::Edge { from, to, kind })
     }
 
     /// Compares an instruction with its copy. Returns the end of the copy, or `None` if control never continues there.
-    fn instruction(&mut self, from: usize, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
+    fn instruction(&mut self, from: BlockId, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
         let at = o.ip();
         let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
         if !branches {
             let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
             let leaves = ends && !self.leading.contains(&from);
-            let copy = if leaves { self.probe(copy, Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
+            let copy = if leaves { self.probe(copy, PointId::Exit(self.offset(at)), at)? } else { copy };
             let copy = if equal_at(self.memory, o, copy)? { copy } else { self.nops(copy, at)? };
             self.copied.insert((from, at), copy);
             let c = self.take(copy, at)?;
@@ -321,7 +337,7 @@ impl Proof<'_> {
         }
         let target = o.near_branch_target();
         let to = self.block_at(target);
-        let label = to.and_then(|to| self.label(to)).unwrap_or(target);
+        let label = to.map_or(Ok(target), |to| self.label(to))?;
         let copy = self.nops(copy, at)?;
         self.copied.insert((from, at), copy);
         let first = self.take(copy, at)?;
@@ -347,59 +363,59 @@ impl Proof<'_> {
         let taken = way(label, target);
         let held = if conditional { Held::Branch(taken, way(end, o.next_ip())) } else { Held::Jump(taken) };
         let before = if jump.ip() == copy { at } else { target };
-        let spot = match to {
-            Some(to) => self.edge(from, to, EdgeKind::Taken),
-            None => Spot::new(PointKind::Exit, Avma(at)),
+        let point = match to {
+            Some(to) => self.edge(from, to, EdgeKind::Taken)?,
+            None => PointId::Exit(self.offset(at)),
         };
-        self.jump(spot, jump.ip(), before, held)?;
+        self.jump(point, jump.ip(), before, held)?;
         Ok((!o.is_jmp_short_or_near()).then_some(end))
     }
 
     /// Notes a jump as a probe.
-    fn jump(&mut self, spot: Spot, at: u64, original: u64, held: Held) -> Result<(), VerifyError> {
-        self.held.push((spot, Avma(at), original, held));
+    fn jump(&mut self, point: PointId, at: u64, original: u64, held: Held) -> Result<(), VerifyError> {
+        self.held.push((point, Avma(at), original, held));
         if at % 4096 > 4096 - PROBE as u64 { fail(at, Flaw::Straddles) } else { Ok(()) }
     }
 
     /// The points at which control arrives that comes to a block's original address, in order.
-    pub(super) fn arrivals_at(&self, block: usize) -> Vec<Spot> {
-        let mut spots = Vec::new();
+    pub(super) fn arrivals_at(&self, block: BlockId) -> Result<Vec<PointId>, VerifyError> {
+        let mut points = Vec::new();
         if self.mixed.contains(&block) || self.calls.contains_key(&block) {
-            return spots;
+            return Ok(points);
         }
-        let (body, at) = (&self.request.body, Avma(self.start(block)));
+        let at = self.start(block)?;
         // Control that comes from the marker within the function is no call.
         let by_calls = self.marker.is_none_or(|marker| !self.mixed.contains(&marker));
-        if body.entry == Some(block) && by_calls {
-            spots.push(Spot::new(PointKind::Entry, at));
+        if self.request.body.entry == Some(block) && by_calls {
+            points.push(PointId::Entry);
         }
-        if let Some(edge) = self.along(block).filter(|_| !self.behind_marker.contains(&block)) {
-            let returns = edge.kind == EdgeKind::CallReturn && !self.behind_system_calls.contains(&at.0);
-            spots.extend(returns.then_some(Spot::new(PointKind::CallAfter, at)));
-            spots.push(self.edge(edge.from, block, edge.kind));
+        if let Some((from, kind)) = self.along(block).filter(|_| !self.behind_marker.contains(&block)) {
+            let returns = kind == EdgeKind::CallReturn && !self.behind_system_calls.contains(&at);
+            points.extend(returns.then_some(PointId::CallAfter(self.offset(at))));
+            points.push(self.edge(from, block, kind)?);
         }
-        spots
+        Ok(points)
     }
 
-    /// The edge along which alone control arrives that comes to a block's original address.
-    fn along(&self, block: usize) -> Option<&Edge> {
+    /// The edge along which alone control arrives that comes to a block's original address: the block that it leaves, and its kind.
+    fn along(&self, block: BlockId) -> Option<(BlockId, EdgeKind)> {
         let body = &self.request.body;
-        let Entered::Along(edge) = body.blocks.get(block)?.entered else { return None };
-        body.edges.get(edge).filter(|edge| target(edge) == Some(block))
+        let Entered::Along { from, kind } = body.blocks.get(block)?.entered else { return None };
+        body.edges_from(from).contains(&Edge { from, to: EdgeTarget::Block(block), kind }).then_some((from, kind))
     }
 
     /// Compares what calls in the text lead to: the probes of their blocks, and a jump to the callee.
     fn at_calls(&mut self) -> Result<(), VerifyError> {
         for (block, call) in self.calls.clone() {
-            let (callee, at) = (call.near_branch_target(), Avma(self.start(block)));
+            let (callee, at) = (call.near_branch_target(), self.start(block)?);
             let from_text = self.mixed.contains(&block) || self.behind_marker.contains(&block);
             let into = self.request.body.edges.iter().filter(|edge| target(edge) == Some(block)).count();
             let only = self.along(block).filter(|_| !from_text && into == 1);
-            let edge = only.map(|edge| self.edge(edge.from, block, edge.kind));
-            let own = [Spot::new(PointKind::Block, at), Spot::new(PointKind::CallBefore, Avma(call.ip()))];
-            let spots: Vec<Spot> = edge.into_iter().chain(own).collect();
-            let Some(mut after) = spots.first().and_then(|first| self.claimed(first)).map(|at| at.0) else {
-                return fail(at.0, Flaw::Unmatched);
+            let edge = only.map(|(from, kind)| self.edge(from, block, kind)).transpose()?;
+            let own = [PointId::Block(self.offset(at)), PointId::CallBefore(self.offset(call.ip()))];
+            let points: Vec<PointId> = edge.into_iter().chain(own).collect();
+            let Some(mut after) = points.first().and_then(|first| self.claimed(first)).map(|at| at.0) else {
+                return fail(at, Flaw::Unmatched);
             };
             let field = Avma(call.next_ip() - 4);
             let write = self.body.removal.text.iter().find(|write| write.at == field && write.len == 4);
@@ -410,8 +426,8 @@ impl Proof<'_> {
             if !leads {
                 return fail(field.0, Flaw::Astray);
             }
-            for spot in spots {
-                after = self.replaceable(after, spot, callee, Held::Called)?;
+            for point in points {
+                after = self.replaceable(after, point, callee, Held::Called)?;
             }
             let jump = self.take(after, callee)?;
             if jump.code() != Code::Jmp_rel32_64 || jump.near_branch_target() != callee {
@@ -421,22 +437,20 @@ impl Proof<'_> {
         Ok(())
     }
 
-    fn is_exposed(&self, block: usize) -> bool {
-        self.body.exposed.binary_search(&Avma(self.start(block))).is_ok()
+    fn is_exposed(&self, block: BlockId) -> bool {
+        self.body.exposed.binary_search(&block).is_ok()
     }
 
     /// Compares the arrivals of blocks: probes right before the block, or probes and a jump to it.
     fn arrivals(&mut self) -> Result<(), VerifyError> {
-        for block in 0..self.body.blocks.len() {
-            let spots = self.arrivals_at(block);
-            let Some(first) = spots.first() else { continue };
-            let (Some(at), Some(label)) = (self.claimed(first), self.label(block)) else {
-                return fail(first.at.0, Flaw::Unmatched);
-            };
-            let start = self.start(block);
+        for block in self.body.blocks.keys() {
+            let points = self.arrivals_at(block)?;
+            let Some(first) = points.first() else { continue };
+            let (start, label) = (self.start(block)?, self.label(block)?);
+            let Some(at) = self.claimed(first) else { return fail(start, Flaw::Unmatched) };
             let mut after = at.0;
-            for spot in spots {
-                after = self.probe(after, spot, start)?;
+            for point in points {
+                after = self.probe(after, point, start)?;
             }
             if after == label {
                 continue;
@@ -454,9 +468,9 @@ impl Proof<'_> {
         Ok(())
     }
 
-    /// Address of the probe that is claimed for a position.
-    pub(super) fn claimed(&self, spot: &Spot) -> Option<Avma> {
-        let found = self.body.probes.binary_search_by_key(spot, |probe| probe.spot).ok()?;
+    /// Address of the probe that is claimed for a point.
+    pub(super) fn claimed(&self, point: &PointId) -> Option<Avma> {
+        let found = self.body.probes.binary_search_by_key(point, |probe| probe.point).ok()?;
         self.body.probes.get(found).map(|probe| probe.copy)
     }
 
@@ -492,12 +506,12 @@ impl Proof<'_> {
 
     /// Checks that the claimed probes are those that were met.
     fn probes(&mut self) -> Result<(), VerifyError> {
-        self.held.sort_unstable_by_key(|(spot, ..)| *spot);
+        self.held.sort_unstable_by_key(|(point, ..)| *point);
         // An instruction that two blocks have in common has two copies.
-        let (mut spots, mut twice) = (FxHashSet::default(), FxHashSet::default());
-        twice.extend(self.held.iter().filter(|(spot, ..)| !spots.insert(*spot)).map(|(spot, ..)| *spot));
-        self.held.retain(|(spot, ..)| !twice.contains(spot));
-        let claimed = self.body.probes.iter().map(|p: &Probe| (p.spot, p.copy, p.original.0, p.holds));
+        let (mut points, mut twice) = (FxHashSet::default(), FxHashSet::default());
+        twice.extend(self.held.iter().filter(|(point, ..)| !points.insert(*point)).map(|(point, ..)| *point));
+        self.held.retain(|(point, ..)| !twice.contains(point));
+        let claimed = self.body.probes.iter().map(|p: &Probe| (p.point, p.copy, p.original.0, p.holds));
         if !claimed.eq(self.held.iter().copied()) {
             return fail(self.body.function.0, Flaw::Unmatched);
         }
@@ -518,8 +532,9 @@ impl Proof<'_> {
         let within = |start: u64, bytes: &[u8]| bytes.get(usize::try_from(at.checked_sub(start)?).ok()?).copied();
         let (bias, blocks) = (self.request.bias, &self.request.body.blocks);
         // A site states bytes after its block.
-        let until = blocks.partition_point(|b| b.block.range.start.to_avma(bias).0 <= at);
-        let known = blocks.get(until.saturating_sub(NEAR)..until).unwrap_or_default().iter().rev().find_map(|b| {
+        let until = blocks.partition_point(|b| b.block.range.start.to_avma(bias).0 <= at).index();
+        let near = blocks.as_slice().get(until.saturating_sub(NEAR)..until).unwrap_or_default();
+        let known = near.iter().rev().find_map(|b| {
             let own = within(b.block.range.start.to_avma(bias).0, &b.bytes);
             own.or_else(|| b.room.as_ref().ok().and_then(|site| within(site.at.to_avma(bias).0, &site.bytes)))
         });
@@ -540,7 +555,7 @@ impl Proof<'_> {
         let by_address: FxHashMap<u64, &TextWrite> = writes.iter().map(|w| (w.at.0, w)).collect();
         let fields: FxHashSet<u64> = self.calls.values().map(|call| call.next_ip() - 4).collect();
         let first: FxHashMap<u64, u64> = self.copies.iter().rev().map(|m| (m.from.0, m.to.0)).collect();
-        for (index, block) in self.request.body.blocks.iter().enumerate() {
+        for (index, block) in self.request.body.blocks.entries() {
             let Some(site) = block.room.as_ref().ok().filter(|_| !self.calls.contains_key(&index)) else { continue };
             if site.at != block.block.range.start && self.request.body.block_at(site.at).is_some() {
                 continue;
@@ -556,11 +571,11 @@ impl Proof<'_> {
                 Some(island) => by_address.get(&island).and_then(|w| jump_of(w)),
                 None => jump_of(w),
             };
-            if to.is_none() || to != self.door_of(index) {
+            if to != Some(self.door_of(index)?) {
                 return fail(at.0, Flaw::Astray);
             }
             // An instruction of another block that holds the address may run in the text.
-            let before = self.request.body.blocks.get(..index).unwrap_or_default();
+            let before = self.request.body.blocks.as_slice().get(..index.index()).unwrap_or_default();
             if before.iter().rev().take(NEAR).any(|other| other.block.range.end > block.block.range.start) {
                 return fail(at.0, Flaw::LandingInside);
             }
@@ -605,39 +620,34 @@ impl Proof<'_> {
     }
 
     /// Address to which the springboard of a block must lead: its gate, or its arrival in the ordinary copy.
-    fn door_of(&self, block: usize) -> Option<u64> {
+    fn door_of(&self, block: BlockId) -> Result<u64, VerifyError> {
         let gate = self.body.counting.as_ref().and_then(|counting| counting.gate(block));
-        gate.map(|gate| gate.at.0).or_else(|| self.arrival(block))
+        gate.map_or_else(|| self.arrival(block), |gate| Ok(gate.at.0))
     }
 
     /// Address in the ordinary copy at which control arrives that comes from the text.
-    pub(super) fn arrival(&self, block: usize) -> Option<u64> {
+    pub(super) fn arrival(&self, block: BlockId) -> Result<u64, VerifyError> {
         // Nops before the probe, which keep it on one page, may be skipped.
-        match self.arrivals_at(block).first() {
-            Some(spot) => self.claimed(spot).map(|at| at.0),
+        match self.arrivals_at(block)?.first() {
+            Some(point) => self.claimed(point).map_or_else(|| fail(self.start(block)?, Flaw::Unmatched), |at| Ok(at.0)),
             None => self.label(block),
         }
     }
 
     /// Checks that every arrival in the text leads to the copy, except at blocks that are named, and at those to which they lead.
     fn exposed(&self, found: &Found) -> Result<(), VerifyError> {
-        let exposed = |block: usize| self.is_exposed(block);
-        let mut with_door = vec![false; self.body.blocks.len()];
-        for block in found.doors.values().chain(self.calls.keys()) {
-            if let Some(known) = with_door.get_mut(*block) {
-                *known = true;
-            }
-        }
-        let misses = |block: usize| !exposed(block) && !with_door.get(block).copied().unwrap_or(false);
-        for (index, block) in self.request.body.blocks.iter().enumerate() {
+        let mut with_door = IndexVec::filled(false, self.body.blocks.len());
+        found.doors.values().chain(self.calls.keys()).for_each(|block| with_door.set(*block, true));
+        let misses = |block: BlockId| !self.is_exposed(block) && with_door.get(block) != Some(&true);
+        for (index, block) in self.request.body.blocks.entries() {
             if block.entered != Entered::Never && misses(index) {
-                return fail(self.start(index), Flaw::Astray);
+                return fail(self.start(index)?, Flaw::Astray);
             }
         }
         for edge in &self.request.body.edges {
-            let in_text = exposed(edge.from) || self.calls.contains_key(&edge.from);
+            let in_text = self.is_exposed(edge.from) || self.calls.contains_key(&edge.from);
             if let Some(to) = target(edge).filter(|to| in_text && misses(*to)) {
-                return fail(self.start(to), Flaw::Astray);
+                return fail(self.start(to)?, Flaw::Astray);
             }
         }
         Ok(())
@@ -645,8 +655,10 @@ impl Proof<'_> {
 
     /// Checks the moves of threads, into the copy and out of it.
     fn moves(&mut self, plan: &PatchPlan, found: &Found) -> Result<(), VerifyError> {
-        let doors = found.doors.iter().flat_map(|(at, block)| [*at, self.start(*block)]);
-        let doors: FxHashSet<u64> = doors.chain(found.rooms.iter().copied()).collect();
+        let mut doors = found.rooms.clone();
+        for (at, block) in &found.doors {
+            doors.extend([*at, self.start(*block)?]);
+        }
         let stays = |m: &&PcMove| doors.contains(&m.from.0) || self.behind_system_calls.contains(&m.from.0);
         let mut copies: Vec<PcMove> = self.copies.iter().filter(|m| !stays(m)).copied().collect();
         copies.sort_unstable();
@@ -678,7 +690,7 @@ impl Proof<'_> {
     }
 }
 
-fn target(edge: &Edge) -> Option<usize> {
+fn target(edge: &Edge) -> Option<BlockId> {
     match edge.to {
         EdgeTarget::Block(to) => Some(to),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,

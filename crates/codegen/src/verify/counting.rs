@@ -12,14 +12,14 @@
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::layout::OWNER;
 use ingraft_model::machine::SPRINGBOARD;
-use ingraft_model::{Avma, BodyBlock, EdgeKind, Gpr, PcMove, PointKind, ThreadIdentity};
+use ingraft_model::{Avma, BlockId, BodyBlock, EdgeKind, Gpr, PcMove, PointId, ThreadIdentity};
 use rustc_hash::FxHashMap;
 
 use super::body::{Proof, stays};
 use super::equivalence::equal;
 use super::memory::decode;
 use super::{Flaw, VerifyError, fail};
-use crate::code::body::{CountingCopy, Gate, Spot};
+use crate::code::body::{CountingCopy, Gate};
 use crate::code::environment::Environment;
 
 /// First bytes of `inc qword gs:[disp32]`.
@@ -38,16 +38,16 @@ pub(super) fn prove(env: &Environment, proof: &mut Proof<'_>) -> Result<(), Veri
     }
     let mut passages = FxHashMap::default();
     for point in proof.request.points {
-        let Some(probe) = proof.claimed(&point.spot) else { continue };
+        let Some(probe) = proof.claimed(&point.point) else { continue };
         if point.counter.is_some_and(|counter| counter >= env.data.counters()) {
             return fail(at, Flaw::Unmatched);
         }
-        if passages.insert(point.spot, (point.counter.map(|counter| env.data.counter(counter)), probe.0)).is_some() {
+        if passages.insert(point.point, (point.counter.map(|counter| env.data.counter(counter)), probe.0)).is_some() {
             return fail(at, Flaw::Unmatched);
         }
     }
     let mut checked = Checked { env, proof, counting, passages, moves: Vec::new() };
-    for (index, block) in checked.proof.request.body.blocks.iter().enumerate() {
+    for (index, block) in checked.proof.request.body.blocks.entries() {
         checked.block(index, block)?;
     }
     for gate in &counting.gates {
@@ -64,7 +64,7 @@ struct Checked<'c, 'a> {
     proof: &'c mut Proof<'a>,
     counting: &'a CountingCopy,
     /// For each point, the address of its counter in shard 0 if it is a count, and its probe in the ordinary copy.
-    passages: FxHashMap<Spot, (Option<u32>, u64)>,
+    passages: FxHashMap<PointId, (Option<u32>, u64)>,
     /// The instructions that were met, each with the equivalent address in the ordinary copy.
     moves: Vec<PcMove>,
 }
@@ -76,13 +76,17 @@ impl Checked<'_, '_> {
         self.proof.take(at, original)
     }
 
-    fn label(&self, block: usize) -> Option<u64> {
-        self.counting.blocks.get(block).map(|at| at.0)
+    /// Address of the counting copy of a block.
+    fn label(&self, block: BlockId) -> Result<u64, VerifyError> {
+        match self.counting.blocks.get(block) {
+            Some(at) => Ok(at.0),
+            None => fail(self.counting.code.start.0, Flaw::Unmatched),
+        }
     }
 
-    /// Takes the passage of a position, if there is a point. Returns the address after it.
-    fn pass(&mut self, at: u64, spot: &Spot, original: u64) -> Result<u64, VerifyError> {
-        let Some(&(counter, probe)) = self.passages.get(spot) else { return Ok(at) };
+    /// Takes the passage of a point, if something is woven there. Returns the address after it.
+    fn pass(&mut self, at: u64, point: &PointId, original: u64) -> Result<u64, VerifyError> {
+        let Some(&(counter, probe)) = self.passages.get(point) else { return Ok(at) };
         let i = self.take(at, original, probe)?;
         let right = match counter {
             Some(counter) => {
@@ -96,20 +100,19 @@ impl Checked<'_, '_> {
     }
 
     /// Address of the instruction in the ordinary copy of a block.
-    fn ordinary(&self, block: usize, at: u64) -> Result<u64, VerifyError> {
+    fn ordinary(&self, block: BlockId, at: u64) -> Result<u64, VerifyError> {
         match self.proof.copied.get(&(block, at)) {
             Some(ordinary) => Ok(*ordinary),
             None => fail(at, Flaw::Unmatched),
         }
     }
 
-    fn block(&mut self, index: usize, block: &BodyBlock) -> Result<(), VerifyError> {
-        let start = self.proof.start(index);
-        let Some(label) = self.label(index) else { return fail(start, Flaw::Unmatched) };
+    fn block(&mut self, index: BlockId, block: &BodyBlock) -> Result<(), VerifyError> {
+        let (start, label) = (self.proof.start(index)?, self.label(index)?);
         let is_called = self.proof.calls.contains_key(&index);
         let mut copy = label;
         if !is_called {
-            copy = self.pass(label, &Spot::new(PointKind::Block, Avma(start)), start)?;
+            copy = self.pass(label, &PointId::Block(self.proof.offset(start)), start)?;
         }
         let (mut at, mut rest) = (start, block.bytes.as_slice());
         while !rest.is_empty() {
@@ -119,9 +122,9 @@ impl Checked<'_, '_> {
                 return fail(at, Flaw::Forbidden);
             }
             if stays(&original) {
-                let spot = Spot::new(PointKind::CallBefore, Avma(at));
+                let point = PointId::CallBefore(self.proof.offset(at));
                 let ordinary = self.ordinary(index, at)?;
-                let passed = !is_called && self.passages.contains_key(&spot);
+                let passed = !is_called && self.passages.contains_key(&point);
                 let jump = self.take(copy, at, ordinary)?;
                 let to = if passed { ordinary } else { at };
                 let right = jump.code() == Code::Jmp_rel32_64 && jump.near_branch_target() == to;
@@ -137,19 +140,24 @@ impl Checked<'_, '_> {
     }
 
     /// Compares the end of a block that runs on.
-    fn run_on(&mut self, from: usize, end: u64, copy: u64) -> Result<(), VerifyError> {
+    fn run_on(&mut self, from: BlockId, end: u64, copy: u64) -> Result<(), VerifyError> {
         let to = self.proof.block_at(end);
-        let spot = match to {
-            Some(to) => self.proof.edge(from, to, EdgeKind::FallThrough),
-            None => Spot::new(PointKind::Exit, Avma(end)),
+        let point = match to {
+            Some(to) => self.proof.edge(from, to, EdgeKind::FallThrough)?,
+            None => PointId::Exit(self.proof.offset(end)),
         };
-        let after = self.pass(copy, &spot, end)?;
-        let label = to.and_then(|to| self.label(to));
-        if label == Some(after) {
-            return Ok(());
+        let after = self.pass(copy, &point, end)?;
+        let ways = self.ways(to, end)?;
+        if to.is_some() && ways.0 == after { Ok(()) } else { self.jump(after, end, ways) }
+    }
+
+    /// Addresses of a block in the counting copy and in the ordinary one. For no block, an address outside of the function, which is the same
+    /// for both.
+    fn ways(&self, block: Option<BlockId>, outside: u64) -> Result<(u64, u64), VerifyError> {
+        match block {
+            Some(block) => Ok((self.label(block)?, self.proof.label(block)?)),
+            None => Ok((outside, outside)),
         }
-        let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(end);
-        self.jump(after, end, (label.unwrap_or(end), ordinary))
     }
 
     /// Takes a jump to an address, which is equivalent to `ordinary` in the ordinary copy.
@@ -160,14 +168,14 @@ impl Checked<'_, '_> {
     }
 
     /// Compares an instruction with its copy. Returns the end of the copy, or `None` if control never continues there.
-    fn instruction(&mut self, from: usize, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
+    fn instruction(&mut self, from: BlockId, o: &Instruction, copy: u64) -> Result<Option<u64>, VerifyError> {
         let at = o.ip();
         let ordinary = self.ordinary(from, at)?;
         let branches = matches!(o.flow_control(), FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch);
         if !branches {
             let ends = matches!(o.flow_control(), FlowControl::Return | FlowControl::IndirectBranch);
             let leaves = ends && !self.proof.leading.contains(&from);
-            let copy = if leaves { self.pass(copy, &Spot::new(PointKind::Exit, Avma(at)), at)? } else { copy };
+            let copy = if leaves { self.pass(copy, &PointId::Exit(self.proof.offset(at)), at)? } else { copy };
             let c = self.take(copy, at, ordinary)?;
             let plain = ends || o.flow_control() == FlowControl::Next && !o.is_privileged();
             return if plain && equal(o, &c) {
@@ -176,32 +184,27 @@ impl Checked<'_, '_> {
                 fail(copy, Flaw::NotEquivalent)
             };
         }
-        let to = self.proof.block_at(o.near_branch_target());
-        let spot = match to {
-            Some(to) => self.proof.edge(from, to, EdgeKind::Taken),
-            None => Spot::new(PointKind::Exit, Avma(at)),
+        let target = o.near_branch_target();
+        let to = self.proof.block_at(target);
+        let point = match to {
+            Some(to) => self.proof.edge(from, to, EdgeKind::Taken)?,
+            None => PointId::Exit(self.proof.offset(at)),
         };
-        let label = to.and_then(|to| self.label(to)).unwrap_or(o.near_branch_target());
+        let (label, taken) = self.ways(to, target)?;
         if o.is_jmp_short_or_near() {
-            let target = o.near_branch_target();
-            let after = self.pass(copy, &spot, at)?;
+            let after = self.pass(copy, &point, at)?;
             // After the passage, a thread has taken the jump.
-            let (original, ordinary) = match after == copy {
-                true => (at, ordinary),
-                false => (target, to.and_then(|to| self.proof.label(to)).unwrap_or(target)),
-            };
+            let (original, ordinary) = if after == copy { (at, ordinary) } else { (target, taken) };
             self.jump(after, original, (label, ordinary))?;
             return Ok(None);
         }
         let first = self.take(copy, at, ordinary)?;
-        let target = o.near_branch_target();
         if first.is_jcc_near() && o.is_jcc_short_or_near() && first.condition_code() != o.condition_code() {
             // The opposite branch leads over the passage and a jump.
             let mut opposite = first;
             opposite.negate_condition_code();
-            let after = self.pass(first.next_ip(), &spot, target)?;
-            let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(target);
-            self.jump(after, target, (label, ordinary))?;
+            let after = self.pass(first.next_ip(), &point, target)?;
+            self.jump(after, target, (label, taken))?;
             let over = first.near_branch_target();
             let right = opposite.condition_code() == o.condition_code() && over == after + SPRINGBOARD;
             return if right { Ok(Some(over)) } else { fail(copy, Flaw::NotEquivalent) };
@@ -221,10 +224,9 @@ impl Checked<'_, '_> {
         };
         let Some(jump) = jump else { return fail(copy, Flaw::NotEquivalent) };
         let leads_to = jump.near_branch_target();
-        if self.passages.contains_key(&spot) {
-            let after = self.pass(leads_to, &spot, target)?;
-            let ordinary = to.and_then(|to| self.proof.label(to)).unwrap_or(target);
-            self.jump(after, target, (label, ordinary))?;
+        if self.passages.contains_key(&point) {
+            let after = self.pass(leads_to, &point, target)?;
+            self.jump(after, target, (label, taken))?;
         } else if leads_to != label {
             return fail(copy, Flaw::NotEquivalent);
         }
@@ -234,12 +236,11 @@ impl Checked<'_, '_> {
     /// Checks the way in at a block.
     fn gate(&mut self, gate: &Gate) -> Result<(), VerifyError> {
         let (block, mut at) = (gate.block, gate.at.0);
-        let (start, arrival) = (self.proof.start(block), self.proof.arrival(block));
-        let (Some(own), Some(label)) = (self.proof.request.body.blocks.get(block), self.label(block)) else {
-            return fail(at, Flaw::Unmatched);
-        };
+        let (start, arrival) = (self.proof.start(block)?, self.proof.arrival(block)?);
+        let (label, ordinary) = self.ways(Some(block), start)?;
+        let Some(own) = self.proof.request.body.blocks.get(block) else { return fail(at, Flaw::Unmatched) };
         let first = self.proof.memory.bytes(at).unwrap_or_default();
-        if Some(gate.arrival.0) != arrival || !first.starts_with(&gate.bytes) || at % 4096 > 4096 - 5 {
+        if gate.arrival.0 != arrival || !first.starts_with(&gate.bytes) || at % 4096 > 4096 - 5 {
             return fail(at, Flaw::Unmatched);
         }
         // Nops before the gate keep its first bytes on one page.
@@ -287,13 +288,12 @@ impl Checked<'_, '_> {
         if !(right && compares && is_free && own.free.flags && unless(&leave, Code::Jne_rel32_64)) {
             return fail(gate.at.0, Flaw::NotEquivalent);
         }
-        for spot in self.proof.arrivals_at(block) {
-            at = self.pass(at, &spot, start)?;
+        for point in self.proof.arrivals_at(block)? {
+            at = self.pass(at, &point, start)?;
         }
         if at == label {
             return Ok(());
         }
-        let ordinary = self.proof.label(block).unwrap_or_default();
         self.jump(at, start, (label, ordinary))
     }
 }

@@ -145,8 +145,8 @@ impl Proof<'_> {
         let (site, point, copy) = (self.site(), self.point, probe.copy.0);
         let right = self.request.probe.as_ref() == Some(probe)
             && point.kind == site.point_kind()
-            && probe.spot.kind == point.kind
-            && self.is_position(probe.spot.at)
+            && probe.point.kind() == point.kind
+            && self.is_position(probe.at(point.function))
             && point.host.is_none()
             && point.inner.is_empty()
             && point.redirected.is_empty()

@@ -6,13 +6,13 @@ use super::image::TEXT;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use ingraft_codegen::verify::{VerifyError, verify_body, verify_weave};
 use ingraft_codegen::{
-    Arena, BodyPoint, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, Spot, TextSpace, Weave,
+    Arena, BodyPoint, BodyRequest, BodyWeave, Environment, MiniRequest, PointRequest, Probe, TextSpace, Weave,
     weave_body, weave_points,
 };
 use ingraft_model::point::Padding;
 use ingraft_model::{
-    Arrival, Avma, Bias, Block, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, PatchPlan,
-    PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
+    Arrival, Avma, Bias, Block, BlockId, BodyBlock, Edge, EdgeKind, EdgeTarget, Entered, Free, FunctionBody, Key,
+    Offset, PatchPlan, PointId, PointKind, Refusal, Site, SiteKind, Snippet, Svma, ThreadIdentity,
 };
 
 fn decoded(bytes: &[u8], start: u64) -> Vec<Instruction> {
@@ -61,7 +61,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         }
     }
     let starts: Vec<u64> = leaders.into_iter().filter(|at| inside(*at)).collect();
-    let index = |at: u64| starts.binary_search(&at).ok();
+    let index = |at: u64| starts.binary_search(&at).ok().map(BlockId::at);
     let mut edges = Vec::new();
     let mut blocks = Vec::new();
     for (from, at) in starts.iter().copied().enumerate() {
@@ -69,7 +69,7 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
         let own: Vec<_> = code.iter().filter(|i| (at..until).contains(&i.ip())).collect();
         let last = own.last().expect("a block has instructions");
         let mut edge = |to: u64, kind| {
-            edges.extend(index(to).map(|to| Edge { from, to: EdgeTarget::Block(to), kind }));
+            edges.extend(index(to).map(|to| Edge { from: BlockId::at(from), to: EdgeTarget::Block(to), kind }));
         };
         match last.flow_control() {
             FlowControl::ConditionalBranch => {
@@ -91,17 +91,17 @@ pub fn body_of(bytes: &[u8], start: u64) -> FunctionBody {
     edges.dedup();
     for (n, block) in blocks.iter_mut().enumerate() {
         let at = block.block.range.start.0;
-        let arrives = |e: &&Edge| e.to == EdgeTarget::Block(n) && e.kind == EdgeKind::CallReturn;
-        let along = edges.iter().position(|e| arrives(&e));
+        let arrives = |e: &&Edge| e.to == EdgeTarget::Block(BlockId::at(n)) && e.kind == EdgeKind::CallReturn;
+        let along = edges.iter().find(arrives);
         block.entered = match (at == start, along) {
-            (false, Some(edge)) => Entered::Along(edge),
+            (false, Some(edge)) => Entered::Along { from: edge.from, kind: edge.kind },
             (true, _) => Entered::Otherwise,
             (false, None) => Entered::Never,
         };
         block.room = room(bytes, &code, start, at, &starts);
     }
     super::liveness::fill(&mut blocks, &edges);
-    FunctionBody { function: Svma(start), blocks, edges, entry: Some(0), exits: Vec::new() }
+    FunctionBody { function: Svma(start), blocks: blocks.into(), edges, entry: Some(BlockId(0)), exits: Vec::new() }
 }
 
 fn room(bytes: &[u8], code: &[Instruction], start: u64, at: u64, starts: &[u64]) -> Result<Site, Refusal> {
@@ -133,7 +133,7 @@ pub struct Copied {
     /// The points, as they were known when the function was copied.
     pub own: Vec<BodyPoint>,
     pub points: Weave,
-    pub counted: Vec<Spot>,
+    pub counted: Vec<PointId>,
 }
 
 /// All kinds of points of a copy, and those of a profile.
@@ -169,16 +169,16 @@ impl Copies {
             let tried = weave_body(&env, &mut arena.clone(), &mut text.clone(), &trial).expect("a right request");
             let is_count = snippet.as_increment().is_some();
             let point = |(n, probe): (u32, &Probe)| {
-                let site = site(&body, &probe.spot);
+                let site = site(&body, probe);
                 let counter = (is_count && probe.site(&site).are_flags_free()).then_some(n);
-                BodyPoint { spot: probe.spot, counter }
+                BodyPoint { point: probe.point, counter }
             };
             let own = tried.as_ref().map_or(Vec::new(), |woven| {
                 let found = woven
                     .body
                     .probes
                     .iter()
-                    .filter(|p| kinds.contains(&p.spot.kind) && woven.body.probe(&p.spot).is_ok());
+                    .filter(|p| kinds.contains(&p.point.kind()) && woven.body.probe(p.point).is_ok());
                 (copies.counters as u32..).zip(found).map(point).collect()
             });
             let request = BodyRequest { points: &own, ..trial };
@@ -194,10 +194,9 @@ impl Copies {
                 panic!("{e}\n{}\n{body:x?}", super::list(&weave.plan, &[]));
             }
             let probes: Vec<Probe> =
-                weave.body.probes.iter().filter_map(|p| weave.body.probe(&p.spot).ok().copied()).collect();
-            let probes: Vec<Probe> = probes.into_iter().filter(|p| kinds.contains(&p.spot.kind)).collect();
-            let sites: Vec<Site> =
-                probes.iter().map(|probe| probe.site(&site(&body, &probe.spot)).into_owned()).collect();
+                weave.body.probes.iter().filter_map(|p| weave.body.probe(p.point).ok().copied()).collect();
+            let probes: Vec<Probe> = probes.into_iter().filter(|p| kinds.contains(&p.point.kind())).collect();
+            let sites: Vec<Site> = probes.iter().map(|probe| probe.site(&site(&body, probe)).into_owned()).collect();
             let counters: Vec<u32> = (copies.counters as u32..).take(probes.len()).collect();
             copies.counters += probes.len();
             let minis: Vec<_> = counters.chunks(1).map(|counters| MiniRequest { id: 0, snippet, counters }).collect();
@@ -218,7 +217,7 @@ impl Copies {
             if let Err(e) = verify_weave(&env, &arena, &text, &requests, &points) {
                 panic!("{e}\n{}\n{}", super::list(&weave.plan, &[]), super::list(&points.plan, &points.woven));
             }
-            let counted = probes.iter().map(|probe| probe.spot).collect();
+            let counted = probes.iter().map(|probe| probe.point).collect();
             copies.functions.push(Ok(Copied { body, weave, own, points, counted }));
         }
         (copies.arena, copies.text) = (arena, text);
@@ -237,11 +236,11 @@ impl Copies {
     }
 }
 
-fn site(body: &FunctionBody, spot: &Spot) -> Site {
-    let index = body.blocks.partition_point(|b| b.block.range.start.0 <= spot.at.0) - 1;
-    let block = &body.blocks[index];
+fn site(body: &FunctionBody, probe: &Probe) -> Site {
+    let at = probe.at(Avma(body.function.0)).0;
+    let block = body.blocks.iter().rfind(|b| b.block.range.start.0 <= at).expect("a block");
     let (free, arrival) = (block.free.clone(), Arrival { back_branches: Vec::new(), least: 0 });
-    let kind = match spot.kind {
+    let kind = match probe.point.kind() {
         PointKind::Entry => SiteKind::Entry { arrival, free, first: None },
         PointKind::Exit => SiteKind::Exit { within: false },
         PointKind::CallBefore => SiteKind::CallBefore,
@@ -249,12 +248,12 @@ fn site(body: &FunctionBody, spot: &Spot) -> Site {
         PointKind::Block => SiteKind::Block { free },
         PointKind::Edge => SiteKind::Edge { free },
     };
-    let from = (spot.at.0 - block.block.range.start.0) as usize;
+    let from = (at - block.block.range.start.0) as usize;
     let bytes = block.bytes.get(from..).unwrap_or_default();
-    Site::new(kind, body.function, Svma(spot.at.0), bytes.iter().copied().take(15).collect())
+    Site::new(kind, body.function, Svma(at), bytes.iter().copied().take(15).collect())
 }
 
-/// Address of a block by its index.
-pub fn start_of(body: &FunctionBody, block: usize) -> Avma {
-    Avma(body.blocks[block].block.range.start.0)
+/// Offset of a block from the first byte of the function.
+pub fn start_of(body: &FunctionBody, block: BlockId) -> Offset {
+    Offset::between(body.function.0, body.blocks.get(block).expect("a block").block.range.start.0)
 }

@@ -1,7 +1,7 @@
 //! Registers and flags that are dead at the beginning of blocks, found from the instructions alone.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, RflagsBits};
-use ingraft_model::{BodyBlock, Edge, EdgeTarget, Free, Gpr};
+use ingraft_model::{BodyBlock, Edge, EdgeTarget, Free, Gpr, Key};
 
 /// One bit for each register, and bit 16 for the flags.
 type Live = u32;
@@ -16,11 +16,11 @@ pub fn fill(blocks: &mut [BodyBlock], edges: &[Edge]) {
     while changed {
         changed = false;
         for n in (0..blocks.len()).rev() {
-            let mut out = edges.iter().filter(|edge| edge.from == n).peekable();
+            let mut out = edges.iter().filter(|edge| edge.from.index() == n).peekable();
             let mut at_end = if out.peek().is_some() { 0 } else { ALL };
             for edge in out {
                 at_end |= match edge.to {
-                    EdgeTarget::Block(to) => live[to],
+                    EdgeTarget::Block(to) => live[to.index()],
                     EdgeTarget::Outside(_) | EdgeTarget::Dynamic => ALL,
                 };
             }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind, block_events};
-use ingraft_codegen::{Spot, WovenBody};
+use ingraft_codegen::WovenBody;
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{
-    Bias, Block, BlockEvents, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionId, Instrumentation, MetricInfo,
-    ModuleId, Offset, Parts, PointKind, Refusal, Svma, VariableId,
+    Block, BlockEvents, BlockId, Cfg, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionId, IndexVec, Instrumentation, Key,
+    MetricInfo, ModuleId, Offset, Parts, PointId, Refusal, Svma, VariableId,
 };
-use ingraft_profile::{Counted, Inexact, NotCounted, Probes};
+use ingraft_profile::{Inexact, NotCounted, ProbeAt, Probes};
 use ingraft_report::{BlockCount, Details, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
 
 use crate::program::modules::{Module, Modules};
@@ -32,7 +32,7 @@ pub struct FunctionGraph {
     /// Control-flow graph of the function.
     pub cfg: Cfg,
     /// Events of one execution of each block.
-    pub events: Vec<BlockEvents>,
+    pub events: IndexVec<BlockId, BlockEvents>,
 }
 
 impl FunctionGraph {
@@ -57,54 +57,49 @@ impl FunctionGraph {
     }
 
     /// The point of a block or edge; `None` for an edge that leaves the function.
-    pub fn point(&self, counted: Counted) -> Option<(PointKind, Parts)> {
-        let offset = |block: usize| Some(Offset::between(self.first.0, self.cfg.blocks.get(block)?.range.start.0));
-        Some(match counted {
-            Counted::Edge(edge) => {
-                let Edge { from, to: EdgeTarget::Block(to), kind } = *self.cfg.edges.get(edge)? else { return None };
-                let id = EdgeId { from: offset(from)?, to: offset(to)?, kind };
-                (PointKind::Edge, Parts::Edges([id].into()))
-            }
-            Counted::Block(block) => (PointKind::Block, Parts::Block(offset(block)?)),
-        })
+    pub fn point(&self, place: ProbeAt) -> Option<PointId> {
+        match place {
+            ProbeAt::Edge(edge) => PointId::of_edge(&self.cfg, self.cfg.edges.get(edge)?, self.first),
+            ProbeAt::Block(block) => PointId::of_block(&self.cfg, block, self.first),
+        }
     }
 
     /// Code with a counter for each of these blocks and edges.
-    pub fn counting(&self, places: &[Counted], metric: Arc<MetricInfo>) -> Instrumentation {
-        let insertion = |(n, counted): (usize, &Counted)| {
-            let (point, parts) = self.point(*counted)?;
-            Some(code::increment(self.function, point, parts, VariableId(u32::try_from(n).ok()?)))
+    pub fn counting(&self, places: &[ProbeAt], metric: Arc<MetricInfo>) -> Instrumentation {
+        let insertion = |(n, place): (usize, &ProbeAt)| {
+            let (point, variable) = (self.point(*place)?, VariableId(u32::try_from(n).ok()?));
+            Some(code::increment(self.function, point.kind(), Parts::One(point), variable))
         };
         let insertions = places.iter().enumerate().filter_map(insertion).collect();
         let variables = (0..places.len()).map(code::variable).collect();
         Instrumentation { variables, ..code::empty(insertions, metric) }
     }
 
-    /// Index of the block that contains an address; `None` if none does.
-    pub fn block_around(&self, at: Svma) -> Option<usize> {
+    /// The block that contains an address; `None` if none does. Of two blocks that overlap, the one that begins later.
+    pub fn block_around(&self, at: Svma) -> Option<BlockId> {
         let after = self.cfg.blocks.partition_point(|block| block.range.start <= at);
-        let block = self.cfg.blocks.get(after.checked_sub(1)?)?;
-        block.range.contains(&at).then_some(after - 1)
+        let id = BlockId(after.0.checked_sub(1)?);
+        self.cfg.blocks.get(id)?.range.contains(&at).then_some(id)
     }
 
-    /// This function with the counts of its blocks and edges, by their indexes. `module` is the index of its module in the saved profile.
+    /// This function with the counts of its blocks and edges. `module` is the index of its module in the saved profile.
     pub fn profile(
         &self,
         module: usize,
-        block: &dyn Fn(usize) -> u64,
-        edge: &dyn Fn(usize) -> Option<u64>,
+        block: &dyn Fn(BlockId) -> u64,
+        edge: &dyn Fn(EdgeId) -> Option<u64>,
     ) -> FunctionProfile {
-        let blocks = self.cfg.blocks.iter().zip(&self.events).enumerate().map(|(n, (of, events))| BlockCount {
+        let blocks = self.cfg.blocks.entries().zip(&self.events).map(|((n, of), events)| BlockCount {
             start: of.range.start,
             size: u32::try_from(of.range.end.0.saturating_sub(of.range.start.0)).unwrap_or(u32::MAX),
             instructions: of.instructions,
             last: events.last,
             count: block(n),
         });
-        let edges = self.cfg.edges.iter().enumerate().map(|(n, of)| EdgeCount {
-            from: of.from,
+        let edges = self.cfg.edges.entries().map(|(n, of)| EdgeCount {
+            from: of.from.index(),
             to: match of.to {
-                EdgeTarget::Block(to) => EdgeEnd::Block(to),
+                EdgeTarget::Block(to) => EdgeEnd::Block(to.index()),
                 EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
                 EdgeTarget::Dynamic => EdgeEnd::Dynamic,
             },
@@ -122,7 +117,11 @@ impl FunctionGraph {
             edges: edges.collect(),
             call_sites: Vec::new(),
             inexact: None,
-            details: Some(Details { name: self.name.clone(), events: self.events.clone(), ..Details::default() }),
+            details: Some(Details {
+                name: self.name.clone(),
+                events: self.events.as_slice().to_vec(),
+                ..Details::default()
+            }),
         }
     }
 
@@ -135,6 +134,7 @@ impl FunctionGraph {
             NotCounted::Inexact(Inexact::NoWayIn | Inexact::UnknownBlock(_) | Inexact::TooLarge) => {
                 Refusal::NoSuchPoint
             }
+            NotCounted::Activations => Refusal::NotDerivable { offset: Offset(0) },
             NotCounted::Block(block) => {
                 let at = self.cfg.blocks.get(block).map_or(self.first, |block| block.range.start);
                 Refusal::NotDerivable { offset: offset(at) }
@@ -146,9 +146,9 @@ impl FunctionGraph {
     ///
     /// A block in which no springboard fits before its call may have its probes at the call, where all arrivals look alike. If there are several
     /// edges to it, those along which control arrives at its original address are derived, because islands may be scarcer than on trial.
-    pub fn probes(&self, copy: &WovenBody, bias: Bias) -> Probes {
-        let FunctionGraph { cfg, events, .. } = self;
-        let mut into = vec![0_u32; cfg.blocks.len()];
+    pub fn probes(&self, copy: &WovenBody) -> Probes {
+        let FunctionGraph { cfg, events, first, .. } = self;
+        let mut into = IndexVec::filled(0_u32, cfg.blocks.len());
         for edge in &cfg.edges {
             if let EdgeTarget::Block(to) = edge.to
                 && let Some(known) = into.get_mut(to)
@@ -156,26 +156,26 @@ impl FunctionGraph {
                 *known += 1;
             }
         }
-        let is_short = |block: usize| match (cfg.blocks.get(block), events.get(block)) {
+        let is_short = |block: BlockId| match (cfg.blocks.get(block), events.get(block)) {
             (Some(block), Some(events)) => events.calls > 0 && events.last.0 < block.range.start.0 + SPRINGBOARD,
             (None, _) | (_, None) => false,
         };
-        let start = |block: usize| Some(cfg.blocks.get(block)?.range.start.to_avma(bias));
         let has_probe = |edge: &Edge| {
             let EdgeTarget::Block(to) = edge.to else { return false };
             let is_told = match edge.kind {
                 EdgeKind::CallReturn | EdgeKind::JumpTable => into.get(to) == Some(&1) || !is_short(to),
                 EdgeKind::Taken | EdgeKind::FallThrough | EdgeKind::TailJump | EdgeKind::Return => true,
             };
-            let (Some(from), Some(at)) = (start(edge.from), start(to)) else { return false };
-            is_told && copy.probe(&Spot { kind: PointKind::Edge, at, from: Some((from, edge.kind)) }).is_ok()
+            is_told && PointId::of_edge(cfg, edge, *first).is_some_and(|point| copy.probe(point).is_ok())
         };
-        let has_block = |block| start(block).is_some_and(|at| copy.probe(&Spot::new(PointKind::Block, at)).is_ok());
-        Probes {
-            edges: cfg.edges.iter().map(has_probe).collect(),
-            blocks: (0..cfg.blocks.len()).map(has_block).collect(),
-        }
+        let has_block = |block| PointId::of_block(cfg, block, *first).is_some_and(|point| copy.probe(point).is_ok());
+        Probes { edges: cfg.edges.iter().map(has_probe).collect(), blocks: cfg.blocks.keys().map(has_block).collect() }
     }
+}
+
+/// The first block of a control-flow graph that has the instruction at an address.
+pub fn block_of(cfg: &Cfg, at: Svma) -> Option<BlockId> {
+    cfg.blocks.entries().find(|(_, block)| block.range.contains(&at)).map(|(block, _)| block)
 }
 
 /// A module for a file; `None` if it is not loaded.
@@ -195,7 +195,7 @@ pub fn module_info(modules: &Modules, module: ModuleId) -> Option<ModuleInfo> {
 }
 
 /// Events of one execution of each block.
-fn events(module: &Module, cfg: &Cfg) -> Vec<BlockEvents> {
+fn events(module: &Module, cfg: &Cfg) -> IndexVec<BlockId, BlockEvents> {
     let events = |block: &Block| {
         let length = usize::try_from(block.range.end.0.saturating_sub(block.range.start.0)).unwrap_or_default();
         block_events(block.range.start, module.image.bytes_at(block.range.start, length).unwrap_or_default())

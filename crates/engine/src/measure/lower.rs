@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{Access, Evaluated, Evaluator, Global, Library, Location, Parameter, Program, Unresolved, codes};
 use ingraft_model::{
-    Avma, Bias, Called, CpuClock, DataArea, EdgeId, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges,
-    ModuleId, Offset, Parts, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity,
+    Avma, Bias, Called, CpuClock, DataArea, EdgeKind, Flavor, Focus, FunctionId, Insertion, LoopEdges, ModuleId,
+    Offset, Parts, Pid, PointId, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity,
     Variable, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
@@ -112,12 +112,12 @@ impl Program for Generic {
     fn block(&self, _: FunctionId, _: Offset) -> Result<(), Unresolved> {
         Ok(())
     }
-    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
-        Ok([EdgeId { from, to, kind: EdgeKind::Taken }].into())
+    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[PointId]>, Unresolved> {
+        Ok([PointId::Edge { from, to, kind: EdgeKind::Taken }].into())
     }
     fn loops(&self, _: FunctionId) -> Result<Arc<[LoopEdges]>, Unresolved> {
-        let edge = |from, to| -> Arc<[EdgeId]> {
-            [EdgeId { from: Offset(from), to: Offset(to), kind: EdgeKind::Taken }].into()
+        let edge = |from, to| -> Arc<[PointId]> {
+            [PointId::Edge { from: Offset(from), to: Offset(to), kind: EdgeKind::Taken }].into()
         };
         let (enter, again, exit) = (Ok(edge(0, 0x10)), edge(0x10, 0x10), Ok(edge(0x10, 0x20)));
         Ok([LoopEdges { header: Offset(0x10), enter, exit, again }].into())
@@ -305,7 +305,7 @@ fn lower_one(
 fn missing(parts: &Parts) -> Refusal {
     match parts {
         Parts::Missing(why) => Refusal::clone(why),
-        Parts::All | Parts::Block(_) | Parts::Edges(_) | Parts::Call(_) => Refusal::NoSuchPoint,
+        Parts::All | Parts::One(_) | Parts::These(_) => Refusal::NoSuchPoint,
     }
 }
 

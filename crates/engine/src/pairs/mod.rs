@@ -171,8 +171,8 @@ impl Pairs {
     }
 
     /// Id of the snippet that pairs share at a kind of points of a function where control arrives otherwise than by a call.
-    pub fn landing(&self, function: FunctionId, spot: PointKind) -> Option<u64> {
-        self.all.values().find_map(|pair| pair.landing(function, spot))
+    pub fn landing(&self, function: FunctionId, kind: PointKind) -> Option<u64> {
+        self.all.values().find_map(|pair| pair.landing(function, kind))
     }
 
     /// Functions in which nothing could be woven where control arrives otherwise than by a call.

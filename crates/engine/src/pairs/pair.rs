@@ -237,8 +237,8 @@ impl Pair {
     }
 
     /// Id of the snippet that the pair shares with others at a kind of points of a function.
-    pub fn landing(&self, function: FunctionId, spot: PointKind) -> Option<u64> {
-        self.unwind_targets.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
+    pub fn landing(&self, function: FunctionId, kind: PointKind) -> Option<u64> {
+        self.unwind_targets.iter().find(|(f, s, _)| (*f, *s) == (function, kind)).map(|(.., id)| *id)
     }
 
     /// Forgets the functions of modules whose text is gone.

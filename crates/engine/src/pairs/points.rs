@@ -61,13 +61,13 @@ struct Placed<'a> {
 impl<'a> Placed<'a> {
     /// Creates the entry of a snippet; `n` is the number of snippets that its pair has had before.
     fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
-        let spot = insertion.point;
+        let kind = insertion.point;
         let pair = mini.pair as i64;
         let place = match insertion.order {
             Order::Append => n,
             Order::Prepend => -1 - n,
         };
-        Placed { rank: (insertion.function, spot, if spot.opens() { pair } else { -pair }, place), mini }
+        Placed { rank: (insertion.function, kind, if kind.opens() { pair } else { -pair }, place), mini }
     }
 }
 
@@ -104,18 +104,18 @@ impl<'w> PointDraft<'w> {
         }
         placed.sort_unstable_by_key(|placed| placed.rank);
         let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
-        for Placed { rank: (function, spot, ..), mini } in placed {
+        for Placed { rank: (function, kind, ..), mini } in placed {
             match wanted.last_mut() {
-                Some(last) if (last.function, last.spot) == (function, spot) => last.minis.push(mini),
+                Some(last) if (last.function, last.kind) == (function, kind) => last.minis.push(mini),
                 _ => {
                     // mostly alone, with room for what may come first
                     let mut minis = Vec::with_capacity(2);
                     minis.push(mini);
-                    wanted.push(WantedPoints { function, spot, minis });
+                    wanted.push(WantedPoints { function, kind, minis });
                 }
             }
         }
-        for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
+        for w in wanted.iter_mut().filter(|w| w.kind.opens()) {
             if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
                 w.minis.insert(0, NewMini::plain(PRUNE, pair, &common.prune));
             }
@@ -145,26 +145,26 @@ impl<'w> PointDraft<'w> {
         if restoring.is_empty() {
             return;
         }
-        for (function, spot) in targets() {
+        for (function, kind) in targets() {
             let needs = |pair: &usize| {
                 let known = bound.get(*pair).and_then(|(key, ..)| pairs.get(key));
-                known.is_none_or(|known| known.landing(function, spot).is_none() && !known.unlanded.contains(&function))
+                known.is_none_or(|known| known.landing(function, kind).is_none() && !known.unlanded.contains(&function))
             };
             let needing: Vec<usize> = restoring.iter().copied().filter(needs).collect();
             let Some(&pair) = needing.first() else { continue };
-            let known = pairs.landing(function, spot);
+            let known = pairs.landing(function, kind);
             let id = known.unwrap_or_else(|| ids.take());
             for pair in needing {
-                self.minis[pair].unwind_targets.push((function, spot, id));
+                self.minis[pair].unwind_targets.push((function, kind, id));
             }
             if known.is_some() {
                 continue;
             }
-            self.brought.insert((function, spot), pair);
+            self.brought.insert((function, kind), pair);
             let mini = NewMini::plain(id, pair, &common.prune);
-            match self.wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
+            match self.wanted.iter_mut().find(|w| (w.function, w.kind) == (function, kind)) {
                 Some(known) => known.minis.insert(0, mini),
-                None => self.wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
+                None => self.wanted.push(WantedPoints { function, kind, minis: vec![mini] }),
             }
         }
     }
@@ -178,7 +178,7 @@ impl<'w> PointDraft<'w> {
         common: &'w CommonSnippets,
         ids: &mut SnippetIds,
     ) {
-        for w in self.wanted.iter_mut().filter(|w| w.spot == PointKind::Exit) {
+        for w in self.wanted.iter_mut().filter(|w| w.kind == PointKind::Exit) {
             for mini in &mut w.minis {
                 if let Some(jumps) = tails.jumps_without(w.function, mini.pair, mini.snippet) {
                     mini.exits = Exits::But(Arc::clone(jumps));
@@ -186,10 +186,10 @@ impl<'w> PointDraft<'w> {
             }
         }
         let mut places: FxHashMap<(FunctionId, PointKind), usize> =
-            self.wanted.iter().enumerate().map(|(i, w)| ((w.function, w.spot), i)).collect();
-        let mut at = |function: FunctionId, spot: PointKind, wanted: &mut Vec<WantedPoints<'w>>| {
-            *places.entry((function, spot)).or_insert_with(|| {
-                wanted.push(WantedPoints { function, spot, minis: Vec::new() });
+            self.wanted.iter().enumerate().map(|(i, w)| ((w.function, w.kind), i)).collect();
+        let mut at = |function: FunctionId, kind: PointKind, wanted: &mut Vec<WantedPoints<'w>>| {
+            *places.entry((function, kind)).or_insert_with(|| {
+                wanted.push(WantedPoints { function, kind, minis: Vec::new() });
                 wanted.len() - 1
             })
         };
@@ -212,7 +212,7 @@ impl<'w> PointDraft<'w> {
         for derived in &tails.derived {
             let (id, pair) = (ids.take(), derived.pair);
             self.minis[pair].points.push((derived.function, id));
-            let place = at(derived.function, derived.spot, &mut self.wanted);
+            let place = at(derived.function, derived.kind, &mut self.wanted);
             self.wanted[place].minis.push(NewMini {
                 role: Some(derived.role),
                 counters: &bound[pair].2,
@@ -233,8 +233,8 @@ impl<'w> PointDraft<'w> {
         let PointDraft { mut minis, brought, .. } = self;
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            let is_woven = |(f, spot, _): &UnwindTarget| {
-                brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
+            let is_woven = |(f, kind, _): &UnwindTarget| {
+                brought.get(&(*f, *kind)).is_none_or(|by| !refused.contains_key(&(*f, *by)))
             };
             own.unlanded = own.unwind_targets.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
@@ -288,7 +288,7 @@ mod tests {
 
     fn shown(draft: &PointDraft<'_>) -> Vec<Shown> {
         let minis = |w: &WantedPoints<'_>| w.minis.iter().map(|m| (m.id, m.pair)).collect();
-        draft.wanted().iter().map(|w| (w.function.function, w.spot, minis(w))).collect()
+        draft.wanted().iter().map(|w| (w.function.function, w.kind, minis(w))).collect()
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod tests {
         let (second, third) = (function(0, 2), function(0, 3));
         let derived = Derived {
             function: third,
-            spot: EXIT,
+            kind: EXIT,
             pair: 0,
             role: Role::Metric,
             snippet: Arc::default(),

@@ -52,7 +52,7 @@ pub struct Derived {
     /// Function of its points.
     pub function: FunctionId,
     /// Kind of its points: the exits or the entry.
-    pub spot: PointKind,
+    pub kind: PointKind,
     /// Index of its pair in the request.
     pub pair: usize,
     /// Position among the snippets of its point.
@@ -528,7 +528,7 @@ impl Follow<'_> {
 
     fn add(&mut self, function: FunctionId, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
         let snippet = Arc::new(Snippet { stmts });
-        let derived = Derived { function, spot: PointKind::Exit, pair: self.pair, role: closer.role, snippet, exits };
+        let derived = Derived { function, kind: PointKind::Exit, pair: self.pair, role: closer.role, snippet, exits };
         self.found.derived.push(derived);
     }
 

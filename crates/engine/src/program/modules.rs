@@ -11,7 +11,7 @@ use ingraft_analysis::{
 use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid,
+    Avma, AvmaRange, Bias, Block, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Pid, PointId,
     Svma, SvmaRange, ThreadIdentity,
 };
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, ProcessError, Target};
@@ -588,7 +588,8 @@ impl Modules {
             PartPattern::One(name) => vec![name],
             PartPattern::AllBlocks => module.image.blocks(f).iter().map(|block| Modules::name_of(f, block)).collect(),
             PartPattern::AllEdges => {
-                let mut names: Vec<PartName> = module.image.edges(f).iter().map(EdgeId::name).collect();
+                let mut names: Vec<PartName> = module.image.edges(f).iter().filter_map(PointId::name).collect();
+                names.sort_unstable();
                 names.dedup();
                 names
             }
@@ -604,7 +605,13 @@ impl Modules {
     /// The kinds of the edges that a focus names, each once; empty if the focus names no edge of this function.
     pub fn edge_kinds(&self, function: FunctionId, focus: &Focus) -> Vec<EdgeKind> {
         let Some(PartName::Edge { from, to }) = PartName::of(focus) else { return Vec::new() };
-        self.edges(function, from, to).map_or_else(|_| Vec::new(), |edges| edges.iter().map(|edge| edge.kind).collect())
+        let kind = |point: &PointId| match point {
+            PointId::Edge { kind, .. } => Some(*kind),
+            PointId::Entry | PointId::Exit(_) | PointId::CallBefore(_) | PointId::CallAfter(_) | PointId::Block(_) => {
+                None
+            }
+        };
+        self.edges(function, from, to).map_or_else(|_| Vec::new(), |edges| edges.iter().filter_map(kind).collect())
     }
 
     /// The number of a function of a loaded module.
@@ -869,22 +876,24 @@ impl Program for Modules {
         })
     }
 
-    fn edges(&self, function: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
+    fn edges(&self, function: FunctionId, from: Offset, to: Offset) -> Result<Arc<[PointId]>, Unresolved> {
         self.block(function, from)?;
         self.block(function, to)?;
         let Some((_, module, f)) = self.resolve(function) else { return Ok([].into()) };
         let all = module.image.edges(f);
-        let its = |edge: &&EdgeId| edge.from == from;
-        let found: Arc<[EdgeId]> = all.iter().filter(its).filter(|edge| edge.to == to).copied().collect();
+        let wanted = PartName::Edge { from, to };
+        let found: Arc<[PointId]> = all.iter().filter(|edge| edge.name() == Some(wanted)).copied().collect();
         if !found.is_empty() {
             return Ok(found);
         }
-        let mut names: Vec<String> = all.iter().filter(its).map(|edge| edge.name().to_string()).collect();
+        let leaves = |name: &PartName| matches!(name, PartName::Edge { from: own, .. } if *own == from);
+        let own = all.iter().filter_map(PointId::name).filter(leaves);
+        let mut names: Vec<String> = own.map(|name| name.to_string()).collect();
         names.dedup();
         let rest = if names.len() > NEAR { ", …" } else { "" };
         names.truncate(NEAR);
         Err(Unresolved::NotFound {
-            what: format!("{} is no edge of the function", PartName::Edge { from, to }),
+            what: format!("{wanted} is no edge of the function"),
             help: Some(match names.is_empty() {
                 true => format!("no edge leads from {} to another block", PartName::Block(from)),
                 false => format!("from {} lead {}{rest}", PartName::Block(from), names.join(", ")),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionCode;
-use ingraft_model::{BlockPoint, EdgeKind, FunctionBody, FunctionId, How, PointKind, Refusal, Svma};
+use ingraft_model::{BlockId, BlockPoint, EdgeKind, FunctionBody, FunctionId, How, PointKind, Refusal, Svma};
 
 use crate::api::{FunctionEntry, FunctionFacts, PointSummary};
 use crate::program::modules::Modules;
@@ -102,7 +102,7 @@ fn has_point(body: &FunctionBody, kind: PointKind, at: Svma) -> bool {
 
 /// Number of a function's exits that jump to another function.
 fn tail_exits(code: &FunctionCode) -> u32 {
-    let jumping: BTreeSet<usize> =
+    let jumping: BTreeSet<BlockId> =
         code.cfg.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
     u32::try_from(jumping.len()).unwrap_or(u32::MAX)
 }
@@ -116,7 +116,7 @@ mod tests {
         let (no, other) = (|| Some(Refusal::NoSuchPoint), Refusal::NoRoomNearby);
         let copy = Ok(Arc::new(FunctionBody {
             function: Svma(0x1000),
-            blocks: Vec::new(),
+            blocks: ingraft_model::IndexVec::default(),
             edges: Vec::new(),
             entry: None,
             exits: Vec::new(),

@@ -95,9 +95,9 @@ impl Session {
         let [before, after] = [Stmt::Fork, Stmt::Forked].map(|stmt| Arc::new(Snippet { stmts: vec![stmt] }));
         let mut wanted = Vec::new();
         for function in functions {
-            for (spot, snippet) in [(PointKind::Entry, &before), (PointKind::Exit, &after)] {
+            for (kind, snippet) in [(PointKind::Entry, &before), (PointKind::Exit, &after)] {
                 let minis = vec![NewMini::plain(control.minis.take(), 0, snippet)];
-                wanted.push(WantedPoints { function, spot, minis });
+                wanted.push(WantedPoints { function, kind, minis });
             }
         }
         match self.change(control, &wanted, &|_| &[], &mut stop) {

@@ -61,7 +61,7 @@ impl Session {
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                let mut found = sites(&text, modules, w.function, w.spot);
+                let mut found = sites(&text, modules, w.function, w.kind);
                 w.assign(&mut found);
                 let woven = control.attached.as_ref().map(|attached| &attached.woven);
                 let (w, own) = (std::slice::from_ref(w), std::slice::from_mut(&mut found));

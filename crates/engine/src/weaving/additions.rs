@@ -34,18 +34,18 @@ impl Woven {
         // By the index of the arena.
         let mut unproven: BTreeMap<usize, Unproven<'_>> = BTreeMap::new();
         for found in found {
-            let Some(point) = self.points.get_mut(&found.place) else { continue };
+            let Some(point) = self.points.get_mut(&found.point) else { continue };
             let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
             let its = unproven.entry(point.arena).or_default();
             let lacking = found.minis.iter().filter(|mini| point.woven.lacks_input_of(mini.snippet));
-            let refused = lacking.map(|m| ((found.place.function, m.pair), Refusal::ArgumentOverwritten));
+            let refused = lacking.map(|m| ((found.point.function, m.pair), Refusal::ArgumentOverwritten));
             let refused: Vec<_> = refused.collect();
             let is_refused = |mini: &NewMini<'_>| refused.iter().any(|((_, pair), _)| *pair == mini.pair);
             for mini in found.minis.iter().copied().filter(|mini| !is_refused(mini)) {
                 if point.woven.minis.iter().any(|known| known.id == mini.id) {
                     continue;
                 }
-                let mut plan = Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut templates)?;
+                let mut plan = Arc::make_mut(point).add(env, arena, found.point.point.kind(), mini, &mut templates)?;
                 its.code.append(&mut plan.code);
                 its.added.push((plan, Arc::clone(point), mini));
             }
@@ -75,11 +75,11 @@ impl Point {
         &mut self,
         env: &Environment,
         arena: &mut Arena,
-        spot: PointKind,
+        kind: PointKind,
         mini: &'a NewMini<'a>,
         templates: &mut Templates<'a>,
     ) -> Result<PatchPlan, Error> {
-        let before = |known: &&Mini| match spot.opens() {
+        let before = |known: &&Mini| match kind.opens() {
             true => known.role < mini.role,
             false => known.role <= mini.role,
         };

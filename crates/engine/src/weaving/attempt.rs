@@ -48,11 +48,11 @@ impl Attempt {
         let Attempt { woven, change, made } = self;
         let mut new: NewPoints<'a> = BTreeMap::new();
         let found: Vec<NewPoint<'a>> = found.into_iter().flatten().collect();
-        let functions: FxHashSet<FunctionId> = found.iter().map(|found| found.place.function).collect();
+        let functions: FxHashSet<FunctionId> = found.iter().map(|found| found.point.function).collect();
         let (known, unknown): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|found| woven.woven_at(&found.place).is_some());
+            found.into_iter().partition(|found| woven.woven_at(&found.point).is_some());
         for found in unknown {
-            new.entry(found.place.function.module).or_default().push(found);
+            new.entry(found.point.function.module).or_default().push(found);
         }
         new.values_mut().for_each(|points| woven.add_hosts(hosts, points));
         woven.weave_bodies(subject, copies, &mut new, (Completeness::All, made), change, mapped)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_bodies_on;
-use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, Spot, TextSpace, WovenBody, weave_bodies_on};
+use ingraft_codegen::{Arena, BodyPoint, BodyRequest, Chain, TextSpace, WovenBody, weave_bodies_on};
 use ingraft_model::{FunctionBody, FunctionId, ModuleId, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -36,8 +36,6 @@ pub(super) struct Body {
 pub struct Hosted {
     /// Site of the point.
     pub site: Arc<Site>,
-    /// Position of the point.
-    pub spot: Spot,
     /// The function.
     pub body: Arc<FunctionBody>,
 }
@@ -74,7 +72,7 @@ impl Copies {
         }
         for (w, sites) in wanted.iter().zip(sites) {
             if let (Ok(found), Some(body)) = (sites, copies.chosen.get(&w.function)) {
-                host(modules, w.function, w.spot, body, found);
+                host(w.kind, body, found);
             }
         }
         copies
@@ -110,17 +108,17 @@ impl Copies {
         }
         for (w, sites) in wanted.iter().zip(sites) {
             if let (Ok(found), Some(body)) = (sites, self.chosen.get(&w.function)) {
-                host(modules, w.function, w.spot, body, found);
+                host(w.kind, body, found);
             }
         }
         chosen
     }
 
-    /// Site and position of a point; `None` as position for a point in the text.
-    pub fn site<'f>(&self, function: FunctionId, found: &'f Found) -> Result<(&'f Site, Option<Spot>), Refusal> {
+    /// Site of a point, and whether the point is woven into the copy of its function.
+    pub fn site<'f>(&self, function: FunctionId, found: &'f Found) -> Result<(&'f Site, bool), Refusal> {
         match &found.hosted {
-            Some(hosted) if self.chosen.contains_key(&function) => Ok((&hosted.site, Some(hosted.spot))),
-            hosted => found.site.as_ref().map(|site| (&**site, None)).map_err(|in_text| {
+            Some(hosted) if self.chosen.contains_key(&function) => Ok((&hosted.site, true)),
+            hosted => found.site.as_ref().map(|site| (&**site, false)).map_err(|in_text| {
                 let body = self.refused.get(&function).filter(|_| hosted.is_some());
                 body.unwrap_or(in_text).clone()
             }),
@@ -178,7 +176,7 @@ impl NewPoint<'_> {
             }
             _ => None,
         };
-        Some(BodyPoint { spot: self.probe?, counter })
+        self.in_copy.then_some(BodyPoint { point: self.point.point, counter })
     }
 }
 
@@ -243,14 +241,14 @@ impl Woven {
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let all = || points.values().flatten();
-        let mut needed: Vec<FunctionId> = all().filter(|p| p.probe.is_some()).map(|p| p.place.function).collect();
+        let mut needed: Vec<FunctionId> = all().filter(|p| p.in_copy).map(|p| p.point.function).collect();
         needed.sort_unstable();
         needed.dedup();
-        let in_text: FxHashSet<FunctionId> = all().filter(|p| p.probe.is_none()).map(|p| p.place.function).collect();
+        let in_text: FxHashSet<FunctionId> = all().filter(|p| !p.in_copy).map(|p| p.point.function).collect();
         let mut own: FxHashMap<FunctionId, Vec<BodyPoint>> = FxHashMap::default();
         if completeness == Completeness::All {
-            for point in all().filter(|point| !in_text.contains(&point.place.function)) {
-                own.entry(point.place.function).or_default().extend(point.in_copy());
+            for point in all().filter(|point| !in_text.contains(&point.point.function)) {
+                own.entry(point.point.function).or_default().extend(point.in_copy());
             }
         }
         let own = |function: &FunctionId| own.get(function).map_or(&[][..], Vec::as_slice);
@@ -277,11 +275,13 @@ impl Woven {
         let bodies = &self.bodies;
         points.values_mut().for_each(|points| {
             points.retain(|p| {
-                let Some(spot) = p.probe else { return true };
-                let Some(body) = bodies.get(&p.place.function) else { return false };
-                let probe = body.woven.probe(&spot);
+                if !p.in_copy {
+                    return true;
+                }
+                let Some(body) = bodies.get(&p.point.function) else { return false };
+                let probe = body.woven.probe(p.point.point);
                 if let Err(refusal) = &probe {
-                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+                    change.refused.extend(p.minis.iter().map(|m| ((p.point.function, m.pair), refusal.clone())));
                 }
                 probe.is_ok()
             });

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_rehosted;
-use ingraft_codegen::{Rehosted, WovenPoint, rehost};
-use ingraft_model::{FunctionBody, FunctionId, Parts, PatchPlan, PointKind, Refusal, Stmt};
+use ingraft_codegen::{Rehosted, rehost};
+use ingraft_model::{FunctionBody, FunctionId, FunctionPoint, Parts, PatchPlan, PointKind, Refusal, Stmt};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
@@ -16,7 +16,7 @@ use crate::weaving::bodies::{Completeness, Copies, Hosted, NewPoints};
 use crate::weaving::exits::Exits;
 use crate::weaving::plan::{KEPT, Point, Subject, Woven, defect, point_record};
 use crate::weaving::sites::{Found, Text, host, sites};
-use crate::weaving::wanted::{NewMini, NewPoint, Place};
+use crate::weaving::wanted::{NewMini, NewPoint};
 
 /// The points of a function that move.
 pub(super) struct Moving<'a> {
@@ -26,19 +26,13 @@ pub(super) struct Moving<'a> {
 
 /// A point that moves.
 struct Moved<'a> {
-    place: Place,
+    /// Key of the point, in the text and in the copy.
+    point: FunctionPoint,
     old: &'a Arc<Point>,
     /// The place in the copy; `None` for a point without snippets, which only makes room for others.
     hosted: Option<Hosted>,
     /// The snippets, in order.
     minis: Vec<NewMini<'a>>,
-}
-
-impl Moved<'_> {
-    /// Key of the point in the copy.
-    fn new_place(&self) -> Option<Place> {
-        Some(Place { at: self.hosted.as_ref()?.site.at, ..self.place })
-    }
 }
 
 impl<'a> Moving<'a> {
@@ -52,7 +46,8 @@ impl<'a> Moving<'a> {
         let stays_here = || in_the_way(modules, function);
         let mut known: FxHashMap<PointKind, Vec<Found>> = FxHashMap::default();
         let mut points = Vec::new();
-        for (place, old) in woven.known(function) {
+        for (key, old) in woven.known(function) {
+            let kind = key.point.kind();
             let waits = |stmt: &Stmt| matches!(stmt, Stmt::Await);
             let stays = |snippet: &ingraft_model::Snippet| {
                 !snippet.calls().is_empty() || snippet.stmts.iter().any(waits) || snippet.waits_for_room()
@@ -60,24 +55,24 @@ impl<'a> Moving<'a> {
             let hosted = match old.minis.is_empty() {
                 true => None,
                 false => {
-                    let found = match known.remove(&place.spot) {
+                    let found = match known.remove(&kind) {
                         Some(found) => found,
                         None => {
-                            let mut found = sites(text, modules, function, place.spot)?;
-                            host(modules, function, place.spot, body, &mut found);
+                            let mut found = sites(text, modules, function, kind)?;
+                            host(kind, body, &mut found);
                             found
                         }
                     };
-                    let own = found.iter().find(|f| f.site.as_ref().is_ok_and(|site| site.at == place.at));
+                    let own = found.iter().find(|found| found.point == Some(key.point));
                     let hosted = own.and_then(|found| found.hosted.clone());
-                    known.insert(place.spot, found);
+                    known.insert(kind, found);
                     Some(hosted.ok_or_else(stays_here)?)
                 }
             };
             if old.minis.iter().any(|mini| stays(&mini.snippet)) {
                 return Err(stays_here());
             }
-            points.push(Moved { place: *place, old, hosted, minis: old.kept() });
+            points.push(Moved { point: *key, old, hosted, minis: old.kept() });
         }
         Ok(Moving { function, points })
     }
@@ -146,9 +141,9 @@ impl Attempt {
         for Moving { function, points } in its().filter(|points| copies.has_chosen(points.function)) {
             for moved in points {
                 change.gone.push(woven.forget_point(subject.modules, moved));
-                let (Some(place), Some(hosted)) = (moved.new_place(), &moved.hosted) else { continue };
+                let Some(hosted) = &moved.hosted else { continue };
                 let minis = moved.minis.iter().collect();
-                let point = NewPoint { place, site: &hosted.site, minis, probe: Some(hosted.spot) };
+                let point = NewPoint { point: moved.point, site: &hosted.site, minis, in_copy: true };
                 new.entry(function.module).or_default().push(point);
             }
         }
@@ -168,16 +163,16 @@ impl Attempt {
 impl Woven {
     /// Whether the probe of a point that moves cannot take its threads over.
     fn is_stuck(&self, moved: &Moved<'_>) -> bool {
-        let probe = moved.new_place().and_then(|place| self.woven_at(&place)?.probe);
+        let probe = self.woven_at(&moved.point).and_then(|point| point.probe);
         probe.is_some_and(|probe| !probe.can_take_over(&moved.old.woven))
     }
 
     fn forget_point(&mut self, modules: &Modules, moved: &Moved<'_>) -> PointRecord {
-        let module = moved.place.function.module;
+        let module = moved.point.function.module;
         if let Some(text) = self.text_space(module) {
             text.release_point(&moved.old.woven);
         }
-        self.remove_point(&moved.place);
+        self.remove_point(&moved.point);
         point_record(modules, module, moved.old)
     }
 
@@ -189,11 +184,10 @@ impl Woven {
         mut insertion: PatchPlan,
     ) -> Result<PatchPlan, Error> {
         let its = moving.iter().filter(|points| copies.has_chosen(points.function)).flat_map(|points| &points.points);
-        let new = |moved: &Moved<'_>| self.woven_at(&moved.new_place()?);
         let rehosted: Vec<Rehosted<'_>> = its
             .map(|moved| Rehosted {
                 old: &moved.old.woven,
-                probe: new(moved).and_then(|point: &WovenPoint| point.probe.as_ref()),
+                probe: self.woven_at(&moved.point).and_then(|point| point.probe.as_ref()),
             })
             .collect();
         if rehosted.is_empty() {

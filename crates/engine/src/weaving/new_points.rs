@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::verify_weave_on;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, Probe, TextSpace, WovenPoint, weave_points_on};
-use ingraft_model::{Bias, ModuleId, Site};
+use ingraft_model::{Bias, FunctionPoint, ModuleId, Site};
 
 use crate::background::{Quick, each};
 use crate::error::Error;
@@ -14,7 +14,7 @@ use crate::program::modules::Modules;
 use crate::weaving::arenas::{ARENA_MAX, NewArenas, arena_for};
 use crate::weaving::bodies::Bodies;
 use crate::weaving::plan::{Change, Point, Subject, Unit, Woven, WovenAnew, append, codegen_error, defect, points_of};
-use crate::weaving::wanted::{NewPoint, Place};
+use crate::weaving::wanted::NewPoint;
 
 /// Estimated size of a point with compiled snippets, in units of a point with a plain count.
 const COMPILED: usize = 8;
@@ -38,7 +38,7 @@ impl Woven {
         change: &mut Change,
         mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
-        let (in_copies, in_text): (Vec<_>, Vec<_>) = points.into_iter().partition(|point| point.probe.is_some());
+        let (in_copies, in_text): (Vec<_>, Vec<_>) = points.into_iter().partition(|point| point.in_copy);
         if !in_text.is_empty() {
             self.weave_batch(subject, number, &in_text, change, mapped)?;
         }
@@ -56,8 +56,8 @@ impl Woven {
         }
         let mut rest = in_copies.as_slice();
         while let Some(last) = rest.get(rest.len().min(BATCH).wrapping_sub(1)) {
-            let function = last.place.function;
-            let end = rest.iter().skip(BATCH).position(|point| point.place.function != function);
+            let function = last.point.function;
+            let end = rest.iter().skip(BATCH).position(|point| point.point.function != function);
             let (batch, after) = rest.split_at(end.map_or(rest.len(), |end| BATCH + end));
             self.weave_batch(subject, number, batch, change, mapped)?;
             rest = after;
@@ -90,7 +90,7 @@ impl Woven {
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
             let before = self.arenas[index].clone();
             // Points in copies take no text, of which a copy is large.
-            let text_before = points.iter().any(|point| point.probe.is_none()).then(|| text.clone());
+            let text_before = points.iter().any(|point| !point.in_copy).then(|| text.clone());
             quick.check();
             let weave =
                 weave_points_on(&quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
@@ -112,10 +112,10 @@ impl Woven {
                     let minis = p.minis.iter().map(|m| m.known()).collect();
                     let point = Arc::new(Point { woven, arena: arena_index, minis });
                     change.new_points.push(WovenAnew::new(file, Unit::Point(Arc::clone(&point))));
-                    self.points.insert(p.place, point);
+                    self.points.insert(p.point, point);
                 }
                 Err(refusal) => {
-                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+                    change.refused.extend(p.minis.iter().map(|m| ((p.point.function, m.pair), refusal.clone())));
                 }
             }
         }
@@ -137,11 +137,12 @@ struct Prepared<'a> {
 impl<'a> Prepared<'a> {
     fn new(
         modules: &'a Modules,
-        (known, bodies): (&'a BTreeMap<Place, Arc<Point>>, &Bodies),
+        (known, bodies): (&'a BTreeMap<FunctionPoint, Arc<Point>>, &Bodies),
         point: &NewPoint<'a>,
     ) -> Self {
-        let function = point.place.function;
-        let probe = point.probe.and_then(|spot| bodies.get(&function)?.woven.probe(&spot).ok().copied());
+        let FunctionPoint { function, point: id } = point.point;
+        let body = bodies.get(&function).filter(|_| point.in_copy);
+        let probe = body.and_then(|body| body.woven.probe(id).ok()).copied();
         Prepared {
             site: probe.map_or(Cow::Borrowed(point.site), |probe| probe.site(point.site)),
             minis: point.minis.iter().map(|m| m.request()).collect(),

@@ -85,7 +85,7 @@ impl GeneratedPoint {
         parts.add(woven.leave..woven.tail, CodePart::Restore);
         parts.add(woven.tail_end..code.end, CodePart::Room);
         // Where a call leads to the probe, a thread that leaves the code goes on in the callee.
-        let called = woven.probe.filter(|probe| probe.holds == Held::Called).map(|probe| probe.spot.at);
+        let called = woven.probe.filter(|probe| probe.holds == Held::Called).map(|probe| probe.at(woven.function));
         let point = called.unwrap_or_else(|| match woven.kind {
             PointKind::Entry => woven.function,
             PointKind::CallAfter => woven.at,

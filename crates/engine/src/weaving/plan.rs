@@ -9,7 +9,8 @@ use ingraft_codegen::{
     remove_within,
 };
 use ingraft_model::{
-    Avma, AvmaRange, FunctionId, ModuleId, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, TextWrite,
+    Avma, AvmaRange, FunctionId, FunctionPoint, ModuleId, PatchPlan, PointId, PointKind, Refusal, Role, Site, Snippet,
+    Stmt, TextWrite,
 };
 use ingraft_process::Target;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -27,15 +28,20 @@ use crate::weaving::cost;
 use crate::weaving::exits::hosts;
 use crate::weaving::moving;
 use crate::weaving::sites::{Found, Text, are_known, blocks_in_copy, sites};
-use crate::weaving::wanted::{NewMini, NewPoint, Place, Wanted, with_edges};
+use crate::weaving::wanted::{NewMini, NewPoint, Wanted, with_edges};
 
 fn holds(arena: &Arena, code: &AvmaRange) -> bool {
     let all = arena.range();
     all.start <= code.start && code.end <= all.end
 }
 
-fn first_of(module: ModuleId) -> Place {
-    Place::first_of(FunctionId { module, function: 0 })
+fn first_of(module: ModuleId) -> FunctionPoint {
+    entry(FunctionId { module, function: 0 })
+}
+
+/// Key of the entry of a function, which is before the keys of all other points of the function.
+fn entry(function: FunctionId) -> FunctionPoint {
+    FunctionPoint { function, point: PointId::Entry }
 }
 
 fn whole_arena(arena: &Arena) -> AvmaRange {
@@ -56,7 +62,7 @@ pub struct Woven {
     /// Text that is in use and padding for islands, for each module.
     pub(super) texts: FxHashMap<u32, TextSpace>,
     /// Woven points, in the order of their keys, so that the points of a function are adjacent.
-    pub(super) points: BTreeMap<Place, Arc<Point>>,
+    pub(super) points: BTreeMap<FunctionPoint, Arc<Point>>,
     /// Copies of whole functions, into which points are woven that have no room in the text.
     pub(super) bodies: Bodies,
     /// Code that nothing leads to any more, kept until it is known that no thread is in it.
@@ -271,7 +277,7 @@ impl Woven {
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
     }
 
-    pub(super) fn places_of(&self, function: FunctionId) -> impl Iterator<Item = Place> + '_ {
+    pub(super) fn places_of(&self, function: FunctionId) -> impl Iterator<Item = FunctionPoint> + '_ {
         points_of(&self.points, function).map(|(place, _)| *place)
     }
 
@@ -311,12 +317,12 @@ impl Woven {
     }
 
     /// The points of this engine.
-    pub fn points(&self) -> impl Iterator<Item = (&Place, &WovenPoint)> {
+    pub fn points(&self) -> impl Iterator<Item = (&FunctionPoint, &WovenPoint)> {
         self.points.iter().map(|(place, point)| (place, &point.woven))
     }
 
     /// The points of a function that this engine has woven.
-    pub fn points_of(&self, function: FunctionId) -> impl Iterator<Item = (Place, &WovenPoint)> {
+    pub fn points_of(&self, function: FunctionId) -> impl Iterator<Item = (FunctionPoint, &WovenPoint)> {
         self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
     }
 
@@ -326,18 +332,18 @@ impl Woven {
     }
 
     /// The points of a function, with their snippets.
-    pub(super) fn known(&self, function: FunctionId) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
+    pub(super) fn known(&self, function: FunctionId) -> impl Iterator<Item = (&FunctionPoint, &Arc<Point>)> {
         points_of(&self.points, function)
     }
 
     /// A point by its key.
-    pub(super) fn woven_at(&self, place: &Place) -> Option<&WovenPoint> {
+    pub(super) fn woven_at(&self, place: &FunctionPoint) -> Option<&WovenPoint> {
         self.points.get(place).map(|point| &point.woven)
     }
 
     /// Forgets the points of a function. Returns them.
     pub(super) fn forget_points(&mut self, function: FunctionId) -> Vec<Arc<Point>> {
-        let places: Vec<Place> = self.places_of(function).collect();
+        let places: Vec<FunctionPoint> = self.places_of(function).collect();
         let gone: Vec<Arc<Point>> = places.iter().filter_map(|place| self.points.remove(place)).collect();
         if let Some(text) = self.text_space(function.module) {
             gone.iter().for_each(|point| text.release_point(&point.woven));
@@ -358,7 +364,7 @@ impl Woven {
     }
 
     /// Forgets a point.
-    pub(super) fn remove_point(&mut self, place: &Place) {
+    pub(super) fn remove_point(&mut self, place: &FunctionPoint) {
         self.points.remove(place);
     }
 
@@ -373,7 +379,7 @@ impl Woven {
     }
 
     /// Number of snippets at a point; `None` if the point is not woven.
-    pub fn snippets_at(&self, place: &Place) -> Option<usize> {
+    pub fn snippets_at(&self, place: &FunctionPoint) -> Option<usize> {
         self.points.get(place).map(|p| p.woven.minis.len())
     }
 
@@ -389,10 +395,9 @@ impl Woven {
 
     /// Address of the springboard at a function's entry.
     pub fn entry_of(&self, function: FunctionId) -> Option<Avma> {
-        let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
-        let point = &self.points.get(&place)?.woven;
+        let point = self.woven_at(&entry(function))?;
         match point.probe {
-            Some(_) => self.bodies.get(&function)?.woven.entry(),
+            Some(_) => self.bodies.get(&function)?.woven.entry_springboard(),
             None => Some(point.at),
         }
     }
@@ -431,7 +436,7 @@ impl Woven {
     /// Forgets the points of a module whose text is gone, so that the engine writes nothing there any more. Returns their records.
     pub fn retire(&mut self, modules: &Modules, module: ModuleId) -> Vec<PointRecord> {
         let places = self.points.range(first_of(module)..first_of(ModuleId(module.0 + 1)));
-        let places: Vec<Place> = places.map(|(place, _)| *place).collect();
+        let places: Vec<FunctionPoint> = places.map(|(place, _)| *place).collect();
         self.texts.remove(&module.0);
         let mut gone = Vec::with_capacity(places.len());
         for place in places {
@@ -460,7 +465,7 @@ impl Woven {
 
     /// The pages of text that hold a springboard, as module and address of one byte of each.
     pub fn text_at(&self) -> impl Iterator<Item = (ModuleId, Avma)> {
-        let module = |place: &Place| place.function.module;
+        let module = |place: &FunctionPoint| place.function.module;
         let points =
             self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)));
         let bodies = self.bodies.iter();
@@ -495,16 +500,16 @@ impl Woven {
         let text = Text::new(subject.target, self.changes());
         let in_copies = with_edges(wanted);
         let look = |w: &Wanted<'_>| {
-            let mut found = match w.spot {
+            let mut found = match w.kind {
                 PointKind::Block if w.minis.iter().all(|mini| in_copies.contains(&(w.function, mini.pair))) => {
                     blocks_in_copy(&text, modules, w.function)
                 }
-                spot => sites(&text, modules, w.function, spot),
+                kind => sites(&text, modules, w.function, kind),
             };
             w.assign(&mut found);
             found
         };
-        let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
+        let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.kind)) {
             true => each(wanted, look),
             false => each_in_background(wanted, look),
         };
@@ -571,15 +576,14 @@ impl Woven {
     /// Adds entries without snippets for exits that only these entries can hold, unless the entries are woven or among the points.
     pub(super) fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionId, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionId> =
-            points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
+            points.iter().filter(|p| p.point.point == PointId::Entry).map(|p| p.point.function).collect();
         let mut missing: Vec<FunctionId> =
-            points.iter().filter(|p| p.probe.is_none() && p.site.is_within_entry()).map(|p| p.place.function).collect();
-        missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
+            points.iter().filter(|p| !p.in_copy && p.site.is_within_entry()).map(|p| p.point.function).collect();
+        missing.retain(|function| !entries.contains(function) && !self.points.contains_key(&entry(*function)));
         missing.dedup();
         points.extend(missing.into_iter().filter_map(|function| {
             let site = hosts.get(&function)?;
-            let place = Place::entry(function, site.at);
-            Some(NewPoint { place, site, minis: Vec::new(), probe: None })
+            Some(NewPoint { point: entry(function), site, minis: Vec::new(), in_copy: false })
         }));
     }
 
@@ -595,7 +599,7 @@ impl Woven {
         let mut order: Vec<_> = left.into_iter().collect();
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
-            let places: Vec<Place> = woven.places_of(function).collect();
+            let places: Vec<FunctionPoint> = woven.places_of(function).collect();
             let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == PRUNE || ids.contains(&m.id));
             let staying = staying(&woven.points, &places, idle);
             let offered: FxHashSet<Inner> = staying
@@ -604,7 +608,7 @@ impl Woven {
                 .flat_map(|p| p.woven.inner.iter().copied())
                 .collect();
             let stays = |inner: &Inner| offered.contains(inner);
-            let needs_body = |place: &Place| woven.points.get(place).is_some_and(|p| p.woven.probe.is_some());
+            let needs_body = |place: &FunctionPoint| woven.points.get(place).is_some_and(|p| p.woven.probe.is_some());
             let body_stays = staying.iter().any(needs_body);
             for place in places {
                 let Some(point) = woven.points.get_mut(&place) else { continue };
@@ -731,16 +735,19 @@ pub(super) fn joined(mut ranges: Vec<AvmaRange>) -> Vec<AvmaRange> {
 
 /// The points of a function.
 pub(super) fn points_of(
-    points: &BTreeMap<Place, Arc<Point>>,
+    points: &BTreeMap<FunctionPoint, Arc<Point>>,
     function: FunctionId,
-) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
-    let first = Place::first_of(function);
-    points.range(first..).take_while(move |(place, _)| place.function == function)
+) -> impl Iterator<Item = (&FunctionPoint, &Arc<Point>)> {
+    points.range(entry(function)..).take_while(move |(point, _)| point.function == function)
 }
 
 /// The points of a function that stay when the idle ones are removed. A point that displaces instructions of other points stays as long as
 /// they do.
-fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn(&Point) -> bool) -> FxHashSet<Place> {
+fn staying(
+    points: &BTreeMap<FunctionPoint, Arc<Point>>,
+    places: &[FunctionPoint],
+    idle: impl Fn(&Point) -> bool,
+) -> FxHashSet<FunctionPoint> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
         places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
     let mut from = 0;
@@ -753,13 +760,6 @@ fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn
         stay.extend(hosts);
     }
     stay.into_iter().map(|(place, _)| *place).collect()
-}
-
-/// The woven entry of a function.
-fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionId) -> Option<&Arc<Point>> {
-    let first = Place::first_of(function);
-    let (place, point) = points.range(first..).next()?;
-    (place.function == function && place.spot == PointKind::Entry).then_some(point)
 }
 
 /// Counter of the runs of a snippet.

@@ -4,7 +4,7 @@
 
 use ingraft_codegen::{Held as Instruction, Probe, WovenBody, WovenPoint};
 use ingraft_model::machine::{JUMP, SHORT_JUMP};
-use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionId, PointKind, TextWrite, Tid};
+use ingraft_model::{Avma, AvmaRange, EdgeKind, FunctionId, PointId, PointKind, TextWrite, Tid};
 use ingraft_process::{HeldThreads, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -141,7 +141,7 @@ fn jump_target(removal: &TextWrite) -> Option<Avma> {
 /// Position of a thread at an instruction of a copy.
 fn in_body(body: &WovenBody, at: Avma) -> Place {
     let nearest = |of: &dyn Fn(PointKind) -> bool| {
-        let before = body.probes.iter().filter(|probe| probe.copy <= at && of(probe.spot.kind));
+        let before = body.probes.iter().filter(|probe| probe.copy <= at && of(probe.point.kind()));
         before.max_by_key(|probe| probe.copy)
     };
     let is_counted = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
@@ -153,13 +153,13 @@ fn in_body(body: &WovenBody, at: Avma) -> Place {
     }
     let Some(last) = last else { return Place::Unknown };
     // A return or a call belongs to the block before it.
-    let of_block = match last.spot.kind {
+    let of_block = match last.point.kind() {
         PointKind::Exit | PointKind::CallBefore => nearest(&is_counted),
         PointKind::Entry | PointKind::CallAfter | PointKind::Block | PointKind::Edge => Some(last),
     };
     match of_block {
-        Some(probe) if probe.copy == at => before(probe),
-        Some(probe) => after(probe),
+        Some(probe) if probe.copy == at => before(probe, body.function),
+        Some(probe) => after(probe, body.function),
         None => Place::Unknown,
     }
 }
@@ -176,46 +176,55 @@ fn next_in_body(body: &WovenBody, at: Avma) -> Option<Avma> {
 /// The next instruction of a thread in the code of a point: nothing of the block was executed, or all of it and the call.
 fn next_in_point(point: &WovenPoint) -> Option<Avma> {
     match &point.probe {
-        Some(probe) => (probe.holds != Instruction::Called).then_some(probe.spot.at),
+        Some(probe) => (probe.holds != Instruction::Called).then_some(probe.at(point.function)),
         None => point.resume,
     }
 }
 
 /// Position of a thread that is about to execute the call at the end of a block, which leads to the block's probes.
 fn before_call(body: &WovenBody, block: Avma) -> Place {
-    let is_own = |kind| matches!(kind, PointKind::Block | PointKind::Edge);
-    let its = |probe: &&Probe| probe.holds == Instruction::Called && probe.spot.at == block && is_own(probe.spot.kind);
-    body.probes.iter().filter(its).min_by_key(|probe| probe.copy).map_or(Place::Unknown, before)
+    let is_own = |probe: &Probe| matches!(probe.point, PointId::Block(_) | PointId::Edge { .. });
+    let is_called = |probe: &Probe| probe.holds == Instruction::Called && probe.at(body.function) == block;
+    let its = body.probes.iter().filter(|probe| is_own(probe) && is_called(probe));
+    its.min_by_key(|probe| probe.copy).map_or(Place::Unknown, |probe| before(probe, body.function))
 }
 
-/// Position of a thread at a probe.
-fn before(probe: &Probe) -> Place {
-    match (probe.spot.kind, probe.spot.from, probe.holds) {
-        (PointKind::CallAfter, ..) | (_, Some((_, EdgeKind::CallReturn)), _) => Place::Before(probe.spot.at),
-        (PointKind::Entry | PointKind::Block, ..) => Place::Arrival(probe.spot.at),
-        (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
-        (_, Some((from, _)), Instruction::Nop | Instruction::Called) => Place::Left(from, probe.spot.at),
-        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None, _) => Place::Unknown,
+/// Position of a thread at a probe in the copy of a function that begins at `function`.
+fn before(probe: &Probe, function: Avma) -> Place {
+    let at = probe.at(function);
+    match (probe.point, probe.holds) {
+        (PointId::CallAfter(_) | PointId::Edge { kind: EdgeKind::CallReturn, .. }, _) => Place::Before(at),
+        (PointId::Entry | PointId::Block(_), _) => Place::Arrival(at),
+        (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
+            Place::Block(function.offset(from.0))
+        }
+        (PointId::Edge { from, .. }, Instruction::Nop | Instruction::Called) => {
+            Place::Left(function.offset(from.0), at)
+        }
+        (PointId::Exit(_) | PointId::CallBefore(_), _) => Place::Unknown,
     }
 }
 
 /// Position of a thread that a probe has led to its point, and whose passage was not counted.
-fn at_point(probe: &Probe) -> Place {
-    match before(probe) {
-        Place::Block(from) => Place::Left(from, probe.spot.at),
+fn at_point(probe: &Probe, function: Avma) -> Place {
+    match before(probe, function) {
+        Place::Block(from) => Place::Left(from, probe.at(function)),
         place @ (Place::Text(_) | Place::Arrival(_) | Place::Left(..) | Place::Before(_) | Place::Unknown) => place,
     }
 }
 
 /// Position of a thread behind a probe and before the next one.
-fn after(probe: &Probe) -> Place {
-    match (probe.spot.kind, probe.spot.from, probe.holds) {
-        (PointKind::CallAfter, ..) => Place::Before(probe.spot.at),
-        (PointKind::Entry, ..) => Place::Arrival(probe.spot.at),
-        (PointKind::Block, ..) => Place::Block(probe.spot.at),
-        (_, Some((from, _)), Instruction::Jump(_) | Instruction::Branch(..)) => Place::Block(from),
-        (_, Some(_), Instruction::Nop | Instruction::Called) => Place::Arrival(probe.spot.at),
-        (PointKind::Exit | PointKind::CallBefore | PointKind::Edge, None, _) => Place::Unknown,
+fn after(probe: &Probe, function: Avma) -> Place {
+    let at = probe.at(function);
+    match (probe.point, probe.holds) {
+        (PointId::CallAfter(_), _) => Place::Before(at),
+        (PointId::Entry, _) => Place::Arrival(at),
+        (PointId::Block(_), _) => Place::Block(at),
+        (PointId::Edge { from, .. }, Instruction::Jump(_) | Instruction::Branch(..)) => {
+            Place::Block(function.offset(from.0))
+        }
+        (PointId::Edge { .. }, Instruction::Nop | Instruction::Called) => Place::Arrival(at),
+        (PointId::Exit(_) | PointId::CallBefore(_), _) => Place::Unknown,
     }
 }
 
@@ -227,10 +236,12 @@ fn in_point(point: &WovenPoint, at: Avma) -> Place {
         return Place::Unknown;
     }
     match (&point.probe, point.kind) {
-        (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.spot.at),
-        (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.spot.at),
-        (Some(probe), PointKind::Entry | PointKind::CallAfter) if is_passed => after(probe),
-        (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => at_point(probe),
+        (Some(probe), PointKind::Edge) if is_passed => Place::Arrival(probe.at(point.function)),
+        (Some(probe), PointKind::Block) if is_passed => Place::Block(probe.at(point.function)),
+        (Some(probe), PointKind::Entry | PointKind::CallAfter) if is_passed => after(probe, point.function),
+        (Some(probe), PointKind::Edge | PointKind::Block | PointKind::Entry | PointKind::CallAfter) => {
+            at_point(probe, point.function)
+        }
         (None, PointKind::Block) => {
             let Some(start) = point.resume else { return Place::Unknown };
             if is_passed { Place::Block(start) } else { Place::Arrival(start) }
@@ -321,33 +332,36 @@ impl Visitor for PositionVisitor<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_codegen::{RemovalRecord, Spot, Way};
+    use ingraft_codegen::{RemovalRecord, Way};
+    use ingraft_model::{IndexVec, Offset};
 
     const CALL: EdgeKind = EdgeKind::CallReturn;
 
     /// A copy at 0x100 of a function at 0x10 with probes that are five bytes long: the entry, the first block, a call at 0x18 that returns to a
     /// block at 0x20, and that block, whose return is at 0x28.
     fn body() -> WovenBody {
-        let spot = |kind, at, from| Spot { kind, at: Avma(at), from };
-        let spots = [
-            (0x100, spot(PointKind::Entry, 0x10, None)),
-            (0x105, spot(PointKind::Block, 0x10, None)),
-            (0x112, spot(PointKind::CallBefore, 0x18, None)),
-            (0x120, spot(PointKind::CallAfter, 0x20, None)),
-            (0x125, spot(PointKind::Edge, 0x20, Some((Avma(0x10), CALL)))),
-            (0x12a, spot(PointKind::Block, 0x20, None)),
-            (0x137, spot(PointKind::Exit, 0x28, None)),
+        let edge = PointId::Edge { from: Offset(0), to: Offset(0x10), kind: CALL };
+        let points = [
+            (0x100, 0x10, PointId::Entry),
+            (0x105, 0x10, PointId::Block(Offset(0))),
+            (0x112, 0x18, PointId::CallBefore(Offset(8))),
+            (0x120, 0x20, PointId::CallAfter(Offset(0x10))),
+            (0x125, 0x20, edge),
+            (0x12a, 0x20, PointId::Block(Offset(0x10))),
+            (0x137, 0x28, PointId::Exit(Offset(0x18))),
         ];
-        let probe = |(copy, spot): (u64, Spot)| {
+        let probe = |(copy, original, point): (u64, u64, PointId)| {
             let home = Way { copy: Avma(0x18), original: Avma(0x18) };
-            let holds = if spot.kind == PointKind::CallBefore { Instruction::Jump(home) } else { Instruction::Nop };
-            Probe { spot, original: spot.at, copy: Avma(copy), bytes: [0; 5], holds }
+            let calls = point.kind() == PointKind::CallBefore;
+            let holds = if calls { Instruction::Jump(home) } else { Instruction::Nop };
+            Probe { point, original: Avma(original), copy: Avma(copy), bytes: [0; 5], holds }
         };
-        let mut probes: Vec<Probe> = spots.into_iter().map(probe).collect();
-        probes.sort_unstable_by_key(|probe| probe.spot);
+        let mut probes: Vec<Probe> = points.into_iter().map(probe).collect();
+        probes.sort_unstable_by_key(|probe| probe.point);
         WovenBody {
             function: Avma(0x10),
-            blocks: Vec::new(),
+            blocks: IndexVec::default(),
+            entry: None,
             probes,
             exposed: Vec::new(),
             called: Vec::new(),
@@ -361,20 +375,20 @@ mod tests {
     /// block if `only`.
     fn called_body(only: bool) -> WovenBody {
         let mut body = body();
-        body.probes.retain(|probe| probe.spot.at < Avma(0x20));
-        let spot = |kind, from| Spot { kind, at: Avma(0x20), from };
-        let edge = only.then_some(spot(PointKind::Edge, Some((Avma(0x10), CALL))));
-        let spots = edge.into_iter().chain([spot(PointKind::Block, None), spot(PointKind::CallBefore, None)]);
-        body.probes.extend((0x130..).step_by(5).zip(spots).map(|(copy, spot)| Probe {
-            spot,
+        body.probes.retain(|probe| probe.at(Avma(0x10)) < Avma(0x20));
+        let second = Offset(0x10);
+        let edge = only.then_some(PointId::Edge { from: Offset(0), to: second, kind: CALL });
+        let points = edge.into_iter().chain([PointId::Block(second), PointId::CallBefore(second)]);
+        body.probes.extend((0x130..).step_by(5).zip(points).map(|(copy, point)| Probe {
+            point,
             original: Avma(0x999),
             copy: Avma(copy),
             bytes: [0; 5],
             holds: Instruction::Called,
         }));
-        body.probes.sort_unstable_by_key(|probe| probe.spot);
-        body.blocks =
-            vec![Way { copy: Avma(0x105), original: Avma(0x10) }, Way { copy: Avma(0x120), original: Avma(0x20) }];
+        body.probes.sort_unstable_by_key(|probe| probe.point);
+        let way = |copy, original| Way { copy: Avma(copy), original: Avma(original) };
+        body.blocks = vec![way(0x105, 0x10), way(0x120, 0x20)].into();
         body.called = vec![Avma(0x20)..Avma(0x25)];
         body.removal.code = Avma(0x100)..Avma(0x144);
         body

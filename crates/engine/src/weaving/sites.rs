@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use ingraft_analysis::{Function, FunctionKind, Unwinder, may_fault};
 use ingraft_model::machine::{ENDBR, PAGE, SPRINGBOARD};
 use ingraft_model::{
-    Arrival, Avma, BlockPoint, BodyBlock, Edge, EdgeId, EdgeKind, EdgeTarget, FunctionBody, FunctionId, IslandRoom,
-    Offset, Parts, PointKind, Refusal, Site, SiteKind, Svma,
+    Arrival, Avma, BlockId, BlockPoint, BodyBlock, Edge, EdgeTarget, Free, FunctionBody, FunctionId, IslandRoom, Key,
+    Offset, Parts, PointId, PointKind, Refusal, Site, SiteKind, Svma,
 };
 use ingraft_process::{Mapping, Target};
 
-use ingraft_codegen::{RemovalRecord, Spot};
+use ingraft_codegen::RemovalRecord;
 
 use crate::program::callees::{callees, never_returns};
 use crate::program::modules::{Module, Modules};
@@ -38,31 +38,23 @@ const SITE_MAX: usize = 64;
 /// One point of a function.
 #[derive(Clone, Debug)]
 pub struct Found {
+    /// The point; `None` for an exit that cannot be woven and whose instruction is not known.
+    pub point: Option<PointId>,
     /// Site at which the point can be woven, or the reason why it cannot.
     pub site: Result<Arc<Site>, Refusal>,
     /// Functions of which the call at the point may call one; empty if the callee is known only at the call, and at other kinds of points.
     callees: Vec<FunctionId>,
-    part: Part,
-    /// At a call, the address of the call, or its return address.
-    call: Option<Svma>,
     /// The point as it can be woven into the copy of its function; `None` if it cannot, or if there is no need.
     pub hosted: Option<Hosted>,
     /// Indices of the wanted snippets that are for this point, as far as they were assigned.
     pub its: Vec<usize>,
 }
 
-/// Part of a function to which a point belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// The function.
-    Whole,
-    /// The block that begins at this offset.
-    Block(Offset),
-    /// An edge between blocks, and the first byte of the block that it leaves.
-    Edge(EdgeId, Svma),
-}
-
 impl Found {
+    fn new(point: Option<PointId>, site: Result<Arc<Site>, Refusal>) -> Self {
+        Found { point, site, callees: Vec::new(), hosted: None, its: Vec::new() }
+    }
+
     /// Whether a snippet is for this point. It is not if it is for other parts, or if it excludes calls of all callees.
     pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
         let excluded = !self.callees.is_empty() && self.callees.iter().all(|callee| mini.except.contains(callee));
@@ -71,44 +63,11 @@ impl Found {
 
     /// Whether the point is one of these parts.
     pub fn is_among(&self, parts: &Parts) -> bool {
-        match (parts, self.part) {
-            (Parts::All, _) => true,
-            (Parts::Block(wanted), Part::Block(own)) => *wanted == own,
-            (Parts::Edges(wanted), Part::Edge(own, _)) => wanted.binary_search(&own).is_ok(),
-            (Parts::Call(wanted), Part::Whole) => self.call == Some(*wanted),
-            (Parts::Block(_), Part::Whole | Part::Edge(..))
-            | (Parts::Edges(_), Part::Whole | Part::Block(_))
-            | (Parts::Call(_), Part::Block(_) | Part::Edge(..))
-            | (Parts::Missing(_), Part::Whole | Part::Block(_) | Part::Edge(..)) => false,
-        }
-    }
-
-    /// Offset of the block; `None` at other kinds of points.
-    pub fn block(&self) -> Option<Offset> {
-        match self.part {
-            Part::Block(offset) => Some(offset),
-            Part::Whole | Part::Edge(..) => None,
-        }
-    }
-
-    /// At a call, the address of the call, or its return address; `None` at other kinds of points.
-    pub fn call(&self) -> Option<Svma> {
-        self.call
-    }
-
-    /// The edge; `None` at other kinds of points.
-    pub fn edge_id(&self) -> Option<EdgeId> {
-        match self.part {
-            Part::Edge(edge, _) => Some(edge),
-            Part::Whole | Part::Block(_) => None,
-        }
-    }
-
-    /// Of an edge, the first byte of the block that it leaves and its kind.
-    pub fn edge(&self) -> Option<(Svma, EdgeKind)> {
-        match self.part {
-            Part::Edge(edge, from) => Some((from, edge.kind)),
-            Part::Whole | Part::Block(_) => None,
+        match parts {
+            Parts::All => true,
+            Parts::One(wanted) => self.point == Some(*wanted),
+            Parts::These(wanted) => self.point.is_some_and(|point| wanted.binary_search(&point).is_ok()),
+            Parts::Missing(_) => false,
         }
     }
 }
@@ -211,49 +170,41 @@ impl<'a> Text<'a> {
 
 /// The points of one kind of a function, as far as their bytes tell. Fails if it is not certain that these are all.
 pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: PointKind) -> Result<Vec<Found>, Refusal> {
-    let found =
-        |site| Found { site, callees: Vec::new(), part: Part::Whole, call: None, hosted: None, its: Vec::new() };
     match kind {
-        PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
+        PointKind::Entry => Ok(vec![Found::new(Some(PointId::Entry), Ok(entry_site(text, modules, function)?))]),
         PointKind::Exit => {
             let (module, f) = body(modules, function)?;
-            let check = |site: Result<Arc<Site>, Refusal>| site.and_then(|s| agrees(text, modules, module, s));
-            Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
+            let found = |site: Result<Arc<Site>, Refusal>| {
+                let point = site.as_ref().ok().map(|site| PointId::Exit(offset(site.function, instruction(site))));
+                Found::new(point, site.and_then(|site| agrees(text, modules, module, site)))
+            };
+            Ok(module.image.exit_sites(f)?.into_iter().map(found).collect())
         }
         PointKind::CallBefore => calls(text, modules, function, false),
         PointKind::CallAfter => calls(text, modules, function, true),
         PointKind::Block => {
             let (module, f) = body(modules, function)?;
             let points = module.image.block_points(f)?.into_iter();
-            let found = |point: BlockPoint| Found {
-                part: Part::Block(Offset::between(f.start().0, point.block.range.start.0)),
-                site: point.site.and_then(|site| agrees(text, modules, module, Arc::new(site))),
-                callees: Vec::new(),
-                call: None,
-                hosted: None,
-                its: Vec::new(),
+            let found = |point: BlockPoint| {
+                let id = PointId::Block(offset(f.start(), point.block.range.start));
+                Found::new(Some(id), point.site.and_then(|site| agrees(text, modules, module, Arc::new(site))))
             };
             let mut points: Vec<Found> = points.map(found).collect();
             if points.iter().any(|point| point.site.is_err())
                 && let Ok(body) = whole(text, modules, function)
             {
-                host(modules, function, kind, &body, &mut points);
+                host(kind, &body, &mut points);
             }
             Ok(points)
         }
         PointKind::Edge => {
-            let (module, f) = body(modules, function)?;
             let body = whole(text, modules, function)?;
-            let start = |block: usize| body.blocks.get(block).map(|b| b.block.range.start);
-            let offset = |at: Svma| Offset::between(f.start().0, at.0);
+            let start = |block: BlockId| Some(offset(body.function, body.blocks.get(block)?.block.range.start));
             let found = |edge: &Edge| {
                 let EdgeTarget::Block(block) = edge.to else { return None };
-                let (from, to) = (start(edge.from)?, start(block)?);
-                let id = EdgeId { from: offset(from), to: offset(to), kind: edge.kind };
-                let hosted = hosted(module, &body, block, Some(*edge));
-                let site = Err(Refusal::NoSuchPoint);
-                let (callees, its) = (Vec::new(), Vec::new());
-                Some(Found { part: Part::Edge(id, from), site, callees, call: None, hosted, its })
+                let point = PointId::Edge { from: start(edge.from)?, to: start(block)?, kind: edge.kind };
+                let hosted = hosted(&body, block, |free| SiteKind::Edge { free });
+                Some(Found { hosted, ..Found::new(Some(point), Err(Refusal::NoSuchPoint)) })
             };
             Ok(body.edges.iter().filter_map(found).collect())
         }
@@ -263,39 +214,46 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: Poi
 /// The blocks of a function as points of a copy of it. They have no sites in the text, which take long to find: a counted function has few
 /// counters, and runs as a copy anyway if an edge has one.
 pub fn blocks_in_copy(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result<Vec<Found>, Refusal> {
-    let (_, f) = body(modules, function)?;
     let whole = whole(text, modules, function)?;
-    let found = |block: &BodyBlock| Found {
-        part: Part::Block(Offset::between(f.start().0, block.block.range.start.0)),
-        site: Err(Refusal::NoSuchPoint),
-        callees: Vec::new(),
-        call: None,
-        hosted: None,
-        its: Vec::new(),
+    let found = |block: &BodyBlock| {
+        let point = PointId::Block(offset(whole.function, block.block.range.start));
+        Found::new(Some(point), Err(Refusal::NoSuchPoint))
     };
     let mut points: Vec<Found> = whole.blocks.iter().map(found).collect();
-    host(modules, function, PointKind::Block, &whole, &mut points);
+    host(PointKind::Block, &whole, &mut points);
     Ok(points)
 }
 
 /// Notes how the points of one kind of a function can be woven into a copy of it. If the points are blocks, they are all blocks in order.
-pub fn host(modules: &Modules, function: FunctionId, kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
-    let Some((_, module, _)) = modules.resolve(function) else { return };
+pub fn host(kind: PointKind, body: &Arc<FunctionBody>, points: &mut [Found]) {
     let count = points.len();
     for (index, found) in points.iter_mut().enumerate() {
         match kind {
             PointKind::Entry | PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter => {
-                let exit = || body.exits.get(index).filter(|exit| exit.is_return && count == body.exits.len());
-                let at = || if kind == PointKind::Exit { exit().map(|exit| exit.at) } else { found.call };
-                let bare = || bare_site(body, kind, at()?);
+                let exit = body.exits.get(index).filter(|_| kind == PointKind::Exit && count == body.exits.len());
+                let known = exit.map(|exit| PointId::Exit(offset(body.function, exit.at)));
+                found.point = found.point.or(known);
+                let has_site = kind != PointKind::Exit || exit.is_some_and(|exit| exit.is_return);
+                let at = found.point.and_then(|point| point.offset()).filter(|_| has_site);
+                let bare = || bare_site(body, kind, body.function.offset(at?.0));
                 let site = found.site.as_deref().ok().cloned().or_else(bare);
-                found.hosted = site.and_then(|site| at_instruction(module, body, &site));
+                found.hosted = site.and_then(|site| at_instruction(body, site));
             }
-            PointKind::Block => found.hosted = hosted(module, body, index, None),
+            PointKind::Block => found.hosted = hosted(body, BlockId::at(index), |free| SiteKind::Block { free }),
             // An edge has no other site.
             PointKind::Edge => {}
         }
     }
+}
+
+/// Offset of an address from the first byte of its function.
+fn offset(function: Svma, at: Svma) -> Offset {
+    Offset::between(function.0, at.0)
+}
+
+/// Address of the instruction of a site's point.
+fn instruction(site: &Site) -> Svma {
+    site.at.offset(site.point.into())
 }
 
 /// The site of a return, or of a point at a call, that has no room in the text: its instruction and what follows in its block.
@@ -311,23 +269,22 @@ fn bare_site(body: &FunctionBody, kind: PointKind, at: Svma) -> Option<Site> {
     Some(Site::new(kind, body.function, at, bytes.iter().copied().take(SITE_MAX).collect()))
 }
 
-/// An entry, an exit or a point at a call as a point of the copy of its function.
-fn at_instruction(module: &Module, body: &Arc<FunctionBody>, site: &Site) -> Option<Hosted> {
+/// An entry, an exit or a point at a call as a point of the copy of its function. `None` for the entry of a function whose calls cannot be
+/// told from other arrivals.
+fn at_instruction(body: &Arc<FunctionBody>, site: Site) -> Option<Hosted> {
     let arrival = Arrival::default();
-    let point = Svma(site.at.0.wrapping_add(u64::from(site.point)));
-    let (kind, at) = match &site.kind {
+    let kind = match &site.kind {
         SiteKind::Entry { free, .. } => {
-            let entry = body.blocks.get(body.entry?)?.block.range.start;
-            (SiteKind::Entry { arrival, free: free.clone(), first: None }, entry)
+            body.entry?;
+            SiteKind::Entry { arrival, free: free.clone(), first: None }
         }
-        SiteKind::Exit { .. } => (SiteKind::Exit { within: false }, point),
-        SiteKind::CallBefore => (SiteKind::CallBefore, point),
-        SiteKind::CallAfter { .. } => (SiteKind::CallAfter { arrival }, site.at),
+        SiteKind::Exit { .. } => SiteKind::Exit { within: false },
+        SiteKind::CallBefore => SiteKind::CallBefore,
+        SiteKind::CallAfter { .. } => SiteKind::CallAfter { arrival },
         SiteKind::Block { .. } | SiteKind::Edge { .. } => return None,
     };
-    let spot = Spot::new(site.point_kind(), at.to_avma(module.bias));
-    let site = Site { kind, landings: Vec::new(), island_rooms: Vec::new(), ..site.clone() };
-    Some(Hosted { site: Arc::new(site), spot, body: Arc::clone(body) })
+    let site = Arc::new(Site { kind, landings: Vec::new(), island_rooms: Vec::new(), ..site });
+    Some(Hosted { site, body: Arc::clone(body) })
 }
 
 /// A function as a whole, if the target has the bytes of the file there, apart from the engine's changes.
@@ -374,21 +331,11 @@ pub fn whole(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result
 }
 
 /// A block, or an edge that leads to it, as a point of the copy of its function.
-fn hosted(module: &Module, body: &Arc<FunctionBody>, block: usize, edge: Option<Edge>) -> Option<Hosted> {
+fn hosted(body: &Arc<FunctionBody>, block: BlockId, kind: impl Fn(Free) -> SiteKind) -> Option<Hosted> {
     let to = body.blocks.get(block)?;
-    let (start, free) = (to.block.range.start, to.free.clone());
-    let from = match edge {
-        Some(edge) => Some((body.blocks.get(edge.from)?.block.range.start.to_avma(module.bias), edge.kind)),
-        None => None,
-    };
-    let (spot, kind) = match from {
-        Some(_) => (PointKind::Edge, SiteKind::Edge { free }),
-        None => (PointKind::Block, SiteKind::Block { free }),
-    };
     let bytes = to.bytes.iter().copied().take(SITE_MAX).collect();
-    let site = Arc::new(Site::new(kind, body.function, start, bytes));
-    let spot = Spot { kind: spot, at: start.to_avma(module.bias), from };
-    Some(Hosted { site, spot, body: Arc::clone(body) })
+    let site = Arc::new(Site::new(kind(to.free.clone()), body.function, to.block.range.start, bytes));
+    Some(Hosted { site, body: Arc::clone(body) })
 }
 
 /// Whether the sites are in the cache, so that finding them takes little time.
@@ -416,9 +363,9 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionId, after: bool) 
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        let at = point.call.at.0 + if after { u64::from(point.call.len) } else { 0 };
-        let call = Some(Svma(at));
-        out.push(Found { site, callees, part: Part::Whole, call, hosted: None, its: Vec::new() });
+        let at = |len: u8| offset(f.start(), point.call.at.offset(len.into()));
+        let id = if after { PointId::CallAfter(at(point.call.len)) } else { PointId::CallBefore(at(0)) };
+        out.push(Found { callees, ..Found::new(Some(id), site) });
     }
     Ok(out)
 }

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::machine::SHORT_JUMP;
 use ingraft_model::{
-    Avma, CpuClock, DataArea, FunctionBody, FunctionId, ModuleId, Offset, PointKind, Refusal, Scale, Site, Snippet,
-    Svma, ThreadIdentity, VariableId, WallClock,
+    Avma, CpuClock, DataArea, FunctionBody, FunctionId, ModuleId, Offset, PointId, PointKind, Refusal, Scale, Site,
+    Snippet, Svma, ThreadIdentity, VariableId, WallClock,
 };
 
 use rustc_hash::FxHashMap;
@@ -18,7 +18,6 @@ use rustc_hash::FxHashMap;
 use crate::api::{InspectedPoint, Springboard};
 use crate::background::Quick;
 use crate::program::modules::Modules;
-use crate::weaving::bodies::Hosted;
 use crate::weaving::sites::{Text, entry_site, host, sites, whole};
 
 /// The environment of code that is woven only to see whether it can be.
@@ -84,12 +83,13 @@ fn tried(text: &Text<'_>, modules: &Modules, function: FunctionId, kind: PointKi
     if found.iter().any(|found| found.site.is_err())
         && let Ok(body) = whole(text, modules, function)
     {
-        host(modules, function, kind, &body, &mut found);
-        let lacking = || found.iter().filter(|found| found.site.is_err()).filter_map(|found| found.hosted.as_ref());
+        host(kind, &body, &mut found);
+        let lacking = || found.iter().filter(|found| found.site.is_err() && found.hosted.is_some());
         let copied = lacking().next().map(|_| copy(modules, function, &body, &text_of(modules, function.module)));
         if let Some(Ok(copy)) = copied {
-            let at = |hosted: &Hosted| hosted.spot.at.to_svma(module.bias);
-            tried.extend(lacking().map(|hosted| (at(hosted), copy.probe(&hosted.spot).map(|_| Springboard::Copy))));
+            let at = |point: PointId| point.offset().map_or(f.start(), |at| f.start().offset(at.0));
+            let points = lacking().filter_map(|found| found.point);
+            tried.extend(points.map(|point| (at(point), copy.probe(point).map(|_| Springboard::Copy))));
         }
     }
     let mut ready: Vec<Arc<Site>> = found.into_iter().filter_map(|found| found.site.ok()).collect();
@@ -142,7 +142,8 @@ pub fn edges(text: &Text<'_>, modules: &Modules, function: FunctionId) -> Result
     let hosted = || found.iter().filter_map(|found| found.hosted.as_ref());
     let Some(body) = hosted().next().map(|hosted| &hosted.body) else { return Ok(Vec::new()) };
     let copy = copy(modules, function, body, &text_of(modules, function.module))?;
-    Ok(hosted().map(|hosted| copy.probe(&hosted.spot).map(|_| ())).collect())
+    let points = found.iter().filter_map(|found| found.point.filter(|_| found.hosted.is_some()));
+    Ok(points.map(|point| copy.probe(point).map(|_| ())).collect())
 }
 
 /// The text of a module with nothing woven into it.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_codegen::Spot;
-use ingraft_model::{EdgeId, EdgeKind, FunctionId, Offset, Parts, PointKind, Refusal, Role, Site, Snippet, Svma};
+use ingraft_model::{FunctionId, FunctionPoint, Parts, PointId, PointKind, Refusal, Role, Site, Snippet};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::weaving::bodies::Copies;
@@ -11,38 +10,12 @@ use crate::weaving::exits::Exits;
 use crate::weaving::plan::PRUNE;
 use crate::weaving::sites::Found;
 
-/// Key of a point, which differs from the keys of all other points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
-    /// Function of the point.
-    pub function: FunctionId,
-    /// Kind of the point.
-    pub spot: PointKind,
-    /// First byte that a springboard may overwrite.
-    pub at: Svma,
-    /// Of an edge, the first byte of the block that it leaves and its kind: edges of several blocks lead to one place. `None` at other kinds
-    /// of points.
-    pub edge: Option<(Svma, EdgeKind)>,
-}
-
-impl Place {
-    /// Key of the entry of a function, which is before the keys of all other points of the function.
-    pub fn entry(function: FunctionId, at: Svma) -> Place {
-        Place { function, spot: PointKind::Entry, at, edge: None }
-    }
-
-    /// Key before those of all points of a function.
-    pub fn first_of(function: FunctionId) -> Place {
-        Place::entry(function, Svma(0))
-    }
-}
-
 /// Snippets for all points of one kind of a function.
 pub struct Wanted<'a> {
     /// The function.
     pub function: FunctionId,
     /// Kind of the points.
-    pub spot: PointKind,
+    pub kind: PointKind,
     /// The snippets, in order.
     pub minis: Vec<NewMini<'a>>,
 }
@@ -79,19 +52,23 @@ impl<'a> NewMini<'a> {
 
 /// A point that is to be woven.
 pub(super) struct NewPoint<'a> {
-    pub place: Place,
+    pub point: FunctionPoint,
     pub site: &'a Site,
     /// The snippets, in the order in which they run.
     pub minis: Vec<&'a NewMini<'a>>,
-    /// Position of the point in the copy of its function; `None` for a point in the text.
-    pub probe: Option<Spot>,
+    /// Whether the point is woven into the copy of its function, and not into the text.
+    pub in_copy: bool,
 }
 
 /// The pairs that have snippets at edges of a function. Edges are points of copies only, so all points of such a pair are in the copy, or
 /// none is woven.
 pub(super) fn with_edges(wanted: &[Wanted<'_>]) -> FxHashSet<(FunctionId, usize)> {
-    let has_edges = |mini: &&NewMini<'_>| matches!(&mini.parts, Parts::Edges(edges) if !edges.is_empty());
-    let edges = wanted.iter().filter(|w| w.spot == PointKind::Edge);
+    let has_edges = |mini: &&NewMini<'_>| match &mini.parts {
+        Parts::One(point) => point.kind() == PointKind::Edge,
+        Parts::These(points) => !points.is_empty(),
+        Parts::All | Parts::Missing(_) => false,
+    };
+    let edges = wanted.iter().filter(|w| w.kind == PointKind::Edge);
     edges.flat_map(|w| w.minis.iter().filter(has_edges).map(|mini| (w.function, mini.pair))).collect()
 }
 
@@ -99,22 +76,17 @@ impl Wanted<'_> {
     /// Notes for each point the snippets that are for it, by their indices.
     pub fn assign(&self, sites: &mut Result<Vec<Found>, Refusal>) {
         let mut for_all = Vec::new();
-        let mut by_block: FxHashMap<Offset, Vec<usize>> = FxHashMap::default();
-        let mut by_edge: FxHashMap<EdgeId, Vec<usize>> = FxHashMap::default();
-        let mut by_call: FxHashMap<Svma, Vec<usize>> = FxHashMap::default();
+        let mut by_point: FxHashMap<PointId, Vec<usize>> = FxHashMap::default();
         for (index, mini) in self.minis.iter().enumerate() {
             match &mini.parts {
                 Parts::All => for_all.push(index),
-                Parts::Block(offset) => by_block.entry(*offset).or_default().push(index),
-                Parts::Edges(edges) => edges.iter().for_each(|edge| by_edge.entry(*edge).or_default().push(index)),
-                Parts::Call(at) => by_call.entry(*at).or_default().push(index),
+                Parts::One(point) => by_point.entry(*point).or_default().push(index),
+                Parts::These(points) => points.iter().for_each(|point| by_point.entry(*point).or_default().push(index)),
                 Parts::Missing(_) => {}
             }
         }
         for found in sites.iter_mut().flatten() {
-            let own = found.block().and_then(|block| by_block.get(&block));
-            let own = own.or_else(|| by_edge.get(&found.edge_id()?));
-            let own = own.or_else(|| by_call.get(&found.call()?));
+            let own = found.point.and_then(|point| by_point.get(&point));
             let mut its: Vec<usize> = for_all.iter().chain(own.into_iter().flatten()).copied().collect();
             its.retain(|index| self.minis.get(*index).is_some_and(|mini| found.is_for(mini)));
             its.sort_unstable();
@@ -137,7 +109,7 @@ impl Wanted<'_> {
         let sites = sites.as_ref().map_or(&[][..], Vec::as_slice);
         let mut points = Vec::with_capacity(sites.len());
         for found in sites {
-            let Ok((site, probe)) = copies.site(self.function, found) else { continue };
+            let (Some(point), Ok((site, in_copy))) = (found.point, copies.site(self.function, found)) else { continue };
             let is_for = |m: &&NewMini<'_>| {
                 !refused.contains_key(&(self.function, m.pair)) && m.exits.contains(site.at, refused)
             };
@@ -145,8 +117,8 @@ impl Wanted<'_> {
             minis.extend(self.minis_for(found).filter(is_for));
             minis.sort_by_key(|m| m.role);
             if minis.iter().any(|m| m.id != PRUNE) {
-                let place = Place { function: self.function, spot: self.spot, at: site.at, edge: found.edge() };
-                points.push(NewPoint { place, site, minis, probe });
+                let point = FunctionPoint { function: self.function, point };
+                points.push(NewPoint { point, site, minis, in_copy });
             }
         }
         points
@@ -164,7 +136,7 @@ impl Wanted<'_> {
             |m: &NewMini<'_>, refusal: &Refusal| (m.id != PRUNE).then(|| ((self.function, m.pair), refusal.clone()));
         let missing = |m: &NewMini<'_>| match &m.parts {
             Parts::Missing(why) => Some(((self.function, m.pair), Refusal::clone(why))),
-            Parts::All | Parts::Block(_) | Parts::Edges(_) | Parts::Call(_) => None,
+            Parts::All | Parts::One(_) | Parts::These(_) => None,
         };
         // The state of a thread, and records if there are none of goroutines, do not follow calls that move between threads.
         let cannot_move = |m: &&NewMini<'_>| m.snippet.is_bound_to_thread() || !records && m.snippet.has_records();

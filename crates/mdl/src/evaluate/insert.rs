@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::{
-    BinaryOp, EdgeId, Expr as Out, FunctionId, Insertion, LoopEdges, Order, Parts, PointKind, Refusal, Role, Snippet,
+    BinaryOp, Expr as Out, FunctionId, Insertion, LoopEdges, Order, Parts, PointId, PointKind, Refusal, Role, Snippet,
     Stmt, UnaryOp, VariableId,
 };
 
@@ -130,8 +130,8 @@ impl<'a> Evaluation<'a> {
     /// thread's stack.
     pub(super) fn inside_loop(&mut self, flag: VariableId, loops: &[LoopOf], span: Span) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
-        let at = |of: fn(&LoopEdges) -> &Result<Arc<[EdgeId]>, Refusal>| {
-            loops.iter().map(move |(function, one)| (*function, Parts::of_edges(of(one).clone())))
+        let at = |of: fn(&LoopEdges) -> &Result<Arc<[PointId]>, Refusal>| {
+            loops.iter().map(move |(function, one)| (*function, Parts::of_points(of(one).clone())))
         };
         self.draft(at(|one| &one.enter), PointKind::Edge, Order::Prepend, add(1), span);
         self.draft(at(|one| &one.exit), PointKind::Edge, Order::Append, add(-1), span);

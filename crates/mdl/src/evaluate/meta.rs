@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ingraft_model::{
-    Clock, EdgeId, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointKind, Refusal,
+    Clock, Flavor, Focus, FunctionId, IndexNames, Insertion, LoopEdges, ModuleId, Parts, PointId, PointKind, Refusal,
     Resolution, ResourcePath, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
 
@@ -628,7 +628,8 @@ impl<'a> Evaluation<'a> {
             (Value::Loop(loops), "exit") => at_edges(loops, |one| one.exit),
             (Value::Loop(loops), "end_iter") => at_edges(loops, |one| Ok(one.again)),
             (Value::Loop(loops), "start_iter") => {
-                let headers = loops.into_iter().map(|(function, one)| (function, Parts::Block(one.header)));
+                let headers =
+                    loops.into_iter().map(|(function, one)| (function, Parts::One(PointId::Block(one.header))));
                 Value::Points(PointKind::Block, headers.collect())
             }
             (Value::Module(module), "funcs") => Value::FunctionList(self.included_functions(module)),
@@ -709,8 +710,8 @@ fn points<'a>(kind: PointKind, functions: Vec<FunctionId>) -> Value<'a> {
 }
 
 /// The points at edges of loops. If a loop does not have these edges, its code is refused in the function.
-fn at_edges<'a>(loops: Vec<LoopOf>, edges: impl Fn(LoopEdges) -> Result<Arc<[EdgeId]>, Refusal>) -> Value<'a> {
-    let parts = loops.into_iter().map(|(function, one)| (function, Parts::of_edges(edges(one))));
+fn at_edges<'a>(loops: Vec<LoopOf>, edges: impl Fn(LoopEdges) -> Result<Arc<[PointId]>, Refusal>) -> Value<'a> {
+    let parts = loops.into_iter().map(|(function, one)| (function, Parts::of_points(edges(one))));
     Value::Points(PointKind::Edge, parts.collect())
 }
 

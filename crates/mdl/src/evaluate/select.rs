@@ -1,6 +1,6 @@
 //! Selection by a focus: the constraints of a metric that match the focus, and the process and thread that the focus names.
 
-use ingraft_model::{Focus, FunctionId, PartName, Parts, PointKind, ResourcePath, Tid};
+use ingraft_model::{Focus, FunctionId, PartName, Parts, PointId, PointKind, ResourcePath, Tid};
 
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value, Within};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
@@ -270,12 +270,13 @@ impl<'a> Evaluation<'a> {
         let program = self.program;
         let found = match name {
             PartName::Block(offset) => {
-                let block = |f: &FunctionId| program.block(*f, offset).map(|()| (*f, Parts::Block(offset)));
+                let block =
+                    |f: &FunctionId| program.block(*f, offset).map(|()| (*f, Parts::One(PointId::Block(offset))));
                 let found: Result<Vec<_>, _> = functions.iter().map(block).collect();
                 found.map(|blocks| Value::Part(PointKind::Block, blocks))
             }
             PartName::Edge { from, to } => {
-                let edges = |f: &FunctionId| Ok((*f, Parts::Edges(program.edges(*f, from, to)?)));
+                let edges = |f: &FunctionId| Ok((*f, Parts::These(program.edges(*f, from, to)?)));
                 let found: Result<Vec<_>, _> = functions.iter().map(edges).collect();
                 found.map(|edges| Value::Part(PointKind::Edge, edges))
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
 use ingraft_model::{
-    Avma, EdgeId, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointKind, Refusal,
+    Avma, EdgeKind, Focus, FunctionId, LoopEdges, ModuleId, Offset, PartName, Parts, Pid, PointId, PointKind, Refusal,
     Scalar, Width,
 };
 
@@ -38,13 +38,8 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
                 };
                 let point = match &insertion.parts {
                     Parts::All => point.to_owned(),
-                    Parts::Block(offset) => PartName::Block(*offset).to_string(),
-                    Parts::Edges(edges) => edges
-                        .iter()
-                        .map(|edge| format!("{} {:?}", edge.name(), edge.kind))
-                        .collect::<Vec<_>>()
-                        .join(" "),
-                    Parts::Call(at) => format!(" at {:#x}", at.0),
+                    Parts::One(point) => part(point),
+                    Parts::These(points) => points.iter().map(part).collect::<Vec<_>>().join(" "),
                     Parts::Missing(why) => format!(" ({why})"),
                 };
                 out += &format!(
@@ -134,8 +129,9 @@ impl Program for Table {
     }
     /// Every function has a block that leads to a loop of one block, and that one leads to a third one. Two ways lead from the loop to its
     /// beginning.
-    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[EdgeId]>, Unresolved> {
-        let found: Vec<EdgeId> = edges().into_iter().filter(|edge| (edge.from, edge.to) == (from, to)).collect();
+    fn edges(&self, _: FunctionId, from: Offset, to: Offset) -> Result<Arc<[PointId]>, Unresolved> {
+        let wanted = Some(PartName::Edge { from, to });
+        let found: Vec<PointId> = edges().into_iter().filter(|edge| edge.name() == wanted).collect();
         if found.is_empty() {
             let what = format!("no edge {}", PartName::Edge { from, to });
             return Err(Unresolved::NotFound { what, help: None });
@@ -189,9 +185,15 @@ impl Program for Table {
     }
 }
 
+/// The name of a block or an edge, with the kind of the edge.
+fn part(point: &PointId) -> String {
+    let name = point.name().expect("a name").to_string();
+    if let PointId::Edge { kind, .. } = point { format!("{name} {kind:?}") } else { name }
+}
+
 /// The edges of every function.
-fn edges() -> [EdgeId; 4] {
-    let edge = |from, to, kind| EdgeId { from: Offset(from), to: Offset(to), kind };
+fn edges() -> [PointId; 4] {
+    let edge = |from, to, kind| PointId::Edge { from: Offset(from), to: Offset(to), kind };
     [
         edge(0, 0x1a, EdgeKind::FallThrough),
         edge(0x1a, 0x1a, EdgeKind::Taken),

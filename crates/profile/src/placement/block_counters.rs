@@ -6,10 +6,12 @@
 //! edge there, from the class of its beginning to the class of its end. Arrivals at blocks satisfy Kirchhoff's law in the reduced graph, so
 //! counters on the chords of its maximum spanning tree determine all blocks.
 
+use ingraft_model::Key;
+
 use crate::barred::{Barred, Counter, Refused};
 use crate::flow::propagate;
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::{Defect, Profile, narrow};
 use crate::tree::{Rooted, Tree};
 use crate::union::Sets;
@@ -24,13 +26,13 @@ pub(super) struct BlockCounters {
     tree: Tree,
     rooted: Rooted,
     /// The blocks with counters, in ascending order.
-    counters: Vec<usize>,
+    counters: Vec<Vertex>,
 }
 
 impl BlockCounters {
     pub(super) fn new(graph: &Graph, weights: &Weights, barred: &Barred) -> Result<Self, Refused> {
         let (reduced, vertices) = reduced(graph);
-        let of = |id: EdgeId| vertices.get(id.index()).copied().unwrap_or(graph.entry());
+        let of = |id: ArcId| vertices.get(id.index()).copied().unwrap_or(graph.entry());
         let weights = Weights::of(&reduced, |id| weights.vertex(graph, of(id)));
         let mut barred_edges = Barred::none();
         let mut not_needed: PerEdge<bool> = reduced.per_edge();
@@ -41,41 +43,41 @@ impl BlockCounters {
             if !graph.is_live_block(vertex) {
                 barred_edges.edge(id);
                 not_needed.set(id, !sets.unite(edge.from, edge.to));
-            } else if !barred.allows_block(vertex.index()) {
+            } else if !barred.allows_block(vertex) {
                 barred_edges.edge(id);
             }
         }
         let tree = Tree::without(&reduced, &weights, &barred_edges, |id| not_needed.get(id)).map_err(|refused| {
             let Refused::Edge(edge) = refused else { return refused };
-            Refused::Block(of(edge).index())
+            Refused::Block(of(edge))
         })?;
         let chords = tree.chords(&reduced).into_iter().map(of);
-        let counters = chords.filter(|vertex| graph.is_live_block(*vertex)).map(Key::index).collect();
+        let counters = chords.filter(|vertex| graph.is_live_block(*vertex)).collect();
         let rooted = tree.rooted(&reduced);
         Ok(BlockCounters { reduced, vertices, tree, rooted, counters })
     }
 
-    pub(super) fn counters(&self) -> &[usize] {
+    pub(super) fn counters(&self) -> &[Vertex] {
         &self.counters
     }
 
     pub(super) fn profile(&self, graph: &Graph, counts: &[u64], excess: PerVertex<i128>) -> Result<Profile, Defect> {
         let mut count_of = graph.per_vertex::<i128>();
         for (block, count) in self.counters.iter().zip(counts) {
-            count_of.set(Vertex::at(*block), i128::from(*count));
+            count_of.set(*block, i128::from(*count));
         }
         let mut all: PerEdge<i128> = self.reduced.per_edge();
         let mut of_class: PerVertex<i128> = self.reduced.per_vertex();
         let arcs = || self.vertices.iter().zip(self.reduced.edges()).enumerate();
         for (index, (vertex, arc)) in arcs() {
-            all.set(EdgeId::at(index), count_of.get(*vertex));
+            all.set(ArcId::at(index), count_of.get(*vertex));
             // An activation that starts late in a block leaves it without an arrival.
             of_class.update(arc.to, |sum| sum.wrapping_add(excess.get(*vertex)));
         }
         propagate(&self.reduced, &self.tree, &self.rooted, &mut all, of_class);
         let mut profile = Profile { edges: graph.per_edge(), blocks: graph.per_vertex() };
         for (index, (vertex, _)) in arcs().filter(|(_, (vertex, _))| graph.is_live_block(**vertex)) {
-            let count = narrow(all.get(EdgeId::at(index)), Counter::Block(vertex.index()))?;
+            let count = narrow(all.get(ArcId::at(index)), Counter::Block(*vertex))?;
             profile.blocks.set(*vertex, count);
         }
         Ok(profile)

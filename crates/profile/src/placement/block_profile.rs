@@ -13,10 +13,12 @@
 //!
 //! It also follows that a chord's cycle has no pipe if, and only if, tree edges connect the ends of the chord in the split graph.
 
+use ingraft_model::Key;
+
 use crate::barred::{Barred, Refused};
 use crate::flow::propagate;
 use crate::graph::{Edge, Graph};
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::profile::{Defect, Profile};
 use crate::tree::{Rooted, Tree};
 use crate::union::Sets;
@@ -26,7 +28,7 @@ use crate::weights::Weights;
 pub(super) struct BlockProfile {
     tree: Tree,
     rooted: Rooted,
-    counters: Vec<EdgeId>,
+    counters: Vec<ArcId>,
     /// The edges of cycles without counters. Their counts are unknown.
     unknown: PerEdge<bool>,
 }
@@ -37,18 +39,18 @@ impl BlockProfile {
         let rooted = tree.rooted(graph);
         let mut split = Split::new(graph);
         graph.live_edges().filter(|(id, _)| tree.contains(*id)).for_each(|(_, edge)| _ = split.unite(edge));
-        let closes = |id: &EdgeId| graph.edge(*id).is_some_and(|edge| split.connects(edge));
+        let closes = |id: &ArcId| graph.edge(*id).is_some_and(|edge| split.connects(edge));
         let (removed, counters) = tree.chords(graph).into_iter().partition::<Vec<_>, _>(closes);
         let unknown = on_cycles(graph, &rooted, &removed);
         Ok(BlockProfile { tree, rooted, counters, unknown })
     }
 
-    pub(super) fn counters(&self) -> &[EdgeId] {
+    pub(super) fn counters(&self) -> &[ArcId] {
         &self.counters
     }
 
     /// Whether the count of an edge is derived.
-    pub(super) fn derives(&self, edge: EdgeId) -> bool {
+    pub(super) fn derives(&self, edge: ArcId) -> bool {
         self.tree.contains(edge) && !self.unknown.get(edge)
     }
 
@@ -91,7 +93,7 @@ impl Split {
 
 /// The edges on the cycles that chords close in the tree, the chords included. Takes nearly linear time, because an edge that was found is
 /// skipped by later climbs.
-fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[EdgeId]) -> PerEdge<bool> {
+fn on_cycles(graph: &Graph, rooted: &Rooted, chords: &[ArcId]) -> PerEdge<bool> {
     let mut found = graph.per_edge();
     if chords.is_empty() {
         return found;

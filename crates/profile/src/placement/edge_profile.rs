@@ -3,7 +3,7 @@
 use crate::barred::{Barred, Refused};
 use crate::flow::propagate;
 use crate::graph::Graph;
-use crate::map::{EdgeId, PerEdge, PerVertex};
+use crate::map::{ArcId, PerEdge, PerVertex};
 use crate::profile::{Defect, Profile};
 use crate::tree::{Rooted, Tree};
 use crate::weights::Weights;
@@ -12,7 +12,7 @@ use crate::weights::Weights;
 pub(super) struct EdgeProfile {
     tree: Tree,
     rooted: Rooted,
-    chords: Vec<EdgeId>,
+    chords: Vec<ArcId>,
 }
 
 impl EdgeProfile {
@@ -26,7 +26,7 @@ impl EdgeProfile {
         &self.rooted
     }
 
-    pub(super) fn chords(&self) -> &[EdgeId] {
+    pub(super) fn chords(&self) -> &[ArcId] {
         &self.chords
     }
 
@@ -46,7 +46,7 @@ impl EdgeProfile {
     }
 
     /// Whether the count of an edge is derived.
-    pub(super) fn derives(&self, edge: EdgeId) -> bool {
+    pub(super) fn derives(&self, edge: ArcId) -> bool {
         self.tree.contains(edge)
     }
 

@@ -10,10 +10,12 @@ use block_counters::BlockCounters;
 use block_profile::BlockProfile;
 use edge_profile::EdgeProfile;
 
+use ingraft_model::Key;
+
 use crate::barred::{Barred, Counter, Refused};
 use crate::correction::Corrections;
 use crate::graph::Graph;
-use crate::map::{EdgeId, Key, PerEdge, Vertex};
+use crate::map::{ArcId, PerEdge, Vertex};
 use crate::profile::{Defect, Profile, narrow};
 use crate::tree::Rooted;
 use crate::weights::Weights;
@@ -27,7 +29,7 @@ pub struct Placement {
     counters: Vec<Counter>,
     scheme: Scheme,
     /// Edge of the redundant counter. Its counter is the last one.
-    check: Option<EdgeId>,
+    check: Option<ArcId>,
 }
 
 #[derive(Clone, Debug)]
@@ -69,7 +71,7 @@ impl Placement {
     /// The redundant mode (section 6.1): a counter in every live block. Nothing is derived, and the edges stay unknown. A
     /// barred block is refused.
     pub fn every_block(graph: &Graph, barred: &Barred) -> Result<Self, Refused> {
-        let live = (0..graph.blocks()).filter(|block| graph.is_live(Vertex::at(*block)));
+        let live = (0..graph.blocks()).map(Vertex::at).filter(|block| graph.is_live(*block));
         let one =
             |block| if barred.allows_block(block) { Ok(Counter::Block(block)) } else { Err(Refused::Block(block)) };
         Ok(Placement { counters: live.map(one).collect::<Result<_, _>>()?, scheme: Scheme::EveryBlock, check: None })
@@ -78,7 +80,7 @@ impl Placement {
     /// Adds a redundant counter on an edge whose count the others determine, as the last counter. [`Placement::profile`] compares the two.
     /// Derived counts satisfy Kirchhoff's law for any counts of the chords, so the law does not show that a count was lost. The edge is
     /// refused if it cannot carry a counter, if it has one, or if its count is not determined.
-    pub fn with_check(mut self, graph: &Graph, barred: &Barred, edge: EdgeId) -> Result<Self, Refused> {
+    pub fn with_check(mut self, graph: &Graph, barred: &Barred, edge: ArcId) -> Result<Self, Refused> {
         if self.check.is_some() || !self.can_check(graph, barred, edge) {
             return Err(Refused::Edge(edge));
         }
@@ -88,14 +90,14 @@ impl Placement {
     }
 
     /// The edge of least weight that [`Placement::with_check`] accepts; `None` if no edge is accepted.
-    pub fn cheapest_check(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Option<EdgeId> {
+    pub fn cheapest_check(&self, graph: &Graph, weights: &Weights, barred: &Barred) -> Option<ArcId> {
         let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
         fit.min_by(|a, b| weights.edge(*a).total_cmp(&weights.edge(*b)))
     }
 
     /// The edge that [`Placement::with_check`] accepts and that shows the loss of a thread at the most vertices; `None` if no edge is
     /// accepted, or if the counters are not those of [`Placement::edge_profile`].
-    pub fn widest_check(&self, graph: &Graph, barred: &Barred) -> Option<EdgeId> {
+    pub fn widest_check(&self, graph: &Graph, barred: &Barred) -> Option<ArcId> {
         let Scheme::Edges(scheme) = &self.scheme else { return None };
         let spans = scheme.spans(graph);
         let fit = graph.live_edges().map(|(id, _)| id).filter(|id| self.can_check(graph, barred, *id));
@@ -124,7 +126,7 @@ impl Placement {
                 let mut blocks = graph.per_vertex();
                 for (counter, count) in self.counters.iter().zip(counts) {
                     if let Counter::Block(block) = counter {
-                        blocks.set(Vertex::at(*block), *count);
+                        blocks.set(*block, *count);
                     }
                 }
                 Profile { edges: graph.per_edge(), blocks }
@@ -152,7 +154,7 @@ impl Placement {
         self.counters.len().saturating_sub(usize::from(self.check.is_some()))
     }
 
-    fn can_check(&self, graph: &Graph, barred: &Barred, id: EdgeId) -> bool {
+    fn can_check(&self, graph: &Graph, barred: &Barred, id: ArcId) -> bool {
         let allowed = graph.edge(id).is_some_and(|edge| graph.is_live(edge.from) && barred.allows_edge(id, edge));
         let derived = match &self.scheme {
             Scheme::Edges(scheme) => scheme.derives(id),
@@ -164,11 +166,11 @@ impl Placement {
 }
 
 /// The counts of edges as 64 bits, without those for which `known` fails, and the sums at the blocks.
-fn finish(graph: &Graph, counts: &PerEdge<i128>, known: impl Fn(EdgeId) -> bool) -> Result<Profile, Defect> {
+fn finish(graph: &Graph, counts: &PerEdge<i128>, known: impl Fn(ArcId) -> bool) -> Result<Profile, Defect> {
     let mut profile = Profile { edges: graph.per_edge(), blocks: graph.per_vertex() };
     let mut arrivals = graph.per_vertex::<i128>();
     for (index, edge) in graph.edges().iter().enumerate() {
-        let id = EdgeId::at(index);
+        let id = ArcId::at(index);
         let count = counts.get(id);
         arrivals.update(edge.to, |sum| sum.wrapping_add(count));
         if known(id) {
@@ -176,7 +178,7 @@ fn finish(graph: &Graph, counts: &PerEdge<i128>, known: impl Fn(EdgeId) -> bool)
         }
     }
     for (vertex, sum) in arrivals.iter().take(graph.blocks()) {
-        profile.blocks.set(vertex, narrow(sum, Counter::Block(vertex.index()))?);
+        profile.blocks.set(vertex, narrow(sum, Counter::Block(vertex))?);
     }
     Ok(profile)
 }

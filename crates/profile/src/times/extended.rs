@@ -8,9 +8,9 @@
 //! Pseudo edges, which no execution takes, lead from START to STOP, from a preheader to the end of the iteration and to the postexits of the
 //! exits that begin in its loop, and from that end to all postexits of the loop. The graph has no cycles.
 
-use ingraft_model::Loops;
+use ingraft_model::{Key, Loops};
 
-use super::flow::{End, Flow};
+use super::flow::{End, Flow, FlowNode};
 
 /// What a node stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) fn of_flow(node: usize) -> usize {
 /// A graph in the making: its edges still have numbers of passages.
 struct Builder<'a> {
     flow: &'a Flow,
-    loops: &'a Loops,
+    loops: &'a Loops<FlowNode>,
     kinds: Vec<Kind>,
     edges: Vec<(usize, usize, f64)>,
     /// For each loop, its preheader and the end of its iterations.
@@ -68,13 +68,13 @@ struct Builder<'a> {
 
 impl Extended {
     /// Builds the graph of a flow all of whose loops have one entry.
-    pub fn of(flow: &Flow, loops: &Loops) -> Extended {
+    pub fn of(flow: &Flow, loops: &Loops<FlowNode>) -> Extended {
         let mut kinds = vec![Kind::Start, Kind::Stop];
         kinds.extend((0..flow.blocks.len()).map(Kind::Flow));
         let mut ends = Vec::with_capacity(loops.all().len());
         for one in loops.all() {
             ends.push((kinds.len(), kinds.len() + 1));
-            kinds.extend([Kind::Preheader(one.header), Kind::IterationEnd]);
+            kinds.extend([Kind::Preheader(one.header.index()), Kind::IterationEnd]);
         }
         let exits = vec![Vec::new(); ends.len()];
         let mut builder = Builder { flow, loops, kinds, edges: Vec::new(), ends, exits };
@@ -87,11 +87,12 @@ impl Extended {
 impl Builder<'_> {
     /// The loop that a node is the header of.
     fn headed_by(&self, node: usize) -> Option<usize> {
+        let node = FlowNode::at(node);
         self.loops.innermost(node).filter(|index| self.loops.all().get(*index).is_some_and(|one| one.header == node))
     }
 
     fn is_in(&self, node: usize, index: usize) -> bool {
-        self.loops.around(node).any(|around| around == index)
+        self.loops.around(FlowNode::at(node)).any(|around| around == index)
     }
 
     /// Adds the edges of the flow.
@@ -131,7 +132,7 @@ impl Builder<'_> {
     /// Adds an edge from a node of the flow to `target`, which stands for the node `to` or for STOP.
     fn passage(&mut self, from: usize, to: Option<usize>, target: usize, count: f64) {
         let stays = |builder: &Self, index| to.is_some_and(|to| builder.is_in(to, index));
-        let left: Vec<usize> = self.loops.around(from).take_while(|index| !stays(self, *index)).collect();
+        let left: Vec<usize> = self.loops.around(FlowNode::at(from)).take_while(|index| !stays(self, *index)).collect();
         let Some((preheader, _)) = left.first().and_then(|index| self.ends.get(*index)).copied() else {
             self.edges.push((of_flow(from), target, count));
             return;
@@ -149,7 +150,7 @@ impl Builder<'_> {
     /// Adds the edges of preheaders and of ends of iterations.
     fn intervals(&mut self) {
         for (one, (preheader, end)) in self.loops.all().iter().zip(&self.ends) {
-            self.edges.extend([(*preheader, of_flow(one.header), 0.0), (*preheader, *end, 0.0)]);
+            self.edges.extend([(*preheader, of_flow(one.header.index()), 0.0), (*preheader, *end, 0.0)]);
         }
         for (exits, (_, end)) in self.exits.iter().zip(&self.ends) {
             self.edges.extend(exits.iter().map(|exit| (*end, *exit, 0.0)));

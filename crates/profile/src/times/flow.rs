@@ -1,5 +1,7 @@
 //! The measured control flow of a function, and the same as a flow of whole calls.
 
+use ingraft_model::{IndexVec, Key};
+
 /// An edge with the number of its passages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEdge {
@@ -37,6 +39,20 @@ pub struct MeasuredFlow {
     pub calls: Vec<Call>,
     /// Variance of the number of iterations for each entry of a loop, by the header of the loop. Without one it counts as 0.
     pub trips: Vec<(usize, f64)>,
+}
+
+/// A node of a [`Flow`], by its index, as a node of the graph whose loops are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FlowNode(u32);
+
+impl Key for FlowNode {
+    fn new(number: u32) -> Self {
+        FlowNode(number)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
 }
 
 /// End of an edge of a [`Flow`].
@@ -128,22 +144,22 @@ impl Flow {
     }
 
     /// The nodes to which each node leads.
-    pub fn successors(&self) -> Vec<Vec<usize>> {
-        let mut successors = vec![Vec::new(); self.blocks.len()];
+    pub fn successors(&self) -> IndexVec<FlowNode, Vec<FlowNode>> {
+        let mut successors = IndexVec::filled(Vec::new(), self.blocks.len());
         for passage in &self.passages {
             if let (End::Node(from), End::Node(to)) = (passage.from, passage.to)
-                && let Some(all) = successors.get_mut(from)
+                && let Some(all) = successors.get_mut(FlowNode::at(from))
             {
-                all.push(to);
+                all.push(FlowNode::at(to));
             }
         }
         successors
     }
 
     /// The nodes at which control arrives from outside.
-    pub fn entries(&self) -> Vec<usize> {
+    pub fn entries(&self) -> Vec<FlowNode> {
         let entry = |passage: &Passage| match (passage.from, passage.to) {
-            (End::Outside, End::Node(to)) => Some(to),
+            (End::Outside, End::Node(to)) => Some(FlowNode::at(to)),
             _ => None,
         };
         self.passages.iter().filter_map(entry).collect()

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Loop, Loops};
+use ingraft_model::{Key, Loop, Loops};
 
-use super::flow::{End, Flow, Passage};
+use super::flow::{End, Flow, FlowNode, Passage};
 use super::linear::solve;
 
 /// Largest number of nodes for each node of the function.
@@ -14,7 +14,7 @@ const GROWTH: usize = 4;
 const LOOP_MAX: usize = 400;
 
 /// The flow with one header for each loop, and its loops; `None` if it would have to grow too much.
-pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops)> {
+pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops<FlowNode>)> {
     let room = GROWTH * flow.blocks.len().max(1);
     loop {
         let loops = Loops::new(&flow.successors(), &flow.entries());
@@ -28,9 +28,9 @@ pub(super) fn reducible(mut flow: Flow) -> Option<(Flow, Loops)> {
 
 /// Copies a loop for an entry other than its header. All arrivals from outside at this entry go to the copy. Passages are shared between
 /// both as if each node's branches did not depend on where control has come from, so all sums stay as they are.
-fn copied(mut flow: Flow, one: &Loop) -> Option<Flow> {
-    let entry = *one.entries.iter().find(|entry| **entry != one.header)?;
-    let inside: BTreeMap<usize, usize> = one.body.iter().enumerate().map(|(at, node)| (*node, at)).collect();
+fn copied(mut flow: Flow, one: &Loop<FlowNode>) -> Option<Flow> {
+    let entry = one.entries.iter().find(|entry| **entry != one.header)?.index();
+    let inside: BTreeMap<usize, usize> = one.body.iter().enumerate().map(|(at, node)| (node.index(), at)).collect();
     let position = |end: End| match end {
         End::Node(node) => inside.get(&node).copied(),
         End::Outside => None,
@@ -59,7 +59,8 @@ fn copied(mut flow: Flow, one: &Loop) -> Option<Flow> {
     }
     let executions = solve(rows)?;
     let base = flow.blocks.len();
-    let copies: Vec<Option<usize>> = one.body.iter().map(|node| flow.blocks.get(*node).copied().flatten()).collect();
+    let copies: Vec<Option<usize>> =
+        one.body.iter().map(|node| flow.blocks.get(node.index()).copied().flatten()).collect();
     flow.blocks.extend(copies);
     let copy_of = |end: End| position(end).map_or(end, |at| End::Node(base + at));
     let mut added = Vec::new();

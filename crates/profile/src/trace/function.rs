@@ -9,24 +9,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_model::{Cfg, EdgeKind, EdgeTarget, WayInReason};
+use ingraft_model::{BlockId, Cfg, EdgeId, EdgeKind, EdgeTarget, Key, WayInReason};
 
 use crate::barred::{Barred, Refused};
 use crate::graph::Graph;
-use crate::map::{EdgeId, Key, Vertex};
-use crate::runs::Probes;
+use crate::map::{ArcId, Vertex};
+use crate::probes::{ProbeAt, Probes};
 use crate::shape::{Inexact, Shape};
 use crate::trace::witness::Witnesses;
 use crate::weights::Weights;
-
-/// A place of a function whose passage is written to a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
-    /// An edge of the control-flow graph, by its index.
-    Edge(usize),
-    /// All arrivals at a block, by its index.
-    Block(usize),
-}
 
 /// Reason why a function cannot be traced exactly.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,18 +30,18 @@ pub enum NotTraced {
     NoEntry,
     /// No code can tell how control arrives at this block or leaves it.
     #[error("no code can tell how control arrives at block {0} or leaves it")]
-    Block(usize),
+    Block(BlockId),
 }
 
 /// A function, and its places that write tokens.
 #[derive(Clone, Debug)]
 pub struct TracedFunction {
-    places: Vec<Place>,
+    places: Vec<ProbeAt>,
     cut: Cut,
     witnesses: Witnesses,
     /// Edge of the graph for each place.
-    edges: Vec<EdgeId>,
-    entry: Vertex,
+    edges: Vec<ArcId>,
+    entry: BlockId,
     blocks: usize,
 }
 
@@ -60,39 +51,38 @@ impl TracedFunction {
     pub fn new(cfg: &Cfg, probes: &Probes) -> Result<Self, NotTraced> {
         let whole = Shape::of(cfg)?.build()?;
         let expected = Weights::estimated(&whole);
-        let has_probe = |edge: usize| probes.edges.get(edge).copied().unwrap_or_default();
-        let cut = Cut::new(cfg, &arrivals(cfg, probes), &has_probe)?;
+        let cut = Cut::new(cfg, &arrivals(cfg, probes), &|edge| probes.has_edge(edge))?;
         let weights = Weights::of(&cut.graph, |id| match cut.places.get(&id) {
-            Some(Place::Edge(edge)) => expected.edge(EdgeId::at(*edge)),
-            Some(Place::Block(block)) => expected.vertex(&whole, Vertex::at(*block)),
+            Some(ProbeAt::Edge(edge)) => expected.edge((*edge).into()),
+            Some(ProbeAt::Block(block)) => expected.vertex(&whole, (*block).into()),
             None => 0.0,
         });
         let witnesses = cut.witnesses(cfg, &weights, &cut.starts)?;
         let written = cut.places.iter().filter(|(edge, _)| witnesses.writes(**edge)).map(|(_, place)| *place);
-        let places: BTreeSet<Place> = written.collect();
+        let places: BTreeSet<ProbeAt> = written.collect();
         Self::of(cfg, places.into_iter().collect())
     }
 
     /// Takes given places of a function, in the order of their numbers. Fails if they do not determine the sequence of blocks.
-    pub fn of(cfg: &Cfg, places: Vec<Place>) -> Result<Self, NotTraced> {
+    pub fn of(cfg: &Cfg, places: Vec<ProbeAt>) -> Result<Self, NotTraced> {
         let entry = cfg.entry.ok_or(NotTraced::NoEntry)?;
-        let given: BTreeSet<Place> = places.iter().copied().collect();
+        let given: BTreeSet<ProbeAt> = places.iter().copied().collect();
         let arrivals = given.iter().filter_map(|place| match place {
-            Place::Block(block) => Some(*block),
-            Place::Edge(_) => None,
+            ProbeAt::Block(block) => Some(*block),
+            ProbeAt::Edge(_) => None,
         });
-        let cut = Cut::new(cfg, &arrivals.collect(), &|edge| given.contains(&Place::Edge(edge)))?;
-        let edge_of: BTreeMap<Place, EdgeId> = cut.places.iter().map(|(edge, place)| (*place, *edge)).collect();
-        let edges: Vec<EdgeId> = places.iter().filter_map(|place| edge_of.get(place).copied()).collect();
+        let cut = Cut::new(cfg, &arrivals.collect(), &|edge| given.contains(&ProbeAt::Edge(edge)))?;
+        let edge_of: BTreeMap<ProbeAt, ArcId> = cut.places.iter().map(|(edge, place)| (*place, *edge)).collect();
+        let edges: Vec<ArcId> = places.iter().filter_map(|place| edge_of.get(place).copied()).collect();
         if edges.len() != places.len() || edge_of.len() != places.len() {
             return Err(NotTraced::Block(entry));
         }
         let witnesses = cut.witnesses(cfg, &Weights::uniform(&cut.graph), &edges)?;
-        Ok(TracedFunction { places, cut, witnesses, edges, entry: Vertex::at(entry), blocks: cfg.blocks.len() })
+        Ok(TracedFunction { places, cut, witnesses, edges, entry, blocks: cfg.blocks.len() })
     }
 
     /// The places that write tokens. The number of a place is its index.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[ProbeAt] {
         &self.places
     }
 
@@ -106,17 +96,17 @@ impl TracedFunction {
 
     /// Vertex at which an activation begins.
     pub(super) fn entry(&self) -> Vertex {
-        self.entry
+        self.entry.into()
     }
 
     /// Edge of the graph that a place stands for.
-    pub(super) fn edge(&self, place: u32) -> Option<EdgeId> {
+    pub(super) fn edge(&self, place: u32) -> Option<ArcId> {
         self.edges.get(usize::try_from(place).ok()?).copied()
     }
 
-    /// Index of the block of a vertex; `None` for arrivals, ENTRY and EXIT.
-    pub(super) fn block(&self, vertex: Vertex) -> Option<usize> {
-        Some(vertex.index()).filter(|block| *block < self.blocks)
+    /// The block of a vertex; `None` for arrivals, ENTRY and EXIT.
+    pub(super) fn block(&self, vertex: Vertex) -> Option<BlockId> {
+        (vertex.index() < self.blocks).then_some(BlockId(vertex.0))
     }
 
     /// Whether a call in a block can return to a place.
@@ -130,35 +120,35 @@ impl TracedFunction {
 struct Cut {
     graph: Graph,
     /// Place of each edge that can write a token.
-    places: BTreeMap<EdgeId, Place>,
+    places: BTreeMap<ArcId, ProbeAt>,
     /// Blocks at which runs end without leaving the function.
-    ends: Vec<usize>,
+    ends: Vec<Vertex>,
     /// Edges of arrivals at which runs begin without another token.
-    starts: Vec<EdgeId>,
+    starts: Vec<ArcId>,
     /// Blocks of calls, each with the edge at which the call returns.
-    returns: BTreeSet<(Vertex, EdgeId)>,
+    returns: BTreeSet<(Vertex, ArcId)>,
 }
 
 impl Cut {
     /// Cuts a graph at its calls. The blocks of `arrivals` get arrivals. `counted` says of an edge whether it can write a token. Fails if a
     /// run can begin without a token.
-    fn new(cfg: &Cfg, arrivals: &BTreeSet<usize>, counted: &dyn Fn(usize) -> bool) -> Result<Self, NotTraced> {
+    fn new(cfg: &Cfg, arrivals: &BTreeSet<BlockId>, counted: &dyn Fn(EdgeId) -> bool) -> Result<Self, NotTraced> {
         let blocks = cfg.blocks.len();
-        let fronts: BTreeMap<usize, usize> =
-            arrivals.iter().enumerate().map(|(n, block)| (*block, blocks.saturating_add(n))).collect();
-        let front = |block: usize| fronts.get(&block).copied().unwrap_or(block);
+        let fronts: BTreeMap<BlockId, Vertex> =
+            arrivals.iter().enumerate().map(|(n, block)| (*block, Vertex::at(blocks.saturating_add(n)))).collect();
+        let front = |block: BlockId| fronts.get(&block).copied().unwrap_or(block.into());
         let mut shape = Shape::new(blocks.saturating_add(fronts.len()));
         let mut places = BTreeMap::new();
         let (mut returns, mut unseen_returns) = (BTreeSet::new(), Vec::new());
         let mut leaving = BTreeMap::new();
         // Blocks at which runs begin without a token before the arrival.
         let mut bare = BTreeSet::new();
-        for (n, edge) in cfg.edges.iter().enumerate() {
+        for (n, edge) in cfg.edges.entries() {
             match (edge.kind, edge.to) {
                 (EdgeKind::CallReturn, EdgeTarget::Block(to)) if counted(n) => {
                     let root = shape.root(front(to));
-                    places.insert(root, Place::Edge(n));
-                    returns.insert((Vertex::at(edge.from), root));
+                    places.insert(root, ProbeAt::Edge(n));
+                    returns.insert((edge.from.into(), root));
                 }
                 (EdgeKind::CallReturn, EdgeTarget::Block(to)) => {
                     shape.root(front(to));
@@ -169,12 +159,12 @@ impl Cut {
                 (_, EdgeTarget::Block(to)) => {
                     let id = shape.edge(edge.from, front(to));
                     if counted(n) {
-                        places.insert(id, Place::Edge(n));
+                        places.insert(id, ProbeAt::Edge(n));
                     }
                 }
                 // Ways out of one block differ in nothing that a trace tells, except if code can run before them.
                 (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) if counted(n) => {
-                    places.insert(shape.leave(edge.from), Place::Edge(n));
+                    places.insert(shape.leave(edge.from), ProbeAt::Edge(n));
                 }
                 (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) => {
                     leaving.entry(edge.from).or_insert_with(|| shape.leave(edge.from));
@@ -182,16 +172,15 @@ impl Cut {
             }
         }
         for root in cfg.roots() {
-            shape.root(if Some(root) == cfg.entry { root } else { front(root) });
+            shape.root(if Some(root) == cfg.entry { root.into() } else { front(root) });
             bare.extend(Some(root).filter(|root| Some(*root) != cfg.entry));
         }
         let mut ends = Vec::new();
-        for block in 0..blocks {
-            let out = cfg.edges_from(block);
-            let calls = out.iter().filter(|edge| edge.kind == EdgeKind::CallReturn).count();
-            if out.len() == calls {
+        for block in cfg.blocks.keys() {
+            let calls = cfg.edges_from(block).filter(|(_, edge)| edge.kind == EdgeKind::CallReturn).count();
+            if cfg.edges_from(block).len() == calls {
                 shape.may_end(block);
-                ends.push(block);
+                ends.push(block.into());
             } else if calls > 0 {
                 return Err(NotTraced::Block(block));
             }
@@ -199,10 +188,10 @@ impl Cut {
         let mut starts = Vec::new();
         for (block, front) in &fronts {
             let arrival = shape.edge(*front, *block);
-            places.insert(arrival, Place::Block(*block));
+            places.insert(arrival, ProbeAt::Block(*block));
             starts.extend(bare.remove(block).then_some(arrival));
             let here = unseen_returns.iter().filter(|(_, to)| to == block);
-            returns.extend(here.map(|(from, _)| (Vertex::at(*from), arrival)));
+            returns.extend(here.map(|(from, _)| (Vertex::from(*from), arrival)));
         }
         match bare.first() {
             Some(block) => Err(NotTraced::Block(*block)),
@@ -211,43 +200,45 @@ impl Cut {
     }
 
     /// Chooses witnesses, among them those of `forced`.
-    fn witnesses(&self, cfg: &Cfg, weights: &Weights, forced: &[EdgeId]) -> Result<Witnesses, NotTraced> {
+    fn witnesses(&self, cfg: &Cfg, weights: &Weights, forced: &[ArcId]) -> Result<Witnesses, NotTraced> {
         let mut barred = Barred::none();
         let without = self.graph.live_edges().filter(|(id, _)| !self.places.contains_key(id));
         without.for_each(|(id, _)| barred.edge(id));
-        let live: Vec<EdgeId> = forced
+        let live: Vec<ArcId> = forced
             .iter()
             .copied()
             .filter(|id| self.graph.edge(*id).is_some_and(|e| self.graph.is_live(e.from)))
             .collect();
         Witnesses::of_runs(&self.graph, weights, &barred, &self.ends, &live).map_err(|refused| {
-            let block = match refused {
+            let vertex = match refused {
                 Refused::Block(block) => block,
-                Refused::Edge(edge) => self.graph.edge(edge).map_or(0, |edge| edge.from.index()),
+                Refused::Edge(edge) => self.graph.edge(edge).map_or(self.graph.exit(), |edge| edge.from),
             };
-            NotTraced::Block(block.min(cfg.blocks.len().saturating_sub(1)))
+            // Arrivals, ENTRY and EXIT come after the blocks.
+            let last = cfg.blocks.len().saturating_sub(1);
+            NotTraced::Block(BlockId::at(vertex.index().min(last)))
         })
     }
 }
 
 /// The blocks at which code has to tell of arrivals: those at which control arrives from outside, and those to which an edge without a probe
 /// leads. The entry is none of them.
-fn arrivals(cfg: &Cfg, probes: &Probes) -> BTreeSet<usize> {
-    let mut found: BTreeSet<usize> = cfg.roots().into_iter().filter(|root| lands(cfg, *root)).collect();
-    for (n, edge) in cfg.edges.iter().enumerate() {
+fn arrivals(cfg: &Cfg, probes: &Probes) -> BTreeSet<BlockId> {
+    let mut found: BTreeSet<BlockId> = cfg.roots().into_iter().filter(|root| lands(cfg, *root)).collect();
+    for (n, edge) in cfg.edges.entries() {
         if let EdgeTarget::Block(to) = edge.to
-            && !probes.edges.get(n).copied().unwrap_or_default()
+            && !probes.has_edge(n)
         {
             found.insert(to);
         }
     }
-    found.retain(|block| Some(*block) != cfg.entry && probes.blocks.get(*block).copied().unwrap_or_default());
+    found.retain(|block| Some(*block) != cfg.entry && probes.has_block(*block));
     found
 }
 
 /// Whether control arrives at a block only from activations of its function: along its edges, or as an exception. A call that begins there
 /// would look like an exception.
-fn lands(cfg: &Cfg, block: usize) -> bool {
+fn lands(cfg: &Cfg, block: BlockId) -> bool {
     let Some(start) = cfg.blocks.get(block).map(|block| block.range.start) else { return false };
     let jumped_to =
         cfg.edges.iter().any(|edge| edge.kind == EdgeKind::JumpTable && edge.to == EdgeTarget::Block(block));

@@ -9,7 +9,7 @@ mod replay;
 mod thread;
 mod witness;
 
-pub use function::{NotTraced, Place, TracedFunction};
+pub use function::{NotTraced, TracedFunction};
 pub use replay::{Replay, Token, TraceDefect, regenerate};
 pub use thread::{Step, ThreadReplay, Unknown};
 pub use witness::Witnesses;

@@ -1,14 +1,16 @@
 //! Regeneration of an execution from its trace: Figure 14 of the paper.
 
+use ingraft_model::Key;
+
 use crate::graph::Graph;
-use crate::map::{EdgeId, Key, Vertex};
+use crate::map::{ArcId, Vertex};
 use crate::trace::witness::{Witnesses, traced};
 
 /// An entry of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Token {
     /// Control passed an edge with a witness.
-    Witness(EdgeId),
+    Witness(ArcId),
     /// The activation ended at this vertex: EXIT, or the block of an early end. The paper calls this token `EOF`.
     End(Vertex),
 }
@@ -41,7 +43,7 @@ pub struct Replay<'a> {
     /// The last token, as long as the replay has not reached its place.
     token: Option<Token>,
     /// The edges to the place of the token, the last one first.
-    path: Vec<EdgeId>,
+    path: Vec<ArcId>,
     over: bool,
 }
 
@@ -65,7 +67,7 @@ impl<'a> Replay<'a> {
     /// to its end. An activation that reaches EXIT has no end token.
     ///
     /// Fails if the trace ends before the activation, or if a token does not fit.
-    pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<Token>) -> Result<Option<EdgeId>, TraceDefect> {
+    pub fn next_edge(&mut self, mut read: impl FnMut() -> Option<Token>) -> Result<Option<ArcId>, TraceDefect> {
         if self.over || self.at == self.graph.exit() && self.witnesses.is_blocked() {
             return Ok(None);
         }
@@ -95,13 +97,13 @@ impl<'a> Replay<'a> {
         }
     }
 
-    fn pass(&mut self, id: EdgeId) -> EdgeId {
+    fn pass(&mut self, id: ArcId) -> ArcId {
         self.at = self.graph.edge(id).map_or(self.at, |edge| edge.to);
         id
     }
 
     /// The path without a witness from here to the place of a token, the last edge first. `None` if there is no such path.
-    fn path_to(&self, token: Token) -> Option<Vec<EdgeId>> {
+    fn path_to(&self, token: Token) -> Option<Vec<ArcId>> {
         let target = match token {
             Token::Witness(edge) if self.witnesses.writes(edge) => self.graph.edge(edge)?.from,
             Token::Witness(_) => return None,

@@ -1,5 +1,6 @@
 //! Regeneration of what a thread has done, from the tokens of all traced functions.
 
+use ingraft_model::BlockId;
 use ingraft_model::token::{STACK_BITS, Token};
 
 use crate::map::Vertex;
@@ -20,8 +21,8 @@ pub enum Step {
     Block {
         /// Number of the function in the trace.
         function: u32,
-        /// Index of the block.
-        block: usize,
+        /// The block.
+        block: BlockId,
         /// Depth of the activation.
         depth: u32,
     },

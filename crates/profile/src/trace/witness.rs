@@ -6,7 +6,7 @@
 
 use crate::barred::{Barred, Refused};
 use crate::graph::{Edge, EdgeKind, Graph};
-use crate::map::{EdgeId, Key, PerEdge, PerVertex, Vertex};
+use crate::map::{ArcId, PerEdge, PerVertex, Vertex};
 use crate::trace::replay::Token;
 use crate::tree::Tree;
 use crate::weights::Weights;
@@ -14,10 +14,10 @@ use crate::weights::Weights;
 /// The edges of a graph that write witnesses.
 #[derive(Clone, Debug)]
 pub struct Witnesses {
-    edges: Vec<EdgeId>,
+    edges: Vec<ArcId>,
     forest: Tree,
     /// The forest's edge from each vertex to the vertex above it.
-    pub(super) above: PerVertex<Option<EdgeId>>,
+    pub(super) above: PerVertex<Option<ArcId>>,
     /// Number of forest edges from each vertex to the root of its tree.
     pub(super) depth: PerVertex<u32>,
     /// Whether no path without a witness leads from a branch to EXIT or to a call.
@@ -32,9 +32,9 @@ impl Witnesses {
     }
 
     /// Witnesses for traces of several functions in one buffer (section 4.2). Blocking witnesses lie on paths from branches to EXIT and to the
-    /// blocks of `calls`, as far from these as possible. So a replay of this function never reads a witness of another one. `calls` has the
-    /// indices of the blocks that end with a call of a traced function. A blocking witness on a silent or barred edge is refused.
-    pub fn with_blockers(graph: &Graph, weights: &Weights, barred: &Barred, calls: &[usize]) -> Result<Self, Refused> {
+    /// blocks of `calls`, as far from these as possible. So a replay of this function never reads a witness of another one. `calls` has
+    /// the blocks that end with a call of a traced function. A blocking witness on a silent or barred edge is refused.
+    pub fn with_blockers(graph: &Graph, weights: &Weights, barred: &Barred, calls: &[Vertex]) -> Result<Self, Refused> {
         let blockers = blockers(graph, calls);
         for (id, edge) in graph.live_edges().filter(|(id, _)| blockers.get(*id)) {
             if !barred.allows_edge(id, edge) {
@@ -52,8 +52,8 @@ impl Witnesses {
         graph: &Graph,
         weights: &Weights,
         barred: &Barred,
-        ends: &[usize],
-        starts: &[EdgeId],
+        ends: &[Vertex],
+        starts: &[ArcId],
     ) -> Result<Self, Refused> {
         let mut chosen = blockers(graph, ends);
         starts.iter().for_each(|edge| chosen.set(*edge, true));
@@ -68,7 +68,7 @@ impl Witnesses {
     }
 
     /// Takes a given set of edges for a trace of one function. If the other edges form a cycle, the set is refused.
-    pub fn of(graph: &Graph, edges: &[EdgeId]) -> Result<Self, Refused> {
+    pub fn of(graph: &Graph, edges: &[ArcId]) -> Result<Self, Refused> {
         let mut given: PerEdge<bool> = graph.per_edge();
         edges.iter().for_each(|edge| given.set(*edge, true));
         let mut others = Barred::none();
@@ -80,7 +80,7 @@ impl Witnesses {
     fn of_tree(graph: &Graph, forest: Tree, blocked: bool) -> Result<Self, Refused> {
         let rooted = forest.rooted(graph);
         let depth = rooted.depths(graph);
-        let edges: Vec<EdgeId> = forest.chords(graph).into_iter().filter(|id| is_traced(graph, *id)).collect();
+        let edges: Vec<ArcId> = forest.chords(graph).into_iter().filter(|id| is_traced(graph, *id)).collect();
         match edges.iter().find(|id| graph.edge(**id).is_some_and(|edge| edge.silent)) {
             Some(edge) => Err(Refused::Edge(*edge)),
             None => Ok(Witnesses { edges, forest, above: rooted.above, depth, blocked }),
@@ -88,12 +88,12 @@ impl Witnesses {
     }
 
     /// The edges that write witnesses, in ascending order.
-    pub fn edges(&self) -> &[EdgeId] {
+    pub fn edges(&self) -> &[ArcId] {
         &self.edges
     }
 
     /// Whether an edge writes a witness.
-    pub fn writes(&self, edge: EdgeId) -> bool {
+    pub fn writes(&self, edge: ArcId) -> bool {
         self.edges.binary_search(&edge).is_ok()
     }
 
@@ -103,7 +103,7 @@ impl Witnesses {
     }
 
     /// The only edge that control can leave a vertex by, if it writes no witness.
-    pub(super) fn only_way(&self, graph: &Graph, vertex: Vertex) -> Option<EdgeId> {
+    pub(super) fn only_way(&self, graph: &Graph, vertex: Vertex) -> Option<ArcId> {
         let mut ways = traced(graph, vertex);
         let (id, _) = ways.next()?;
         (ways.next().is_none() && self.forest.contains(id)).then_some(id)
@@ -111,7 +111,7 @@ impl Witnesses {
 
     /// The tokens that can come next in the trace if control passes an edge: the paper's `witness(p, q)`, in the order of [`Token`]. The sets
     /// of edges that leave the same vertex share no token.
-    pub fn next_tokens(&self, graph: &Graph, edge: EdgeId) -> Vec<Token> {
+    pub fn next_tokens(&self, graph: &Graph, edge: ArcId) -> Vec<Token> {
         let Some(first) = graph.edge(edge).filter(|_| is_traced(graph, edge)) else { return Vec::new() };
         if self.writes(edge) {
             return vec![Token::Witness(edge)];
@@ -136,7 +136,7 @@ impl Witnesses {
 }
 
 /// Whether an edge belongs to the graph of a trace.
-fn is_traced(graph: &Graph, edge: EdgeId) -> bool {
+fn is_traced(graph: &Graph, edge: ArcId) -> bool {
     graph.edge(edge).is_some_and(|edge| match edge.kind {
         EdgeKind::Closing | EdgeKind::End => false,
         EdgeKind::Root => !edge.silent,
@@ -145,14 +145,14 @@ fn is_traced(graph: &Graph, edge: EdgeId) -> bool {
 }
 
 /// The edges that leave a vertex in the graph of a trace.
-pub(super) fn traced(graph: &Graph, vertex: Vertex) -> impl Iterator<Item = (EdgeId, &Edge)> {
+pub(super) fn traced(graph: &Graph, vertex: Vertex) -> impl Iterator<Item = (ArcId, &Edge)> {
     graph.leaving(vertex).filter(|(id, _)| is_traced(graph, *id))
 }
 
 /// The edges that leave a branch and lead to EXIT or to a block with a call, without another branch on the way: `blockers` of section 4.2.
-fn blockers(graph: &Graph, calls: &[usize]) -> PerEdge<bool> {
+fn blockers(graph: &Graph, calls: &[Vertex]) -> PerEdge<bool> {
     let (mut found, mut seen): (PerEdge<bool>, PerVertex<bool>) = (graph.per_edge(), graph.per_vertex());
-    let calls = calls.iter().map(|block| Vertex::at(*block)).filter(|block| graph.is_live_block(*block));
+    let calls = calls.iter().copied().filter(|block| graph.is_live_block(*block));
     let mut open: Vec<Vertex> = calls.chain([graph.exit()]).collect();
     open.iter().for_each(|vertex| seen.set(*vertex, true));
     while let Some(vertex) = open.pop() {

@@ -1,7 +1,7 @@
 //! Coverage of random walks through random control-flow graphs: what is told is so, whichever probes there are.
 
-use ingraft_model::{Cfg, Edge, EdgeKind as Kind, EdgeTarget, Refusal};
-use ingraft_profile::{Counted, Coverage, Inside, coverage_probes};
+use ingraft_model::{BlockId, Cfg, Edge, EdgeId, EdgeKind as Kind, EdgeTarget, Key, Refusal};
+use ingraft_profile::{Coverage, Inside, ProbeAt, coverage_probes};
 use proptest::prelude::*;
 
 use crate::runs::{cfg, edge, random_cfg, walk};
@@ -10,18 +10,18 @@ use crate::runs::{cfg, edge, random_cfg, walk};
 fn covered(cfg: &Cfg, choices: &[u8], moments: (usize, usize), has: &[bool], branches: bool) -> (Coverage, Coverage) {
     let truth = walk(cfg, choices, moments);
     let probes = coverage_probes(cfg, branches);
-    let came = |(probe, has): (&Counted, &bool)| {
+    let came = |(probe, has): (&ProbeAt, &bool)| {
         let count = match probe {
-            Counted::Block(block) => truth.blocks[*block],
-            Counted::Edge(edge) => truth.edges[*edge],
+            ProbeAt::Block(block) => truth.blocks[block.index()],
+            ProbeAt::Edge(edge) => truth.edges[edge.index()],
         };
         has.then_some(count > 0)
     };
     let came: Vec<Option<bool>> = probes.iter().zip(has.iter().chain(std::iter::repeat(&true))).map(came).collect();
     let inside = Inside { begin: !truth.partial.late.is_empty(), end: !truth.partial.early.is_empty() };
     let found = Coverage::told(cfg, &probes, &came).completed(cfg, inside);
-    let ran = |counts: &[u64]| counts.iter().map(|count| Some(*count > 0)).collect();
-    (found, Coverage { blocks: ran(&truth.blocks), edges: ran(&truth.edges) })
+    let ran = |counts: &[u64]| counts.iter().map(|count| Some(*count > 0)).collect::<Vec<_>>();
+    (found, Coverage { blocks: ran(&truth.blocks).into(), edges: ran(&truth.edges).into() })
 }
 
 fn agrees(found: &[Option<bool>], truth: &[Option<bool>]) -> bool {
@@ -38,8 +38,8 @@ proptest! {
         branches: bool,
     ) {
         let (found, truth) = covered(&cfg, &choices, (moments.0, moments.0 + moments.1), &has, branches);
-        prop_assert!(agrees(&found.blocks, &truth.blocks), "{found:?} {truth:?}");
-        prop_assert!(agrees(&found.edges, &truth.edges), "{found:?} {truth:?}");
+        prop_assert!(agrees(found.blocks.as_slice(), truth.blocks.as_slice()), "{found:?} {truth:?}");
+        prop_assert!(agrees(found.edges.as_slice(), truth.edges.as_slice()), "{found:?} {truth:?}");
     }
 
     #[test]
@@ -67,7 +67,7 @@ fn diamond() -> Cfg {
         edge(0, 2, Kind::Taken),
         edge(0, 1, Kind::FallThrough),
         edge(1, 2, Kind::FallThrough),
-        Edge { from: 2, to: EdgeTarget::Dynamic, kind: Kind::Return },
+        Edge { from: BlockId(2), to: EdgeTarget::Dynamic, kind: Kind::Return },
     ];
     cfg(3, edges, &[])
 }
@@ -81,15 +81,15 @@ fn the_branch_past_a_block_that_has_run_is_not_known_without_a_probe() {
         let came = came.map(Some);
         Coverage::told(&cfg, &probes, &came).completed(&cfg, Inside::default()).edges
     };
-    let edge =
-        |to: usize| cfg.edges.iter().position(|e| e.from == 0 && e.to == EdgeTarget::Block(to)).expect("an edge");
-    assert_eq!(of([true, true, true])[edge(2)], None);
-    assert_eq!(of([true, false, true])[edge(2)], Some(true));
-    assert_eq!(of([false, false, false])[edge(2)], Some(false));
+    let past = Edge { from: BlockId(0), to: EdgeTarget::Block(BlockId(2)), kind: Kind::Taken };
+    let past: EdgeId = cfg.edges.entries().find(|(_, edge)| **edge == past).expect("an edge").0;
+    assert_eq!(of([true, true, true]).get(past), Some(&None));
+    assert_eq!(of([true, false, true]).get(past), Some(&Some(true)));
+    assert_eq!(of([false, false, false]).get(past), Some(&Some(false)));
     // Control may leave the first block in a way that the graph does not have.
     let unproven = Cfg { ways_out_proven: Err(Refusal::NoSuchPoint), ..cfg.clone() };
     let told = Coverage::told(&unproven, &probes, &[true, false, true].map(Some));
-    assert_eq!(told.completed(&unproven, Inside::default()).edges[edge(2)], None);
+    assert_eq!(told.completed(&unproven, Inside::default()).edges.get(past), Some(&None));
 }
 
 #[test]
@@ -98,6 +98,10 @@ fn a_block_without_a_probe_has_run_if_one_behind_it_has() {
     let probes = coverage_probes(&cfg, false);
     let told =
         |inside| Coverage::told(&cfg, &probes, &[None, Some(false), Some(true)]).with_earlier(&cfg, inside).blocks;
-    assert_eq!(told(Inside::default())[0], Some(true));
-    assert_eq!(told(Inside { begin: true, end: false })[0], None, "the thread may have been behind it");
+    assert_eq!(told(Inside::default()).get(BlockId(0)), Some(&Some(true)));
+    assert_eq!(
+        told(Inside { begin: true, end: false }).get(BlockId(0)),
+        Some(&None),
+        "the thread may have been behind it"
+    );
 }

@@ -1,8 +1,7 @@
 //! Counting of events in one counter.
 
-use ingraft_profile::{
-    Barred, Corrections, EdgeId, EventPlan, Events, Graph, Key, Refused, Uncountable, Vertex, Weights,
-};
+use ingraft_model::Key;
+use ingraft_profile::{ArcId, Barred, Corrections, EventPlan, Events, Graph, Refused, Uncountable, Vertex, Weights};
 use proptest::prelude::*;
 
 use crate::execution::{Step, steps};
@@ -51,9 +50,9 @@ fn figure_1_query_increments() {
     let (_, plan) = figure_1();
     for (block, text) in BLOCKS.iter().zip(["P", "P+Q", "-R-C", "-R-C", "-C", "0"]) {
         let index = BLOCKS.iter().position(|name| name == block).expect("a block");
-        assert_eq!(plan.query(index), Some(sum(text)), "{block}");
+        assert_eq!(plan.query(Vertex::at(index)), Some(sum(text)), "{block}");
     }
-    assert_eq!(plan.query(BLOCKS.len()), None);
+    assert_eq!(plan.query(Vertex::at(BLOCKS.len())), None);
 }
 
 #[test]
@@ -64,7 +63,7 @@ fn bare_cycles_count_only_if_they_have_no_events() {
     let weights = printed(&graph);
     let mut events = Events::new(&graph);
     let plan = EventPlan::new(&graph, &weights, &barred, &events).expect("nothing to count");
-    assert_eq!((plan.increments(), plan.query(0)), (&[][..], Some(0)));
+    assert_eq!((plan.increments(), plan.query(Vertex(0))), (&[][..], Some(0)));
     events.set_edge(edge(&graph, "Q>A"), 1);
     let refused = EventPlan::new(&graph, &weights, &barred, &events).expect_err("a cycle with events");
     assert!(matches!(refused, Uncountable::Refused(Refused::Edge(_))));
@@ -90,7 +89,7 @@ proptest! {
             if n % 2 == 0 {
                 events.set_vertex(Vertex::at(n / 2), *count);
             } else {
-                events.set_edge(EdgeId::at(n / 2), *count);
+                events.set_edge(ArcId::at(n / 2), *count);
             }
         }
         let plan = EventPlan::new(&graph, &Weights::estimated(&graph), &Barred::none(), &events).expect("a plan");
@@ -99,10 +98,10 @@ proptest! {
             let mut at = None;
             match step {
                 Step::Late(block) => {
-                    corrections.late.push((block.index(), 1));
+                    corrections.late.push((block, 1));
                     at = Some(block);
                 }
-                Step::Early(block) => corrections.early.push((block.index(), 1)),
+                Step::Early(block) => corrections.early.push((block, 1)),
                 Step::Pass(id) => {
                     let edge = graph.edge(id).expect("an edge");
                     counter += plan.increments().iter().find(|(chord, _)| *chord == id).map_or(0, |(_, by)| *by);
@@ -111,7 +110,7 @@ proptest! {
                 }
             }
             let mut now = corrections.clone();
-            now.early.extend(at.map(|block| (block.index(), 1)));
+            now.early.extend(at.map(|block| (block, 1)));
             prop_assert_eq!(plan.total(counter, &now).map(i128::from), Ok(truth), "after {:?}", step);
         }
     }

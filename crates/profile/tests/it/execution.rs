@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_profile::{Corrections, Counter, Edge, EdgeId, EdgeKind, Graph, Key, Vertex};
+use ingraft_model::Key;
+use ingraft_profile::{ArcId, Corrections, Counter, Edge, EdgeKind, Graph, Vertex};
 
 /// A step of an execution: an activation passes an edge or appears at a block.
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +11,7 @@ pub enum Step {
     /// A late start at a block.
     Late(Vertex),
     /// The passage of an edge.
-    Pass(EdgeId),
+    Pass(ArcId),
     /// An early end at a block.
     Early(Vertex),
 }
@@ -36,7 +37,7 @@ pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
             }
             Some(block) => block,
         };
-        let edges: Vec<(EdgeId, &Edge)> = graph.leaving(from).collect();
+        let edges: Vec<(ArcId, &Edge)> = graph.leaving(from).collect();
         let (id, edge) = edges[choice % edges.len()];
         steps.push(Step::Pass(id));
         at = Some(edge.to).filter(|to| *to != graph.exit());
@@ -56,8 +57,8 @@ pub fn steps(graph: &Graph, choices: &[u8]) -> Vec<Step> {
 /// Counts by observation.
 #[derive(Debug, Default)]
 pub struct Truth {
-    pub edges: BTreeMap<EdgeId, u64>,
-    pub blocks: BTreeMap<usize, u64>,
+    pub edges: BTreeMap<ArcId, u64>,
+    pub blocks: BTreeMap<Vertex, u64>,
     pub corrections: Corrections,
 }
 
@@ -67,28 +68,28 @@ impl Truth {
         for step in steps {
             match step {
                 Step::Late(block) => {
-                    truth.corrections.late.push((block.index(), 1));
+                    truth.corrections.late.push((*block, 1));
                     *truth.edges.entry(graph.closing()).or_default() += 1;
                 }
-                Step::Early(block) => truth.corrections.early.push((block.index(), 1)),
+                Step::Early(block) => truth.corrections.early.push((*block, 1)),
                 Step::Pass(id) => {
                     let edge = graph.edge(*id).expect("an edge");
                     *truth.edges.entry(*id).or_default() += 1;
                     if edge.kind == EdgeKind::Root {
                         *truth.edges.entry(graph.closing()).or_default() += 1;
                     }
-                    *truth.blocks.entry(edge.to.index()).or_default() += 1;
+                    *truth.blocks.entry(edge.to).or_default() += 1;
                 }
             }
         }
         truth
     }
 
-    pub fn edge(&self, edge: EdgeId) -> u64 {
+    pub fn edge(&self, edge: ArcId) -> u64 {
         self.edges.get(&edge).copied().unwrap_or_default()
     }
 
-    pub fn block(&self, block: usize) -> u64 {
+    pub fn block(&self, block: Vertex) -> u64 {
         self.blocks.get(&block).copied().unwrap_or_default()
     }
 

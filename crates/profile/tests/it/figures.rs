@@ -1,7 +1,8 @@
 //! The examples that the papers print.
 
+use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, Corrections, Counter, Defect, EdgeId, Graph, Inexact, Placement, Refused, Shape, Vertex, Weights,
+    ArcId, Barred, Corrections, Counter, Defect, Graph, Inexact, Placement, Refused, Shape, Vertex, Weights,
     never_alternates,
 };
 
@@ -11,7 +12,7 @@ pub const BLOCKS: [&str; 6] = ["P", "Q", "A", "B", "R", "C"];
 /// `while P { if Q then A else B; if R then break; C }`
 pub fn running_example() -> Graph {
     let mut shape = Shape::new(BLOCKS.len());
-    let at = |name: &str| BLOCKS.iter().position(|block| *block == name).expect("a block");
+    let at = |name: &str| Vertex::at(BLOCKS.iter().position(|block| *block == name).expect("a block"));
     for (from, to) in [("P", "Q"), ("Q", "A"), ("Q", "B"), ("A", "R"), ("B", "R"), ("R", "C"), ("C", "P")] {
         shape.edge(at(from), at(to));
     }
@@ -22,7 +23,7 @@ pub fn running_example() -> Graph {
 }
 
 /// Names of an edge's ends, as in `P>Q`.
-pub fn name(graph: &Graph, edge: EdgeId) -> String {
+pub fn name(graph: &Graph, edge: ArcId) -> String {
     let edge = graph.edge(edge).expect("an edge");
     let end = |vertex: Vertex| match vertex {
         vertex if vertex == graph.entry() => "ENTRY",
@@ -32,7 +33,7 @@ pub fn name(graph: &Graph, edge: EdgeId) -> String {
     format!("{}>{}", end(edge.from), end(edge.to))
 }
 
-pub fn edge(graph: &Graph, wanted: &str) -> EdgeId {
+pub fn edge(graph: &Graph, wanted: &str) -> ArcId {
     graph.live_edges().map(|(id, _)| id).find(|id| name(graph, *id) == wanted).expect("an edge")
 }
 
@@ -103,13 +104,13 @@ fn figure_7_early_end_is_mended() {
     let passed = ["ENTRY>P", "P>Q", "Q>A"].map(|name| edge(&graph, name));
     let count = |counter: &Counter| matches!(counter, Counter::Edge(edge) if passed.contains(edge)).into();
     let counts: Vec<u64> = placement.counters().iter().map(count).collect();
-    let corrections = Corrections { early: vec![(2, 1)], ..Corrections::none() };
+    let corrections = Corrections { early: vec![(Vertex(2), 1)], ..Corrections::none() };
     let profile = placement.profile(&graph, &counts, &corrections).expect("a profile");
     for (id, _) in graph.live_edges() {
         let expected = passed.contains(&id) || id == graph.closing();
         assert_eq!(profile.edge(id), Some(expected.into()), "{}", name(&graph, id));
     }
-    assert_eq!([0, 1, 2, 3, 4].map(|block| profile.block(block)), [1, 1, 1, 0, 0]);
+    assert_eq!([0, 1, 2, 3, 4].map(|block| profile.block(Vertex(block))), [1, 1, 1, 0, 0]);
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn structured_example_is_in_g_star() {
 #[test]
 fn a_cycle_without_a_pipe_needs_no_counter() {
     // As the four edges of Figure 4: a>b, e>b, e>f, a>f alternate.
-    let [a, b, e, f] = [0, 1, 2, 3];
+    let [a, b, e, f] = [0, 1, 2, 3].map(Vertex);
     let mut shape = Shape::new(4);
     let cycle = [shape.edge(a, b), shape.edge(e, b), shape.edge(e, f), shape.edge(a, f)];
     let _ = [a, e].map(|root| shape.root(root));
@@ -138,7 +139,7 @@ fn a_cycle_without_a_pipe_needs_no_counter() {
     assert_eq!([&edges, &blocks].map(|placement| weights.cost(&graph, placement.counters())), [8.0, 3.0]);
     assert!(cycle.iter().all(|edge| !blocks.counters().contains(&Counter::Edge(*edge))));
     // Three activations: a>b twice, e>f once.
-    let truth = |edge: EdgeId| [2, 0, 1, 0, 2, 1, 2, 1, 3][edge.0 as usize];
+    let truth = |edge: ArcId| [2, 0, 1, 0, 2, 1, 2, 1, 3][edge.0 as usize];
     let count = |counter: &Counter| if let Counter::Edge(edge) = counter { truth(*edge) } else { 0 };
     let counts: Vec<u64> = blocks.counters().iter().map(count).collect();
     let profile = blocks.profile(&graph, &counts, &Corrections::none()).expect("a profile");
@@ -150,8 +151,8 @@ fn a_cycle_without_a_pipe_needs_no_counter() {
 fn a_cycle_that_cannot_be_counted_is_named() {
     let graph = running_example();
     let mut barred = Barred::none();
-    barred.block_with_edges(&graph, 0);
-    barred.block_with_edges(&graph, 1);
+    barred.block_with_edges(&graph, Vertex(0));
+    barred.block_with_edges(&graph, Vertex(1));
     // ENTRY>P, P>EXIT and the closing edge form a cycle.
     let refused = Placement::edge_profile(&graph, &printed(&graph), &barred).expect_err("a cycle");
     let Refused::Edge(named) = refused else { panic!("{refused}") };
@@ -174,8 +175,8 @@ fn counts_of_no_execution_are_defects() {
         Err(Defect::Overflow(Counter::Edge(edge(&graph, "P>Q"))))
     );
     assert_eq!(placement.profile(&graph, &[1], &none), Err(Defect::Counters { expected: 4, given: 1 }));
-    let nowhere = Corrections { late: vec![(6, 1)], ..Corrections::none() };
-    assert_eq!(placement.profile(&graph, &[0; 4], &nowhere), Err(Defect::UnknownBlock(6)));
+    let nowhere = Corrections { late: vec![(Vertex(6), 1)], ..Corrections::none() };
+    assert_eq!(placement.profile(&graph, &[0; 4], &nowhere), Err(Defect::UnknownBlock(Vertex(6))));
 }
 
 #[test]
@@ -201,16 +202,17 @@ fn a_redundant_counter_finds_a_lost_count() {
 fn a_call_that_returns_twice_is_counted_at_its_joint() {
     // Block 0 calls setjmp, block 1 branches on its result and calls a function that jumps back, or returns.
     let mut shape = Shape::new(3);
-    shape.root(0);
-    let call = shape.edge(0, 1);
-    shape.edge(1, 2);
-    shape.leave(1);
-    let end = shape.may_end(2);
+    let [setjmp, branch, calls] = [0, 1, 2].map(Vertex);
+    shape.root(setjmp);
+    let call = shape.edge(setjmp, branch);
+    shape.edge(branch, calls);
+    shape.leave(branch);
+    let end = shape.may_end(calls);
     let (again, behind) = shape.returns_again(call).expect("an edge");
     let graph = shape.build().expect("a graph");
     let placement = Placement::edge_profile(&graph, &Weights::estimated(&graph), &Barred::none()).expect("a placement");
     // One call; two jumps back, each after block 2; then a return.
-    let truth = |edge: EdgeId| match edge.0 {
+    let truth = |edge: ArcId| match edge.0 {
         0 | 1 => 1,
         2 => 2,
         3 => 1,
@@ -221,15 +223,15 @@ fn a_call_that_returns_twice_is_counted_at_its_joint() {
     let counts: Vec<u64> = placement.counters().iter().map(count).collect();
     let profile = placement.profile(&graph, &counts, &Corrections::none()).expect("a profile");
     assert_eq!([again, end, call].map(|edge| profile.edge(edge)), [Some(2), Some(2), Some(1)]);
-    assert_eq!([0, 1, 2].map(|block| profile.block(block)), [1, 3, 2]);
+    assert_eq!([setjmp, branch, calls].map(|block| profile.block(block)), [1, 3, 2]);
 }
 
 #[test]
 fn shapes_without_an_exact_profile_are_refused() {
     assert_eq!(Shape::new(1).build().expect_err("no root"), Inexact::NoWayIn);
     let mut shape = Shape::new(1);
-    shape.root(0);
-    let wrong = shape.edge(0, 1);
+    shape.root(Vertex(0));
+    let wrong = shape.edge(Vertex(0), Vertex(1));
     assert_eq!(shape.build().expect_err("no block"), Inexact::UnknownBlock(wrong));
     assert_eq!(Shape::new(usize::MAX).build().expect_err("too many"), Inexact::TooLarge);
 }
@@ -238,12 +240,13 @@ fn shapes_without_an_exact_profile_are_refused() {
 fn deep_nests_of_loops_take_linear_time() {
     const DEPTH: usize = 50_000;
     let mut shape = Shape::new(2 * DEPTH);
-    shape.root(0);
+    shape.root(Vertex(0));
     for header in 0..DEPTH {
         let latch = 2 * DEPTH - 1 - header;
-        shape.edge(header, header + 1);
-        shape.edge(latch, header);
-        _ = if header == 0 { shape.leave(latch) } else { shape.edge(latch, latch + 1) };
+        shape.edge(Vertex::at(header), Vertex::at(header + 1));
+        shape.edge(Vertex::at(latch), Vertex::at(header));
+        let latch = Vertex::at(latch);
+        _ = if header == 0 { shape.leave(latch) } else { shape.edge(latch, Vertex(latch.0 + 1)) };
     }
     let graph = shape.build().expect("a graph");
     let weights = Weights::estimated(&graph);

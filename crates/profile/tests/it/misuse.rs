@@ -1,7 +1,7 @@
 //! Calls with the graph of another function, and with counts of nothing: results are of no use, but every call returns.
 
 use ingraft_profile::{
-    Barred, Corrections, EdgeId, EventPlan, Events, PathNumbers, Placement, Token, Vertex, Weights, Witnesses,
+    ArcId, Barred, Corrections, EventPlan, Events, PathNumbers, Placement, Token, Vertex, Weights, Witnesses,
     regenerate,
 };
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ proptest! {
         a in case(9),
         b in case_with_joints(9),
         counts in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 30),
-        blocks in prop::collection::vec((0usize..12, any::<u64>()), 0..4),
+        blocks in prop::collection::vec(((0u32..12).prop_map(Vertex), any::<u64>()), 0..4),
         events in prop::collection::vec(any::<i64>(), 30),
     ) {
         let (a, b) = (a.graph(), b.graph());
@@ -35,7 +35,7 @@ proptest! {
         let mut costs = Events::new(&a);
         for (n, cost) in (0..).zip(&events) {
             costs.set_vertex(Vertex(n), *cost);
-            costs.set_edge(EdgeId(n), *cost);
+            costs.set_edge(ArcId(n), *cost);
         }
         for graph in [&a, &b] {
             if let Ok(plan) = EventPlan::new(graph, &weights, &none, &costs) {
@@ -44,10 +44,10 @@ proptest! {
         }
         let witnesses = Witnesses::new(&a, &weights, &none).expect("witnesses");
         let numbers = PathNumbers::new(&a).expect("numbers");
-        let tokens: Vec<Token> = (0..30).map(|n| Token::Witness(EdgeId(n))).collect();
+        let tokens: Vec<Token> = (0..30).map(|n| Token::Witness(ArcId(n))).collect();
         for (start, graph) in (0..).map(Vertex).zip([&a, &b]) {
             _ = regenerate(graph, &witnesses, start, &tokens);
-            _ = (0..30).map(|edge| witnesses.next_tokens(graph, EdgeId(edge)).len()).sum::<usize>();
+            _ = (0..30).map(|edge| witnesses.next_tokens(graph, ArcId(edge)).len()).sum::<usize>();
             _ = (0..30).filter_map(|number| numbers.path(graph, number)).count();
             _ = numbers.increments(graph, &weights, &none);
         }

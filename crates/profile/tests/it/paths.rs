@@ -2,22 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_profile::{Barred, EdgeKind, Graph, PathNumbers, Shape, TooManyPaths, Weights};
+use ingraft_profile::{Barred, EdgeKind, Graph, PathNumbers, Shape, TooManyPaths, Vertex, Weights};
 use proptest::prelude::*;
 
 use crate::execution::{Step, steps};
 use crate::random::case;
 
 /// "Efficient path profiling" (1996), Figure 3, with the edges in a given order.
-fn six_paths(order: &[(usize, usize)]) -> Graph {
+fn six_paths(order: &[(u32, u32)]) -> Graph {
     let mut shape = Shape::new(6);
-    order.iter().for_each(|(from, to)| _ = shape.edge(*from, *to));
-    shape.root(0);
-    shape.leave(5);
+    order.iter().for_each(|(from, to)| _ = shape.edge(Vertex(*from), Vertex(*to)));
+    shape.root(Vertex(0));
+    shape.leave(Vertex(5));
     shape.build().expect("a graph")
 }
 
-const EDGES: [(usize, usize); 8] = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 4), (3, 5), (4, 5)];
+const EDGES: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 4), (3, 5), (4, 5)];
 
 proptest! {
     #[test]
@@ -78,12 +78,12 @@ proptest! {
 fn numbers_that_do_not_fit_are_refused() {
     // Each of 64 blocks leads to the next one by two edges.
     let mut shape = Shape::new(65);
-    shape.root(0);
+    shape.root(Vertex(0));
     for block in 0..64 {
-        shape.edge(block, block + 1);
-        shape.edge(block, block + 1);
+        shape.edge(Vertex(block), Vertex(block + 1));
+        shape.edge(Vertex(block), Vertex(block + 1));
     }
-    shape.leave(64);
+    shape.leave(Vertex(64));
     let graph = shape.build().expect("a graph");
     assert_eq!(PathNumbers::new(&graph).map(|numbers| numbers.paths()), Err(TooManyPaths));
 }

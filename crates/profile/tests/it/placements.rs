@@ -1,7 +1,8 @@
 //! Placements on random graphs: their counters give the counts of every execution, and cost no more than others.
 
+use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, Counter, Edge, EdgeId, EdgeKind, Graph, Key, Placement, Refused, Vertex, Weights, never_alternates,
+    ArcId, Barred, Counter, Edge, EdgeKind, Graph, Placement, Refused, Vertex, Weights, never_alternates,
 };
 use proptest::prelude::*;
 
@@ -18,11 +19,11 @@ fn placements(graph: &Graph, weights: &Weights, barred: &Barred) -> Vec<Placemen
 fn check_counts(graph: &Graph, placement: &Placement, truth: &Truth) -> Result<(), TestCaseError> {
     let profile = placement.profile(graph, &truth.counts(placement.counters()), &truth.corrections);
     let profile = profile.map_err(|defect| TestCaseError::fail(defect.to_string()))?;
-    for block in 0..graph.blocks() {
+    for block in (0..graph.blocks()).map(Vertex::at) {
         prop_assert_eq!(profile.block(block), truth.block(block), "block {}", block);
     }
     for (index, _) in graph.edges().iter().enumerate() {
-        let id = EdgeId::at(index);
+        let id = ArcId::at(index);
         if let Some(count) = profile.edge(id) {
             prop_assert_eq!(count, truth.edge(id), "edge {}", id);
         }
@@ -35,13 +36,13 @@ fn barred(graph: &Graph, case: &Case) -> Barred {
     let mut barred = Barred::none();
     for (n, choice) in case.choices.iter().enumerate().take(graph.edges().len()).filter(|(_, choice)| *choice % 3 == 0)
     {
-        if choice % 2 == 0 { barred.edge(EdgeId::at(n)) } else { barred.block(n) }
+        if choice % 2 == 0 { barred.edge(ArcId::at(n)) } else { barred.block(Vertex::at(n)) }
     }
     barred
 }
 
 /// Whether edges contain no cycle, by removal of leaves.
-fn acyclic(graph: &Graph, edges: &[EdgeId]) -> bool {
+fn acyclic(graph: &Graph, edges: &[ArcId]) -> bool {
     let mut left: Vec<_> = edges.iter().filter_map(|id| graph.edge(*id)).collect();
     loop {
         let before = left.len();
@@ -55,7 +56,7 @@ fn acyclic(graph: &Graph, edges: &[EdgeId]) -> bool {
 }
 
 /// Whether a set of edges is a simple cycle with a pipe: a vertex that one edge of the set enters and one leaves.
-fn is_piped_cycle(graph: &Graph, edges: &[EdgeId], set: u32) -> bool {
+fn is_piped_cycle(graph: &Graph, edges: &[ArcId], set: u32) -> bool {
     let chosen: Vec<_> =
         (0..).zip(edges).filter(|(n, _)| set >> n & 1 == 1).filter_map(|(_, id)| graph.edge(*id)).collect();
     let at = |vertex| {
@@ -120,7 +121,7 @@ proptest! {
         let graph = case.graph();
         let truth = Truth::of(&graph, &steps(&graph, &case.choices));
         let (weights, barred) = (Weights::estimated(&graph), barred(&graph, &case));
-        let fixed: Vec<EdgeId> =
+        let fixed: Vec<ArcId> =
             graph.live_edges().filter(|(id, edge)| !barred.allows_edge(*id, edge)).map(|(id, _)| id).collect();
         match Placement::edge_profile(&graph, &weights, &barred) {
             Ok(placement) => prop_assert!(acyclic(&graph, &fixed), "{placement:?}"),
@@ -159,14 +160,14 @@ proptest! {
         let graph = case.graph();
         let weights = Weights::of(&graph, |id| f64::from(seed[id.index() % 16]));
         let placement = Placement::edge_profile(&graph, &weights, &Barred::none()).expect("a placement");
-        let free: Vec<EdgeId> = graph.live_edges().filter(|(_, edge)| !edge.silent).map(|(id, _)| id).collect();
-        let silent: Vec<EdgeId> = graph.live_edges().filter(|(_, edge)| edge.silent).map(|(id, _)| id).collect();
+        let free: Vec<ArcId> = graph.live_edges().filter(|(_, edge)| !edge.silent).map(|(id, _)| id).collect();
+        let silent: Vec<ArcId> = graph.live_edges().filter(|(_, edge)| edge.silent).map(|(id, _)| id).collect();
         prop_assume!(free.len() <= 12);
-        let vertices = (0..graph.vertices()).filter(|v| graph.is_live(Key::at(*v))).count();
+        let vertices = (0..graph.vertices()).filter(|v| graph.is_live(Vertex::at(*v))).count();
         let mut best = f64::INFINITY;
         for set in 0u32..1 << free.len() {
             let (counted, tree): (Vec<_>, Vec<_>) = free.iter().enumerate().partition(|(n, _)| set >> n & 1 == 1);
-            let tree: Vec<EdgeId> = tree.iter().map(|(_, id)| **id).chain(silent.iter().copied()).collect();
+            let tree: Vec<ArcId> = tree.iter().map(|(_, id)| **id).chain(silent.iter().copied()).collect();
             if tree.len() == vertices - 1 && acyclic(&graph, &tree) {
                 best = best.min(counted.iter().map(|(_, id)| weights.edge(**id)).sum());
             }
@@ -181,9 +182,9 @@ proptest! {
     ) {
         let graph = case.graph();
         let weights = Weights::of(&graph, |id| f64::from(seed[id.index() % 16]));
-        let edges: Vec<EdgeId> = graph.live_edges().map(|(id, _)| id).collect();
+        let edges: Vec<ArcId> = graph.live_edges().map(|(id, _)| id).collect();
         prop_assume!(edges.len() <= 13);
-        let silent = |id: &EdgeId| graph.edge(*id).is_some_and(|edge| edge.silent);
+        let silent = |id: &ArcId| graph.edge(*id).is_some_and(|edge| edge.silent);
         let silent: u32 = (0..).zip(&edges).filter(|(_, id)| silent(id)).map(|(n, _)| 1 << n).sum();
         let piped: Vec<u32> = (1..1 << edges.len()).filter(|set| is_piped_cycle(&graph, &edges, *set)).collect();
         let cost = |free: u32| (0..).zip(&edges).filter(|(n, _)| free >> n & 1 == 0).map(|(_, id)| weights.edge(*id)).sum::<f64>();

@@ -1,6 +1,7 @@
 //! Random graphs, reducible or not, with parallel edges, self loops, several ways in and out, and blocks without a way out.
 
-use ingraft_profile::{EdgeId, Graph, Shape};
+use ingraft_model::Key;
+use ingraft_profile::{ArcId, Graph, Shape, Vertex};
 use proptest::prelude::*;
 
 /// A random graph, and the numbers that guide a random execution of it.
@@ -20,11 +21,12 @@ pub struct Case {
 impl Case {
     pub fn graph(&self) -> Graph {
         let mut shape = Shape::new(self.blocks);
-        let edges: Vec<EdgeId> = self.edges.iter().map(|(from, to)| shape.edge(*from, *to)).collect();
+        let edges: Vec<ArcId> =
+            self.edges.iter().map(|(from, to)| shape.edge(Vertex::at(*from), Vertex::at(*to))).collect();
         self.again.iter().filter_map(|edge| edges.get(*edge)).for_each(|edge| _ = shape.returns_again(*edge));
-        self.roots.iter().for_each(|block| _ = shape.root(*block));
-        self.leaves.iter().for_each(|block| _ = shape.leave(*block));
-        self.ends.iter().for_each(|block| _ = shape.may_end(*block));
+        self.roots.iter().for_each(|block| _ = shape.root(Vertex::at(*block)));
+        self.leaves.iter().for_each(|block| _ = shape.leave(Vertex::at(*block)));
+        self.ends.iter().for_each(|block| _ = shape.may_end(Vertex::at(*block)));
         shape.build().expect("a graph")
     }
 }

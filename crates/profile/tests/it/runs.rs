@@ -1,8 +1,10 @@
 //! Graphs that are cut at calls: random walks through random control-flow graphs, with walks that are inside of a run when counting begins and
 //! ends, and with calls that never return.
 
-use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{Counted, Defect, Earlier, NotCounted, Partial, Position, Probes, RunEvents, Runs, Wishes};
+use ingraft_model::{
+    Block, BlockId, Cfg, Edge, EdgeId, EdgeKind as Kind, EdgeTarget, IndexVec, Key, Svma, WayIn, WayInReason,
+};
+use ingraft_profile::{Defect, Earlier, NotCounted, Partial, Position, ProbeAt, Probes, RunEvents, Runs, Wishes};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -14,7 +16,7 @@ pub(crate) fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
     edges.dedup();
     let returns = edges.iter().filter(|edge| edge.kind == Kind::CallReturn);
     let returns = returns.filter_map(|edge| match edge.to {
-        EdgeTarget::Block(to) => Some(WayIn { at: start(to), reason: WayInReason::CallReturn }),
+        EdgeTarget::Block(to) => Some(WayIn { at: start(to.index()), reason: WayInReason::CallReturn }),
         EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
     });
     let pads = pads.iter().map(|pad| WayIn { at: start(*pad), reason: WayInReason::LandingPad });
@@ -24,8 +26,8 @@ pub(crate) fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
     ways_in.dedup();
     Cfg {
         blocks: (0..blocks).map(|n| Block { range: start(n)..start(n + 1), instructions: 1 }).collect(),
-        edges,
-        entry: Some(0),
+        edges: edges.into(),
+        entry: Some(BlockId(0)),
         ways_in,
         unresolved: Vec::new(),
         ways_in_proven: Ok(()),
@@ -34,12 +36,12 @@ pub(crate) fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
 }
 
 pub(crate) fn edge(from: usize, to: usize, kind: Kind) -> Edge {
-    Edge { from, to: EdgeTarget::Block(to), kind }
+    Edge { from: BlockId::at(from), to: EdgeTarget::Block(BlockId::at(to)), kind }
 }
 
 fn all(cfg: &Cfg) -> Probes {
     let inner = |edge: &Edge| matches!(edge.to, EdgeTarget::Block(_));
-    Probes { edges: cfg.edges.iter().map(inner).collect(), blocks: vec![true; cfg.blocks.len()] }
+    Probes { edges: cfg.edges.iter().map(inner).collect(), blocks: IndexVec::filled(true, cfg.blocks.len()) }
 }
 
 /// Counts of a walk: of edges, of arrivals at blocks, and of calls that end blocks.
@@ -62,9 +64,9 @@ pub(crate) fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> 
         partial: Partial::default(),
     };
     let roots = cfg.roots();
-    let mut at: Option<usize> = None;
+    let mut at: Option<BlockId> = None;
     // The edge of a call that is in progress.
-    let mut calling: Option<usize> = None;
+    let mut calling: Option<EdgeId> = None;
     for (step, choice) in choices.iter().enumerate() {
         let choice = usize::from(*choice);
         let counts = (from..until).contains(&step);
@@ -75,15 +77,15 @@ pub(crate) fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> 
             truth.partial.early.extend(at.map(Position::Block));
         }
         let here = at;
-        let mut arrive = |block: usize, truth: &mut Truth| {
-            truth.blocks[block] += u64::from(counts);
+        let mut arrive = |block: BlockId, truth: &mut Truth| {
+            truth.blocks[block.index()] += u64::from(counts);
             at = Some(block);
         };
         match (here, calling.take()) {
             // A call returns, or it ends by an exception or with the thread.
             (None, Some(edge)) if choice % 4 > 0 => {
-                truth.edges[edge] += u64::from(counts);
-                if let EdgeTarget::Block(to) = cfg.edges[edge].to {
+                truth.edges[edge.index()] += u64::from(counts);
+                if let Some(&Edge { to: EdgeTarget::Block(to), .. }) = cfg.edges.get(edge) {
                     arrive(to, &mut truth);
                 }
             }
@@ -93,18 +95,18 @@ pub(crate) fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> 
                 arrive(root, &mut truth);
             }
             (Some(block), _) => {
-                let first = cfg.edges.partition_point(|edge| edge.from < block);
-                let out = cfg.edges_from(block);
+                let out: Vec<(EdgeId, &Edge)> = cfg.edges_from(block).collect();
                 if out.is_empty() {
-                    truth.ends[block] += u64::from(counts);
+                    truth.ends[block.index()] += u64::from(counts);
                     at = None;
                     continue;
                 }
-                let number = first + choice % out.len();
-                match (cfg.edges[number].kind, cfg.edges[number].to) {
+                let (id, edge) = out[choice % out.len()];
+                let number = id.index();
+                match (edge.kind, edge.to) {
                     (Kind::CallReturn, _) => {
-                        truth.ends[block] += u64::from(counts);
-                        (at, calling) = (None, Some(number));
+                        truth.ends[block.index()] += u64::from(counts);
+                        (at, calling) = (None, Some(id));
                     }
                     (_, EdgeTarget::Block(to)) => {
                         truth.edges[number] += u64::from(counts);
@@ -125,9 +127,9 @@ pub(crate) fn walk(cfg: &Cfg, choices: &[u8], (from, until): (usize, usize)) -> 
 }
 
 fn counters(runs: &Runs, truth: &Truth) -> Vec<u64> {
-    let count = |counted: &Counted| match counted {
-        Counted::Edge(edge) => truth.edges[*edge],
-        Counted::Block(block) => truth.blocks[*block],
+    let count = |counted: &ProbeAt| match counted {
+        ProbeAt::Edge(edge) => truth.edges[edge.index()],
+        ProbeAt::Block(block) => truth.blocks[block.index()],
     };
     runs.counters().iter().map(count).collect()
 }
@@ -141,7 +143,7 @@ pub(crate) fn random_cfg() -> impl Strategy<Value = Cfg> {
             let mut edges = Vec::new();
             for (from, (kind, a, b)) in outs.into_iter().enumerate() {
                 match kind {
-                    0 => edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: Kind::Return }),
+                    0 => edges.push(Edge { from: BlockId::at(from), to: EdgeTarget::Dynamic, kind: Kind::Return }),
                     // A call returns behind itself only; its block has no other way out.
                     1 if from + 1 < blocks => edges.push(edge(from, from + 1, Kind::CallReturn)),
                     2 => edges.extend([edge(from, a, Kind::Taken), edge(from, b, Kind::FallThrough)]),
@@ -164,8 +166,8 @@ proptest! {
         let truth = walk(&cfg, &choices, (moments.0, moments.0 + moments.1));
         let runs = Runs::new(&cfg, &all(&cfg), check).expect("a plan");
         let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
-        prop_assert_eq!(&counts.blocks, &truth.blocks);
-        prop_assert_eq!(&counts.ends, &truth.ends);
+        prop_assert_eq!(counts.blocks.as_slice(), &truth.blocks);
+        prop_assert_eq!(counts.ends.as_slice(), &truth.ends);
         prop_assert_eq!(counts.calls, Some(truth.calls));
         for (edge, count) in counts.edges.iter().enumerate() {
             // The return of a call to a landing pad is not told from other arrivals there.
@@ -186,19 +188,19 @@ proptest! {
         probes.blocks.iter_mut().zip(&no_blocks).for_each(|(probe, none)| *probe &= !none);
         let Ok(runs) = Runs::new(&cfg, &probes, check) else { return Ok(()) };
         let truth = walk(&cfg, &choices, (moments.0, moments.0 + moments.1));
-        let blocks = &seed[..cfg.blocks.len()];
-        let events = RunEvents::new(&runs, blocks);
+        let blocks = IndexVec::from(seed[..cfg.blocks.len()].to_vec());
+        let events = RunEvents::new(&runs, &blocks);
         let counted = counters(&runs, &truth).into_iter().zip(events.increments()).map(|(n, each)| n.cast_signed() * each);
         // Every position of the walk is behind its block.
         let behind = |positions: &[Position]| -> i64 {
             let one = |position: &Position| match position {
-                Position::Block(block) => events.before(*position) + blocks[*block],
+                Position::Block(block) => events.before(*position) + seed[block.index()],
                 Position::Arrival(_) => unreachable!("a walk is in blocks"),
             };
             positions.iter().map(one).sum()
         };
         let total = counted.sum::<i64>() + behind(&truth.partial.early) - behind(&truth.partial.late);
-        let known: i64 = truth.blocks.iter().zip(blocks).map(|(n, each)| n.cast_signed() * each).sum();
+        let known: i64 = truth.blocks.iter().zip(&blocks).map(|(n, each)| n.cast_signed() * each).sum();
         prop_assert_eq!(total, known);
     }
 
@@ -209,7 +211,7 @@ proptest! {
         unknown in prop::collection::vec(any::<bool>(), 20),
     ) {
         let truth = walk(&cfg, &choices, (0, choices.len()));
-        let earlier = Earlier { blocks: truth.blocks.clone(), edges: truth.edges.iter().copied().map(Some).collect() };
+        let earlier = Earlier { blocks: truth.blocks.clone().into(), edges: truth.edges.iter().copied().map(Some).collect() };
         let estimated = Runs::new(&cfg, &all(&cfg), false).expect("a plan");
         let measured = Runs::by_counts(&cfg, &all(&cfg), false, &earlier).expect("a plan");
         let increments = |runs: &Runs| counters(runs, &truth).iter().sum::<u64>();
@@ -219,7 +221,7 @@ proptest! {
         for earlier in [earlier.clone(), Earlier { edges: some, ..earlier }, Earlier::default()] {
             let runs = Runs::by_counts(&cfg, &all(&cfg), true, &earlier).expect("a plan");
             let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
-            prop_assert_eq!(&counts.blocks, &truth.blocks);
+            prop_assert_eq!(counts.blocks.as_slice(), &truth.blocks);
         }
     }
 
@@ -236,14 +238,14 @@ proptest! {
         let Ok(runs) = Runs::new(&cfg, &probes, false) else { return Ok(()) };
         for counted in runs.counters() {
             match counted {
-                Counted::Edge(edge) => prop_assert!(probes.edges[*edge]),
-                Counted::Block(block) => prop_assert!(probes.blocks[*block]),
+                ProbeAt::Edge(edge) => prop_assert_eq!(probes.edges.get(*edge), Some(&true)),
+                ProbeAt::Block(block) => prop_assert_eq!(probes.blocks.get(*block), Some(&true)),
             }
         }
         let truth = walk(&cfg, &choices, (0, choices.len()));
         let counts = runs.counts(&counters(&runs, &truth), &truth.partial).expect("counts of a walk");
-        prop_assert_eq!(&counts.blocks, &truth.blocks);
-        prop_assert_eq!(&counts.ends, &truth.ends);
+        prop_assert_eq!(counts.blocks.as_slice(), &truth.blocks);
+        prop_assert_eq!(counts.ends.as_slice(), &truth.ends);
         for (edge, count) in counts.edges.iter().enumerate() {
             prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
         }
@@ -269,7 +271,7 @@ proptest! {
             prop_assert_eq!(count.unwrap_or(truth.edges[edge]), truth.edges[edge], "edge {}", edge);
         }
         prop_assert!(!entries || runs.tells_calls(&cfg));
-        prop_assert!(!entries || measured.blocks[0].is_some());
+        prop_assert!(!entries || measured.blocks.get(BlockId(0)).is_some_and(Option::is_some));
     }
 }
 
@@ -279,7 +281,7 @@ fn looped() -> Cfg {
         edge(0, 1, Kind::FallThrough),
         edge(1, 1, Kind::Taken),
         edge(1, 2, Kind::FallThrough),
-        Edge { from: 2, to: EdgeTarget::Dynamic, kind: Kind::Return },
+        Edge { from: BlockId(2), to: EdgeTarget::Dynamic, kind: Kind::Return },
     ];
     cfg(3, edges, &[])
 }
@@ -290,16 +292,16 @@ fn a_redundant_counter_shows_a_thread_that_was_lost_inside_of_a_run() {
     let runs = Runs::new(&cfg, &all(&cfg), true).expect("a plan");
     assert_eq!(runs.counters().len(), 3, "{:?}", runs.counters());
     let value = |inner: u64, left: u64| {
-        move |counted: &Counted| match counted {
-            Counted::Edge(0) | Counted::Block(0) => 10,
-            Counted::Edge(1) => inner,
-            Counted::Edge(2) => left,
+        move |counted: &ProbeAt| match counted {
+            ProbeAt::Edge(EdgeId(0)) | ProbeAt::Block(BlockId(0)) => 10,
+            ProbeAt::Edge(EdgeId(1)) => inner,
+            ProbeAt::Edge(EdgeId(2)) => left,
             other => panic!("{other:?}"),
         }
     };
-    let early = Partial { early: vec![Position::Block(1)], ..Partial::default() };
+    let early = Partial { early: vec![Position::Block(BlockId(1))], ..Partial::default() };
     let counts: Vec<u64> = runs.counters().iter().map(value(30, 9)).collect();
-    assert_eq!(runs.counts(&counts, &early).expect("counts").blocks, [10, 40, 9]);
+    assert_eq!(runs.counts(&counts, &early).expect("counts").blocks.as_slice(), [10, 40, 9]);
     let lost = runs.counts(&counts, &Partial::default());
     assert!(matches!(lost, Err(Defect::Check { .. })), "{:?} {lost:?}", runs.counters());
     assert_eq!(lost.err().and_then(|defect| defect.lost()), Some(1));
@@ -307,11 +309,12 @@ fn a_redundant_counter_shows_a_thread_that_was_lost_inside_of_a_run() {
 
 #[test]
 fn a_function_of_one_block_has_a_counter_in_it() {
-    let cfg = cfg(1, vec![Edge { from: 0, to: EdgeTarget::Dynamic, kind: Kind::Return }], &[]);
+    let cfg = cfg(1, vec![Edge { from: BlockId(0), to: EdgeTarget::Dynamic, kind: Kind::Return }], &[]);
     let runs = Runs::new(&cfg, &all(&cfg), false).expect("a plan");
-    assert_eq!(runs.counters(), [Counted::Block(0)]);
+    assert_eq!(runs.counters(), [ProbeAt::Block(BlockId(0))]);
     let counts = runs.counts(&[7], &Partial::default()).expect("counts");
-    assert_eq!((counts.blocks, counts.edges, counts.calls), (vec![7], vec![Some(7)], Some(7)));
-    let none = Probes { edges: vec![false], blocks: vec![false] };
-    assert_eq!(Runs::new(&cfg, &none, false).err(), Some(NotCounted::Block(0)));
+    let (blocks, edges) = (counts.blocks.as_slice(), counts.edges.as_slice());
+    assert_eq!((blocks, edges, counts.calls), (&[7][..], &[Some(7)][..], Some(7)));
+    let none = Probes { edges: vec![false].into(), blocks: vec![false].into() };
+    assert_eq!(Runs::new(&cfg, &none, false).err(), Some(NotCounted::Activations));
 }

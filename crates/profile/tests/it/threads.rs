@@ -1,8 +1,10 @@
 //! Traces of a thread over several functions: random programs that call each other, with signal handlers, exceptions and gaps.
 
 use ingraft_model::token::Token;
-use ingraft_model::{Block, Cfg, Edge, EdgeKind as Kind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{NotTraced, Place, Probes, Step, ThreadReplay, TracedFunction, Unknown};
+use ingraft_model::{
+    Block, BlockId, Cfg, Edge, EdgeId, EdgeKind as Kind, EdgeTarget, IndexVec, Key, Svma, WayIn, WayInReason,
+};
+use ingraft_profile::{NotTraced, ProbeAt, Probes, Step, ThreadReplay, TracedFunction, Unknown};
 use proptest::prelude::*;
 
 fn start(n: usize) -> Svma {
@@ -10,11 +12,11 @@ fn start(n: usize) -> Svma {
 }
 
 fn edge(from: usize, to: usize, kind: Kind) -> Edge {
-    Edge { from, to: EdgeTarget::Block(to), kind }
+    Edge { from: BlockId::at(from), to: EdgeTarget::Block(BlockId::at(to)), kind }
 }
 
 fn leave(from: usize) -> Edge {
-    Edge { from, to: EdgeTarget::Dynamic, kind: Kind::Return }
+    Edge { from: BlockId::at(from), to: EdgeTarget::Dynamic, kind: Kind::Return }
 }
 
 fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
@@ -26,8 +28,8 @@ fn cfg(blocks: usize, mut edges: Vec<Edge>, pads: &[usize]) -> Cfg {
     ways_in.dedup();
     Cfg {
         blocks: (0..blocks).map(|n| Block { range: start(n)..start(n + 1), instructions: 1 }).collect(),
-        edges,
-        entry: Some(0),
+        edges: edges.into(),
+        entry: Some(BlockId(0)),
         ways_in,
         unresolved: Vec::new(),
         ways_in_proven: Ok(()),
@@ -59,17 +61,24 @@ fn random_cfg() -> impl Strategy<Value = Cfg> {
 fn function() -> impl Strategy<Value = (Cfg, Probes)> {
     random_cfg().prop_flat_map(|cfg| {
         let able = prop::collection::vec(prop::bool::weighted(0.9), cfg.edges.len());
-        able.prop_map(move |edges| (cfg.clone(), Probes { edges, blocks: vec![true; cfg.blocks.len()] }))
+        able.prop_map(move |edges| {
+            (cfg.clone(), Probes { edges: edges.into(), blocks: IndexVec::filled(true, cfg.blocks.len()) })
+        })
     })
+}
+
+/// Code can run everywhere.
+fn all(cfg: &Cfg) -> Probes {
+    Probes { edges: IndexVec::filled(true, cfg.edges.len()), blocks: IndexVec::filled(true, cfg.blocks.len()) }
 }
 
 struct Frame {
     /// Index in [`Machine::activations`].
     id: usize,
     function: usize,
-    at: usize,
-    /// Edges of the call that is in progress.
-    calling: Option<usize>,
+    at: BlockId,
+    /// Edge of the call that is in progress.
+    calling: Option<EdgeId>,
     /// Whether a signal handler lies above the frame.
     interrupted: bool,
     sp: u64,
@@ -95,20 +104,20 @@ struct Machine<'a> {
     /// Number of steps when the last token was written.
     told: usize,
     /// For each activation, in the order of their beginnings, its function and blocks.
-    activations: Vec<(usize, Vec<usize>)>,
+    activations: Vec<(usize, Vec<BlockId>)>,
     /// Tokens of exceptions that end in functions that are not traced; `None` if there are none.
     catches: Option<Catch>,
 }
 
 impl Machine<'_> {
-    fn place(&mut self, function: usize, place: Place) {
+    fn place(&mut self, function: usize, place: ProbeAt) {
         if let Some(n) = self.traced[function].places().iter().position(|p| *p == place) {
             self.tokens.push(Token::Passage(n as u32));
             self.told = self.steps.len();
         }
     }
 
-    fn arrive(&mut self, block: usize) {
+    fn arrive(&mut self, block: BlockId) {
         let depth = self.frames.len() as u32 - 1;
         let frame = self.frames.last_mut().expect("a frame");
         frame.at = block;
@@ -116,25 +125,32 @@ impl Machine<'_> {
         self.activations[id].1.push(block);
         self.steps.push(Step::Block { function: function as u32, block, depth });
         let cfg = &self.cfgs[function];
-        if self.traced[function].places().contains(&Place::Block(block)) {
-            if block != 0 && cfg.roots().contains(&block) {
+        if self.traced[function].places().contains(&ProbeAt::Block(block)) {
+            if block != BlockId(0) && cfg.roots().contains(&block) {
                 self.tokens.extend([Token::stack(sp), Token::Resume(function as u32)]);
             }
-            self.place(function, Place::Block(block));
+            self.place(function, ProbeAt::Block(block));
         }
     }
 
     fn enter(&mut self, function: usize) {
         let sp = self.frames.last().map_or(0x7fff_0000_0008, |frame| frame.sp - 0x40);
         self.steps.push(Step::Enter { function: function as u32, depth: self.frames.len() as u32 });
-        self.frames.push(Frame { id: self.activations.len(), function, at: 0, calling: None, interrupted: false, sp });
+        self.frames.push(Frame {
+            id: self.activations.len(),
+            function,
+            at: BlockId(0),
+            calling: None,
+            interrupted: false,
+            sp,
+        });
         self.activations.push((function, Vec::new()));
         if self.catches.is_some() || self.cfgs[function].roots().len() > 1 {
             self.tokens.push(Token::stack(sp));
         }
         self.tokens.push(Token::Enter(function as u32));
         self.told = self.steps.len();
-        self.arrive(0);
+        self.arrive(BlockId(0));
     }
 
     fn leave(&mut self) {
@@ -150,15 +166,15 @@ impl Machine<'_> {
             return;
         }
         let (function, edge) = (frame.function, frame.calling.take().expect("a call"));
-        let EdgeTarget::Block(to) = self.cfgs[function].edges[edge].to else { return };
-        self.place(function, Place::Edge(edge));
+        let Some(&Edge { to: EdgeTarget::Block(to), .. }) = self.cfgs[function].edges.get(edge) else { return };
+        self.place(function, ProbeAt::Edge(edge));
         self.arrive(to);
     }
 
     /// Throws to the innermost landing pad above the last interruption.
     fn throw(&mut self) {
         let lowest = self.frames.iter().rposition(|frame| frame.interrupted).map_or(0, |n| n + 1);
-        let pad = |frame: &Frame| self.cfgs[frame.function].roots().into_iter().find(|root| *root != 0);
+        let pad = |frame: &Frame| self.cfgs[frame.function].roots().into_iter().find(|root| *root != BlockId(0));
         let lands = |n: &usize| self.frames[*n].calling.is_some() && pad(&self.frames[*n]).is_some();
         let Some(to) = (lowest..self.frames.len()).rev().find(lands) else { return };
         while self.frames.len() > to + 1 {
@@ -192,7 +208,7 @@ impl Machine<'_> {
     fn step(&mut self, choice: u8) {
         let (choice, functions) = (usize::from(choice), self.cfgs.len());
         let Some(frame) = self.frames.last_mut() else { return self.enter(choice % functions) };
-        let out = self.cfgs[frame.function].edges_from(frame.at);
+        let out: Vec<(EdgeId, &Edge)> = self.cfgs[frame.function].edges_from(frame.at).collect();
         // The callee of a call that is in progress is not traced: it calls back, throws or returns.
         if frame.calling.is_some() {
             match choice % 8 {
@@ -203,14 +219,11 @@ impl Machine<'_> {
             }
             return;
         }
-        let Some(_) = out.first() else {
+        let Some(&(n, edge)) = out.get(choice % out.len().max(1)) else {
             // A loop without a way out, or a call that never returns.
             frame.calling = None;
             return;
         };
-        let first = self.cfgs[frame.function].edges.partition_point(|edge| edge.from < frame.at);
-        let n = first + choice % out.len();
-        let edge = self.cfgs[frame.function].edges[n];
         match (edge.kind, edge.to) {
             (Kind::CallReturn, _) => {
                 frame.calling = Some(n);
@@ -220,12 +233,12 @@ impl Machine<'_> {
             }
             (_, EdgeTarget::Block(to)) => {
                 let function = frame.function;
-                self.place(function, Place::Edge(n));
+                self.place(function, ProbeAt::Edge(n));
                 self.arrive(to);
             }
             (_, EdgeTarget::Outside(_) | EdgeTarget::Dynamic) => {
                 let function = frame.function;
-                self.place(function, Place::Edge(n));
+                self.place(function, ProbeAt::Edge(n));
                 self.leave();
                 self.resume();
             }
@@ -247,8 +260,8 @@ fn replay(traced: &[TracedFunction], tokens: &[Token]) -> (Vec<Step>, Unknown) {
 }
 
 /// The activations of steps, in the order of their beginnings.
-fn activations(steps: &[Step]) -> Vec<(usize, Vec<usize>)> {
-    let (mut found, mut open): (Vec<(usize, Vec<usize>)>, Vec<usize>) = (Vec::new(), Vec::new());
+fn activations(steps: &[Step]) -> Vec<(usize, Vec<BlockId>)> {
+    let (mut found, mut open): (Vec<(usize, Vec<BlockId>)>, Vec<usize>) = (Vec::new(), Vec::new());
     for step in steps {
         match step {
             Step::Enter { function, depth } => {
@@ -275,7 +288,7 @@ fn activations(steps: &[Step]) -> Vec<(usize, Vec<usize>)> {
 
 /// Number of blocks that a replay tells and that the execution does not have, if the replay tells a part of the blocks in the same order.
 fn is_part(told: &[Step], real: &[Step]) -> u64 {
-    let blocks = |steps: &[Step]| -> Vec<(u32, usize)> {
+    let blocks = |steps: &[Step]| -> Vec<(u32, BlockId)> {
         let one = |step: &Step| match step {
             Step::Block { function, block, .. } => Some((*function, *block)),
             Step::Enter { .. } | Step::Leave { .. } | Step::Condition | Step::Gap => None,
@@ -422,10 +435,10 @@ proptest! {
         if let Ok(traced) = TracedFunction::new(&cfg, &probes) {
             for place in traced.places() {
                 let able = match place {
-                    Place::Edge(edge) => probes.edges[*edge],
-                    Place::Block(block) => probes.blocks[*block],
+                    ProbeAt::Edge(edge) => probes.edges.get(*edge),
+                    ProbeAt::Block(block) => probes.blocks.get(*block),
                 };
-                prop_assert!(able, "{:?}", place);
+                prop_assert_eq!(able, Some(&true), "{:?}", place);
             }
             let places = traced.places().to_vec();
             prop_assert!(TracedFunction::of(&cfg, places.clone()).is_ok());
@@ -460,33 +473,34 @@ fn straight_code_writes_nothing_and_a_loop_one_byte() {
         vec![edge(0, 1, Kind::FallThrough), edge(1, 1, Kind::Taken), edge(1, 2, Kind::FallThrough), leave(2)],
         &[],
     );
-    let probes = Probes { edges: vec![true; cfg.edges.len()], blocks: vec![true; 3] };
+    let probes = all(&cfg);
     let traced = [TracedFunction::new(&cfg, &probes).expect("a function")];
-    assert_eq!(traced[0].places(), [Place::Edge(1), Place::Edge(2)]);
+    assert_eq!(traced[0].places(), [ProbeAt::Edge(EdgeId(1)), ProbeAt::Edge(EdgeId(2))]);
     let tokens = [Token::Enter(0), Token::Passage(0), Token::Passage(0), Token::Passage(1)];
     let (steps, unknown) = replay(&traced, &tokens);
-    let blocks: Vec<usize> = activations(&steps).remove(0).1;
-    assert_eq!((blocks, unknown.skipped), (vec![0, 1, 1, 1, 2], 0));
+    let blocks = activations(&steps).remove(0).1;
+    assert_eq!((blocks, unknown.skipped), ([0, 1, 1, 1, 2].map(BlockId).to_vec(), 0));
 }
 
 #[test]
 fn gaps_and_foreign_tokens_are_told() {
     let cfg = cfg(3, vec![edge(0, 1, Kind::Taken), edge(0, 2, Kind::FallThrough), leave(1), leave(2)], &[]);
-    let probes = Probes { edges: vec![true; cfg.edges.len()], blocks: vec![true; 3] };
+    let probes = all(&cfg);
     let traced = [TracedFunction::new(&cfg, &probes).expect("a function")];
     let tokens = [Token::Enter(0), Token::Gap, Token::Passage(0), Token::Enter(0), Token::Passage(9), Token::Enter(7)];
     let (steps, unknown) = replay(&traced, &tokens);
     assert_eq!(unknown, Unknown { skipped: 1, gaps: 1, defects: 2, ..Unknown::default() });
-    let enter = [Step::Enter { function: 0, depth: 0 }, Step::Block { function: 0, block: 0, depth: 0 }, Step::Gap];
+    let enter =
+        [Step::Enter { function: 0, depth: 0 }, Step::Block { function: 0, block: BlockId(0), depth: 0 }, Step::Gap];
     assert_eq!(steps, [enter.as_slice(), &enter, &[Step::Gap]].concat());
 }
 
 #[test]
 fn a_call_that_begins_in_the_middle_is_refused() {
     let mut cfg = cfg(2, vec![edge(0, 1, Kind::FallThrough), leave(1)], &[]);
-    let probes = Probes { edges: vec![true; 2], blocks: vec![true; 2] };
+    let probes = all(&cfg);
     cfg.ways_in.push(WayIn { at: start(1), reason: WayInReason::Called });
-    assert_eq!(TracedFunction::new(&cfg, &probes).err(), Some(NotTraced::Block(1)));
+    assert_eq!(TracedFunction::new(&cfg, &probes).err(), Some(NotTraced::Block(BlockId(1))));
 }
 
 /// An exception whose end nothing tells leaves the inner one of two activations. Another activation begins deeper, and an exception lands in it.
@@ -494,9 +508,9 @@ fn a_call_that_begins_in_the_middle_is_refused() {
 fn a_landing_in_a_later_activation_does_not_end_an_earlier_exception() {
     let mut cfg = cfg(3, vec![edge(0, 1, Kind::CallReturn), leave(1), leave(2)], &[2]);
     cfg.ways_in.sort_unstable();
-    let probes = Probes { edges: vec![true; cfg.edges.len()], blocks: vec![true; 3] };
+    let probes = all(&cfg);
     let traced = [TracedFunction::new(&cfg, &probes).expect("a function")];
-    assert_eq!(traced[0].places(), [Place::Edge(0), Place::Block(2)]);
+    assert_eq!(traced[0].places(), [ProbeAt::Edge(EdgeId(0)), ProbeAt::Block(BlockId(2))]);
     let enter = |sp| [Token::stack(sp), Token::Enter(0)];
     let lands = [Token::stack(0x7f00), Token::Resume(0), Token::Passage(1)];
     let before = [&enter(0x8fc8)[..], &enter(0x8f88), &[Token::Leaving], &enter(0x7f88), &lands].concat();

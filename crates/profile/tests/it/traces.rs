@@ -1,8 +1,8 @@
 //! Traces of one function, and of several functions in one buffer.
 
+use ingraft_model::Key;
 use ingraft_profile::{
-    Barred, EdgeId, EdgeKind, Graph, Key, Refused, Replay, Shape, Token, TraceDefect, Vertex, Weights, Witnesses,
-    regenerate,
+    ArcId, Barred, EdgeKind, Graph, Refused, Replay, Shape, Token, TraceDefect, Vertex, Weights, Witnesses, regenerate,
 };
 use proptest::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::execution::{Step, steps};
 use crate::random::case;
 
 /// "Optimally profiling and tracing programs" (1994), Figure 13: the graph, and the edges with the witnesses t, u and v.
-fn figure_13() -> (Graph, [EdgeId; 3]) {
-    let [p, a, b, c] = [0, 1, 2, 3];
+fn figure_13() -> (Graph, [ArcId; 3]) {
+    let [p, a, b, c] = [0, 1, 2, 3].map(Vertex);
     let mut shape = Shape::new(4);
     let t = shape.edge(p, a);
     shape.edge(p, b);
@@ -46,7 +46,7 @@ fn figure_13_witness_sets() {
     let end = Token::End(graph.exit());
     let sets = [vec![t], vec![u, v], vec![t, u, v, end], vec![u], vec![v], vec![t, u, v], vec![end]];
     for (edge, set) in sets.into_iter().enumerate() {
-        assert_eq!(witnesses.next_tokens(&graph, EdgeId::at(edge)), set, "edge {edge}");
+        assert_eq!(witnesses.next_tokens(&graph, ArcId::at(edge)), set, "edge {edge}");
     }
 }
 
@@ -62,16 +62,15 @@ fn foreign_and_short_traces_are_defects() {
     let witnesses = Witnesses::of(&graph, &[t, u, v]).expect("witnesses");
     let run = |trace: &[Token]| regenerate(&graph, &witnesses, graph.entry(), trace);
     assert_eq!(run(&[Token::Witness(t)]), Err(TraceDefect::Short { at: Vertex(1) }));
-    for token in
-        [Token::Witness(EdgeId(1)), Token::Witness(EdgeId(99)), Token::End(graph.exit()), Token::End(Vertex(99))]
+    for token in [Token::Witness(ArcId(1)), Token::Witness(ArcId(99)), Token::End(graph.exit()), Token::End(Vertex(99))]
     {
         assert_eq!(run(&[token]), Err(TraceDefect::Impossible { at: graph.entry(), token }));
     }
 }
 
 /// The tokens that an execution writes, with the end of each activation unless `blocked`, and the edges that it passes, by activation.
-fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, Vec<Token>, Vec<EdgeId>)> {
-    let mut activations: Vec<(Vertex, Vec<Token>, Vec<EdgeId>)> = Vec::new();
+fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, Vec<Token>, Vec<ArcId>)> {
+    let mut activations: Vec<(Vertex, Vec<Token>, Vec<ArcId>)> = Vec::new();
     let mut open = false;
     for step in steps {
         if !open {
@@ -107,7 +106,7 @@ fn record(graph: &Graph, witnesses: &Witnesses, steps: &[Step]) -> Vec<(Vertex, 
     activations
 }
 
-fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<Token>) -> Result<Vec<EdgeId>, TraceDefect> {
+fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<Token>) -> Result<Vec<ArcId>, TraceDefect> {
     let mut edges = Vec::new();
     while let Some(edge) = replay.next_edge(|| tokens.next())? {
         edges.push(edge);
@@ -119,9 +118,9 @@ fn replay(replay: &mut Replay<'_>, tokens: &mut std::vec::IntoIter<Token>) -> Re
 struct Recursion<'a> {
     graph: &'a Graph,
     witnesses: &'a Witnesses,
-    calls: &'a [usize],
+    calls: &'a [Vertex],
     tokens: Vec<Token>,
-    passed: Vec<Option<EdgeId>>,
+    passed: Vec<Option<ArcId>>,
 }
 
 impl Recursion<'_> {
@@ -129,7 +128,7 @@ impl Recursion<'_> {
     fn run(&mut self, choices: &mut std::slice::Iter<'_, u8>, depth: usize) -> Option<()> {
         let mut at = self.graph.entry();
         while at != self.graph.exit() {
-            if self.calls.contains(&at.index()) {
+            if self.calls.contains(&at) {
                 (depth < 5).then_some(())?;
                 self.run(choices, depth + 1)?;
             }
@@ -150,11 +149,11 @@ impl Recursion<'_> {
     fn replay(
         &self,
         tokens: &mut std::vec::IntoIter<Token>,
-        passed: &mut Vec<Option<EdgeId>>,
+        passed: &mut Vec<Option<ArcId>>,
     ) -> Result<(), TraceDefect> {
         let mut replay = Replay::new(self.graph, self.witnesses, self.graph.entry());
         loop {
-            if self.calls.contains(&replay.at().index()) {
+            if self.calls.contains(&replay.at()) {
                 self.replay(tokens, passed)?;
             }
             let edge = replay.next_edge(|| tokens.next())?;
@@ -198,7 +197,7 @@ proptest! {
     #[test]
     fn traces_of_calls_share_one_buffer(case in case(7), calls in prop::collection::vec(0usize..7, 0..3)) {
         let graph = case.graph();
-        let calls: Vec<usize> = calls.into_iter().filter(|block| *block < graph.blocks()).collect();
+        let calls: Vec<Vertex> = calls.into_iter().filter(|block| *block < graph.blocks()).map(Vertex::at).collect();
         let weights = Weights::estimated(&graph);
         let witnesses = Witnesses::with_blockers(&graph, &weights, &Barred::none(), &calls).expect("witnesses");
         let mut run = Recursion { graph: &graph, witnesses: &witnesses, calls: &calls, tokens: vec![], passed: vec![] };
@@ -215,7 +214,7 @@ proptest! {
     fn any_trace_has_an_end(case in case(7), trace in prop::collection::vec((any::<bool>(), 0u32..30), 0..40)) {
         let graph = case.graph();
         let witnesses = Witnesses::new(&graph, &Weights::estimated(&graph), &Barred::none()).expect("witnesses");
-        let token = |(end, n): (bool, u32)| if end { Token::End(Vertex(n)) } else { Token::Witness(EdgeId(n)) };
+        let token = |(end, n): (bool, u32)| if end { Token::End(Vertex(n)) } else { Token::Witness(ArcId(n)) };
         let trace: Vec<Token> = trace.into_iter().map(token).collect();
         if let Ok(vertices) = regenerate(&graph, &witnesses, graph.entry(), &trace) {
             prop_assert!(vertices.len() <= (trace.len() + 1) * graph.vertices());

@@ -1,7 +1,9 @@
 //! The records of a trace as messages of Protocol Buffers. Numbers of fields are never used again for another meaning.
 
-use ingraft_model::{self as model, Cfg, EdgeKind, EdgeTarget, Scale, Svma, WayIn, WayInReason};
-use ingraft_profile::Place;
+use ingraft_model::{
+    self as model, BlockId, Cfg, EdgeId, EdgeKind, EdgeTarget, IndexVec, Key, Scale, Svma, WayIn, WayInReason,
+};
+use ingraft_profile::ProbeAt;
 use prost::Message;
 
 use crate::FileError;
@@ -204,29 +206,30 @@ impl Code {
 
 impl From<&trace::TracedRoutine> for Routine {
     fn from(function: &trace::TracedRoutine) -> Self {
-        let (cfg, entry) = (&function.cfg, function.cfg.entry.unwrap_or_default());
+        // The first byte of a function begins a block.
+        let (cfg, entry) = (&function.cfg, function.cfg.entry.unwrap_or(BlockId(0)));
         let start = cfg.blocks.get(entry).map_or(0, |block| block.range.start.0);
         let starts = std::iter::once(start).chain(cfg.blocks.iter().map(|block| block.range.start.0));
         let to = |edge: &model::Edge| match edge.to {
-            EdgeTarget::Block(block) => (0, block as i64),
+            EdgeTarget::Block(block) => (0, i64::from(block.0)),
             EdgeTarget::Outside(at) => (1, distance(start, at.0)),
             EdgeTarget::Dynamic => (2, 0),
         };
         let size = |block: &model::Block| block.range.end.0.saturating_sub(block.range.start.0);
-        let place = |place: &Place| match place {
-            Place::Edge(edge) => 2 * *edge as u64,
-            Place::Block(block) => 2 * *block as u64 + 1,
+        let place = |place: &ProbeAt| match place {
+            ProbeAt::Edge(edge) => 2 * u64::from(edge.0),
+            ProbeAt::Block(block) => 2 * u64::from(block.0) + 1,
         };
         Routine {
             module: function.module as u64,
             name: function.name.clone(),
             start,
             size: function.size,
-            entry: entry as u64,
+            entry: entry.0.into(),
             block_distance: cfg.blocks.iter().zip(starts).map(|(b, from)| distance(from, b.range.start.0)).collect(),
             block_size: cfg.blocks.iter().map(|block| u32::try_from(size(block)).unwrap_or(u32::MAX)).collect(),
             block_instructions: cfg.blocks.iter().map(|block| block.instructions).collect(),
-            edge_from: cfg.edges.iter().map(|edge| edge.from as u64).collect(),
+            edge_from: cfg.edges.iter().map(|edge| edge.from.0.into()).collect(),
             edge_shape: cfg.edges.iter().map(|edge| number(edge.kind) + END * to(edge).0).collect(),
             edge_to: cfg.edges.iter().map(|edge| to(edge).1).collect(),
             way_at: cfg.ways_in.iter().map(|way| distance(start, way.at.0)).collect(),
@@ -251,14 +254,14 @@ impl Routine {
         };
         let ways_in: Vec<WayIn> =
             self.way_at.iter().zip(&self.way_reason).map(way).collect::<Result<_, FileError>>()?;
-        if !ways_in.is_sorted_by_key(|way| way.at) || !blocks.is_sorted_by_key(|block| block.range.start) {
+        if !ways_in.is_sorted_by_key(|way| way.at) || !blocks.as_slice().is_sorted_by_key(|block| block.range.start) {
             return Err(contradiction("the blocks or ways in of a function are not sorted"));
         }
         let place = |place: &u64| {
             let what = "a place of a function does not exist";
             Ok(match place % 2 {
-                0 => Place::Edge(index(place / 2, edges.len(), what)?),
-                _ => Place::Block(index(place / 2, blocks.len(), what)?),
+                0 => ProbeAt::Edge(EdgeId::at(index(place / 2, edges.len(), what)?)),
+                _ => ProbeAt::Block(BlockId::at(index(place / 2, blocks.len(), what)?)),
             })
         };
         let places = self.places.iter().map(place).collect::<Result<_, FileError>>()?;
@@ -267,7 +270,7 @@ impl Routine {
             name: self.name,
             size: self.size,
             cfg: Cfg {
-                entry: Some(index(self.entry, blocks.len(), "a function has no first block")?),
+                entry: Some(BlockId::at(index(self.entry, blocks.len(), "a function has no first block")?)),
                 blocks,
                 edges,
                 ways_in,
@@ -279,7 +282,7 @@ impl Routine {
         })
     }
 
-    fn blocks(&self) -> Result<Vec<model::Block>, FileError> {
+    fn blocks(&self) -> Result<IndexVec<BlockId, model::Block>, FileError> {
         let length = self.block_distance.len();
         if self.block_size.len() != length || self.block_instructions.len() != length {
             return Err(contradiction("the lists of blocks have different lengths"));
@@ -296,7 +299,7 @@ impl Routine {
         Ok(starts.zip(facts).map(block).collect())
     }
 
-    fn edges(&self, blocks: usize) -> Result<Vec<model::Edge>, FileError> {
+    fn edges(&self, blocks: usize) -> Result<IndexVec<EdgeId, model::Edge>, FileError> {
         let length = self.edge_from.len();
         if self.edge_shape.len() != length || self.edge_to.len() != length {
             return Err(contradiction("the lists of edges have different lengths"));
@@ -306,13 +309,13 @@ impl Routine {
         }
         let edge = |((from, shape), to): ((&u64, &u32), &i64)| {
             let to = match shape / END {
-                0 => EdgeTarget::Block(index(to.cast_unsigned(), blocks, "an edge leads to no block")?),
+                0 => EdgeTarget::Block(BlockId::at(index(to.cast_unsigned(), blocks, "an edge leads to no block")?)),
                 1 => EdgeTarget::Outside(Svma(address(self.start, *to))),
                 2 => EdgeTarget::Dynamic,
                 _ => return Err(contradiction("an edge has an unknown destination")),
             };
             let kind: EdgeKind = kind(shape % END)?;
-            Ok(model::Edge { from: index(*from, blocks, "an edge leaves no block")?, to, kind })
+            Ok(model::Edge { from: BlockId::at(index(*from, blocks, "an edge leaves no block")?), to, kind })
         };
         self.edge_from.iter().zip(&self.edge_shape).zip(&self.edge_to).map(edge).collect()
     }

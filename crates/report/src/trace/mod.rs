@@ -28,7 +28,7 @@ mod replay;
 use std::io::{self, Read};
 
 use ingraft_model::{Cfg, Scale};
-use ingraft_profile::{Place, TracedFunction};
+use ingraft_profile::{ProbeAt, TracedFunction};
 use prost::Message;
 
 use crate::FileError;
@@ -83,7 +83,7 @@ pub struct TracedRoutine {
     /// The control-flow graph, with addresses as in the file. Its entry is the function's first byte, and its proofs hold.
     pub cfg: Cfg,
     /// Places that write tokens, in the order of their numbers.
-    pub places: Vec<Place>,
+    pub places: Vec<ProbeAt>,
 }
 
 impl TracedRoutine {

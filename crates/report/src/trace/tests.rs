@@ -1,6 +1,6 @@
 use ingraft_model::token::Token;
-use ingraft_model::{Block, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
-use ingraft_profile::{Probes, Step};
+use ingraft_model::{Block, BlockId, Edge, EdgeId, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+use ingraft_profile::{ProbeAt, Probes, Step};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use super::*;
 /// A loop that calls: 0 -> 1, 1 calls, 2 -> 1 or 3, 3 returns.
 fn routine() -> TracedRoutine {
     let at = |n: usize| Svma(0x1000 + 16 * n as u64);
-    let block = |from, to, kind| Edge { from, to: EdgeTarget::Block(to), kind };
+    let block = |from, to, kind| Edge { from: BlockId(from), to: EdgeTarget::Block(BlockId(to)), kind };
     let cfg = Cfg {
         blocks: (0..4).map(|n| Block { range: at(n)..at(n + 1), instructions: 3 }).collect(),
         edges: vec![
@@ -17,9 +17,10 @@ fn routine() -> TracedRoutine {
             block(1, 2, EdgeKind::CallReturn),
             block(2, 1, EdgeKind::Taken),
             block(2, 3, EdgeKind::FallThrough),
-            Edge { from: 3, to: EdgeTarget::Dynamic, kind: EdgeKind::Return },
-        ],
-        entry: Some(0),
+            Edge { from: BlockId(3), to: EdgeTarget::Dynamic, kind: EdgeKind::Return },
+        ]
+        .into(),
+        entry: Some(BlockId(0)),
         ways_in: vec![
             WayIn { at: at(0), reason: WayInReason::Entry },
             WayIn { at: at(2), reason: WayInReason::CallReturn },
@@ -28,7 +29,7 @@ fn routine() -> TracedRoutine {
         ways_in_proven: Ok(()),
         ways_out_proven: Ok(()),
     };
-    let probes = Probes { edges: vec![true; 5], blocks: vec![true; 4] };
+    let probes = Probes { edges: vec![true; 5].into(), blocks: vec![true; 4].into() };
     let places = TracedFunction::new(&cfg, &probes).expect("a function").places().to_vec();
     TracedRoutine { module: 0, name: "loop".to_owned(), size: 64, cfg, places }
 }
@@ -40,7 +41,7 @@ fn chunk(sequence: u64, tokens: &[Token]) -> TraceRecord {
 
 fn records() -> Vec<TraceRecord> {
     let place = |edge| {
-        let place = routine().places.iter().position(|place| *place == Place::Edge(edge)).expect("a place");
+        let place = routine().places.iter().position(|place| *place == ProbeAt::Edge(EdgeId(edge))).expect("a place");
         Token::Passage(place as u32)
     };
     let clock = Some(Scale { mult: 5, shift: 3 });
@@ -82,15 +83,15 @@ fn read(bytes: &[u8]) -> (Vec<TraceRecord>, Option<TraceError>) {
     (found, None)
 }
 
-fn blocks(records: &[TraceRecord]) -> Vec<usize> {
+fn blocks(records: &[TraceRecord]) -> Vec<u32> {
     let traced: Vec<TracedFunction> =
         functions_of(records).into_iter().map(|function| function.traced().expect("a function")).collect();
     let (mut replay, mut blocks) = (TraceReplay::new(&traced), Vec::new());
     for record in records {
         if let TraceRecord::Chunk(chunk) = record {
             let mut note = |step, _| match step {
-                Step::Block { block, .. } => blocks.push(block),
-                Step::Gap => blocks.push(usize::MAX),
+                Step::Block { block, .. } => blocks.push(block.0),
+                Step::Gap => blocks.push(u32::MAX),
                 Step::Enter { .. } | Step::Leave { .. } | Step::Condition => {}
             };
             replay.chunk(chunk, &mut note).expect("tokens");
@@ -143,7 +144,7 @@ fn a_missing_chunk_is_a_gap() {
     let mut records = records();
     records.remove(2);
     // The thread is in the middle of the loop, so its tokens belong to no known activation.
-    assert_eq!(blocks(&records), [usize::MAX]);
+    assert_eq!(blocks(&records), [u32::MAX]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ingraft_analysis::{Function, FunctionKind, Image, disassemble};
-use ingraft_model::{self as model, EdgeKind, EdgeTarget, Svma};
+use ingraft_model::{self as model, EdgeKind, EdgeTarget, Key, Svma};
 use ingraft_report::{
     BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, SavedProfile,
 };
@@ -123,26 +123,31 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
     let step = |from: Svma, to: Svma| steps.get(&(from.0, to.0)).copied().unwrap_or(0);
     let blocks: Vec<BlockCount> =
         cfg.blocks.iter().zip(&last).map(|(block, last)| counted(block, *last, arrivals(block.range.start))).collect();
-    let branches_to = |to: usize| {
+    let branches_to = |to: model::BlockId| {
         let edges = cfg.edges.iter().filter(move |e| e.to == EdgeTarget::Block(to) && e.kind != EdgeKind::CallReturn);
-        edges.map(|edge| last[edge.from].0).collect::<Vec<_>>()
+        edges.map(|edge| last[edge.from.index()].0).collect::<Vec<_>>()
     };
     let edges = cfg.edges.iter().map(|edge| EdgeCount {
-        from: edge.from,
+        from: edge.from.index(),
         kind: edge.kind,
         to: match edge.to {
-            EdgeTarget::Block(block) => EdgeEnd::Block(block),
+            EdgeTarget::Block(block) => EdgeEnd::Block(block.index()),
             EdgeTarget::Outside(at) => EdgeEnd::Outside(at),
             EdgeTarget::Dynamic => EdgeEnd::Dynamic,
         },
         count: match edge.to {
             EdgeTarget::Block(to) if edge.kind == EdgeKind::CallReturn => {
                 let branches = branches_to(to);
-                Some(arrivals(blocks[to].start).filter(|((from, _), _)| !branches.contains(from)).map(|(_, n)| n).sum())
+                Some(
+                    arrivals(blocks[to.index()].start)
+                        .filter(|((from, _), _)| !branches.contains(from))
+                        .map(|(_, n)| n)
+                        .sum(),
+                )
             }
-            EdgeTarget::Block(to) => Some(step(last[edge.from], blocks[to].start)),
-            EdgeTarget::Outside(at) => Some(step(last[edge.from], at)),
-            EdgeTarget::Dynamic if edge.kind == EdgeKind::Return => Some(blocks[edge.from].count),
+            EdgeTarget::Block(to) => Some(step(last[edge.from.index()], blocks[to.index()].start)),
+            EdgeTarget::Outside(at) => Some(step(last[edge.from.index()], at)),
+            EdgeTarget::Dynamic if edge.kind == EdgeKind::Return => Some(blocks[edge.from.index()].count),
             EdgeTarget::Dynamic => None,
         },
     });
@@ -157,7 +162,7 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
         };
         Some(CallCount { block, callee, count: blocks[block].count })
     });
-    let own = branches_to(cfg.entry.unwrap_or(usize::MAX));
+    let own = cfg.entry.map_or_else(Vec::new, branches_to);
     FunctionProfile {
         module: 0,
         name: name(function),

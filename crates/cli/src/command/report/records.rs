@@ -1,7 +1,7 @@
 //! Saved profiles as records for scripts.
 
 use ingraft_api::PairFacts;
-use ingraft_model::{Loops, Svma};
+use ingraft_model::{BlockId, IndexVec, Key, Loops, Svma};
 use ingraft_report::{Covered, EdgeEnd, FunctionChange, FunctionProfile, ProfileKind, SavedProfile};
 
 use crate::exit::Stop;
@@ -69,26 +69,28 @@ pub(crate) fn offset(at: Svma, start: Svma) -> String {
 
 /// The blocks of a function, with the loops that they belong to.
 pub(crate) fn blocks(function: &FunctionProfile, id: &FunctionId) -> Vec<Object> {
-    let mut successors = vec![Vec::new(); function.blocks.len()];
-    let mut reached = vec![false; function.blocks.len()];
+    let mut successors: IndexVec<BlockId, Vec<BlockId>> = IndexVec::filled(Vec::new(), function.blocks.len());
+    let mut reached = IndexVec::filled(false, function.blocks.len());
     for edge in &function.edges {
-        if let (EdgeEnd::Block(to), Some(from)) = (edge.to, successors.get_mut(edge.from)) {
-            from.push(to);
-            reached.get_mut(to).into_iter().for_each(|reached| *reached = true);
+        if let (EdgeEnd::Block(to), Some(from)) = (edge.to, successors.get_mut(BlockId::at(edge.from))) {
+            from.push(BlockId::at(to));
+            reached.set(BlockId::at(to), true);
         }
     }
-    let is_entry = |at: &usize| function.blocks[*at].start == function.start || !reached[*at];
-    let entries: Vec<usize> = (0..function.blocks.len()).filter(is_entry).collect();
+    let blocks = function.blocks.iter().zip(reached.entries());
+    let entries = blocks.filter(|(block, (_, reached))| block.start == function.start || !**reached);
+    let entries: Vec<BlockId> = entries.map(|(_, (id, _))| id).collect();
     let loops = Loops::headers(&successors, &entries);
-    let of = |number: usize| loops.innermost(number).and_then(|at| loops.all().get(at));
-    let header = |number: usize| function.blocks.get(of(number)?.header).map(|b| offset(b.start, function.start));
+    let of = |number: usize| loops.innermost(BlockId::at(number)).and_then(|at| loops.all().get(at));
+    let header =
+        |number: usize| function.blocks.get(of(number)?.header.index()).map(|b| offset(b.start, function.start));
     let records = function.blocks.iter().enumerate().map(|(number, block)| Block {
         id: id.clone(),
         block: offset(block.start, function.start),
         size: block.size.into(),
         instructions: block.instructions,
         header: header(number),
-        depth: u32::try_from(loops.around(number).count()).ok(),
+        depth: u32::try_from(loops.around(BlockId::at(number)).count()).ok(),
         count: function.executions(number).and_then(|count| i64::try_from(count).ok()),
         ran: None,
         inexact: function.inexact.clone(),

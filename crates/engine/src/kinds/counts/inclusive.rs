@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Focus, Shape, Tid, VariableKind};
+use ingraft_model::{BlockId, Focus, Key, Shape, Tid, VariableKind};
 use ingraft_report::InclusiveTotal;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -48,7 +48,7 @@ pub struct Sought {
     pub counters: Vec<u32>,
     spans: Vec<Span>,
     /// Totals that are not measured, by function, and by its block for a call.
-    missing: Vec<(usize, Option<usize>, String)>,
+    missing: Vec<(usize, Option<BlockId>, String)>,
 }
 
 /// A span whose total is read.
@@ -56,7 +56,7 @@ struct Span {
     /// Index of the function in the profile.
     function: usize,
     /// Block that the call ends; `None` for the function.
-    block: Option<usize>,
+    block: Option<BlockId>,
     /// First counter of the activations.
     activations: u32,
 }
@@ -203,7 +203,7 @@ impl Sought {
             let key = beside(&f.key, spans::CALLS, at.id());
             let mut number = 0;
             for call in &spans.calls {
-                match &call.place {
+                match &call.points {
                     Ok(_) => {
                         sought.add(at, (n, Some(call.block), number), &key);
                         number += 1;
@@ -215,7 +215,7 @@ impl Sought {
         sought
     }
 
-    fn add(&mut self, at: &Locked<'_>, (function, block, number): (usize, Option<usize>, usize), key: &PairKey) {
+    fn add(&mut self, at: &Locked<'_>, (function, block, number): (usize, Option<BlockId>, usize), key: &PairKey) {
         let missing = |why: &str| (function, block, why.to_owned());
         let Some(pair) = at.pair(key) else {
             return self.missing.push(missing("the code that follows the calls was taken out"));
@@ -249,11 +249,11 @@ impl Sought {
         if rows.held.iter().any(|(tid, row)| tid.is_none() && !row.is_empty()) {
             common.push("threads without counters of their own are not followed".to_owned());
         }
-        let mut put = |function: usize, block: Option<usize>, total: InclusiveTotal| {
+        let mut put = |function: usize, block: Option<BlockId>, total: InclusiveTotal| {
             let Some(of) = all.get_mut(function) else { return };
             match block {
                 None => of.whole = total,
-                Some(block) => of.calls.push((block, total)),
+                Some(block) => of.calls.push((block.index(), total)),
             }
         };
         for (span, sum) in self.spans.iter().zip(sums) {

@@ -195,7 +195,7 @@ fn positions(stands: FxHashMap<usize, Vec<Stand>>) -> FxHashMap<usize, Vec<Posit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::Tid;
+    use ingraft_model::{BlockId, Tid};
 
     #[test]
     fn only_the_loader_has_run_in_a_program_that_is_started() {
@@ -207,9 +207,9 @@ mod tests {
 
     #[test]
     fn threads_outside_of_runs_have_no_position() {
-        let stand = |run| Stand { tid: Tid(1), run, left: None, part: (0, None) };
-        let stands = [(0, vec![stand(None)]), (1, vec![stand(None), stand(Some(Position::Block(3)))])];
+        let stand = |run| Stand { tid: Tid(1), run, left: None, part: (BlockId(0), None) };
+        let stands = [(0, vec![stand(None)]), (1, vec![stand(None), stand(Some(Position::Block(BlockId(3))))])];
         let positions = positions(stands.into_iter().collect());
-        assert_eq!(positions.into_iter().collect::<Vec<_>>(), [(1, vec![Position::Block(3)])]);
+        assert_eq!(positions.into_iter().collect::<Vec<_>>(), [(1, vec![Position::Block(BlockId(3))])]);
     }
 }

@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::block_events;
 use ingraft_codegen::TextSpace;
 use ingraft_model::{
-    EVENT_NAMES, Expr, FunctionBody, FunctionId, Instrumentation, MetricInfo, Refusal, Shape, Snippet, Stmt, Svma,
-    VariableId, VariableKind,
+    BlockId, EVENT_NAMES, Expr, FunctionBody, FunctionId, IndexVec, Instrumentation, MetricInfo, Refusal, Shape,
+    Snippet, Stmt, Svma, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, Earlier, EarlierProfile, NotCounted, Position, RunEvents, Runs, Wishes};
+use ingraft_profile::{Earlier, EarlierProfile, NotCounted, Position, ProbeAt, RunEvents, Runs, Wishes};
 
 use crate::api::{CountsOptions, Inclusive};
 use crate::kinds::graph::FunctionGraph;
@@ -41,7 +41,7 @@ impl Plan for CountsPlan {
         &self.graph
     }
 
-    fn places(&self) -> &[Counted] {
+    fn places(&self) -> &[ProbeAt] {
         self.runs.counters()
     }
 
@@ -66,14 +66,14 @@ impl CountsPlan {
         let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
         let copy = trial::copy(modules, function, &body, text)?;
-        let probes = graph.probes(&copy, module.bias);
+        let probes = graph.probes(&copy);
         let FunctionGraph { cfg, events, .. } = &graph;
         let spans = options.inclusive.map(|of| Spans::new((module, f, &body), (cfg, events), &copy, of.calls));
         let earlier = options.earlier.as_deref().and_then(|earlier| earlier_counts(modules, function, earlier));
         let wishes = Wishes { earlier, check: options.check, entries: leaps };
         let runs = Runs::placed(cfg, &probes, &wishes).map_err(|why| match (why, copy.why_exposed) {
             // A block that runs in the text has no counter.
-            (NotCounted::Block(_), Some(exposed)) => exposed,
+            (NotCounted::Block(_) | NotCounted::Activations, Some(exposed)) => exposed,
             (why, _) => graph.refusal(why),
         })?;
         Ok((CountsPlan { graph, runs, spans, inclusive: options.inclusive, increments: OnceLock::new() }, body))
@@ -135,12 +135,12 @@ impl CountsPlan {
     }
 
     /// Number of events of one kind in one execution of each block.
-    fn events_of(&self, kind: usize) -> Vec<i64> {
+    fn events_of(&self, kind: usize) -> IndexVec<BlockId, i64> {
         self.graph.events.iter().map(|of| of.numbers().get(kind).copied().unwrap_or_default().into()).collect()
     }
 
     /// Numbers of events of a block up to an instruction, or of all of it. `module` has the function.
-    fn part(&self, module: &Module, block: usize, until: Option<Svma>) -> Numbers {
+    fn part(&self, module: &Module, block: BlockId, until: Option<Svma>) -> Numbers {
         let (Some(whole), Some(of)) = (self.graph.events.get(block), self.graph.cfg.blocks.get(block)) else {
             return Numbers::default();
         };

@@ -1,6 +1,6 @@
 //! Counts of functions from the values of counters and the positions of threads.
 
-use ingraft_model::{Callee as Called, Svma};
+use ingraft_model::{BlockId, Callee as Called, Key, Svma};
 use ingraft_profile::{Defect, Partial, RunCounts};
 use ingraft_report::{CallCount, Callee, FunctionProfile};
 use rustc_hash::FxHashMap;
@@ -32,8 +32,8 @@ pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &Counted, module: u
         Ok(counts) => counts,
         Err(defect) => return contradictory(plan, counted, module, &defect),
     };
-    let block = |n: usize| counts.blocks.get(n).copied().unwrap_or_default();
-    let edge = |n: usize| counts.edges.get(n).copied().flatten();
+    let block = |n| counts.blocks.get(n).copied().unwrap_or_default();
+    let edge = |n| counts.edges.get(n).copied().flatten();
     FunctionProfile {
         calls: counts.calls.unwrap_or_default(),
         call_sites: file.map_or_else(Vec::new, |file| call_sites(file, graph, &counts)),
@@ -46,8 +46,8 @@ pub fn counts(modules: &Modules, plan: &CountsPlan, counted: &Counted, module: u
 fn contradictory(plan: &CountsPlan, counted: &Counted, module: usize, defect: &Defect) -> FunctionProfile {
     let graph = plan.graph();
     let measured = plan.runs.measured(&graph.cfg, &counted.counters);
-    let block = |n: usize| measured.blocks.get(n).copied().flatten();
-    let edge = |n: usize| measured.edges.get(n).copied().flatten();
+    let block = |n| measured.blocks.get(n).copied().flatten();
+    let edge = |n| measured.edges.get(n).copied().flatten();
     let lost = match defect.lost() {
         Some(1) => "; at least 1 run has ended in the middle".to_owned(),
         Some(lost) => format!("; at least {lost} runs have ended in the middle"),
@@ -57,7 +57,7 @@ fn contradictory(plan: &CountsPlan, counted: &Counted, module: usize, defect: &D
     let why = format!("no execution has these counts: {defect}{lost}; {known}");
     FunctionProfile {
         calls: measured.calls.unwrap_or_default(),
-        unknown: (0..graph.cfg.blocks.len()).filter(|n| block(*n).is_none()).collect(),
+        unknown: graph.cfg.blocks.keys().filter(|n| block(*n).is_none()).map(Key::index).collect(),
         inexact: Some(counted.inexact.iter().fold(why, |why, more| format!("{why}; {more}"))),
         ..graph.profile(module, &|n| block(n).unwrap_or_default(), &edge)
     }
@@ -65,11 +65,11 @@ fn contradictory(plan: &CountsPlan, counted: &Counted, module: usize, defect: &D
 
 /// The calls that were executed.
 fn call_sites(module: &Module, graph: &FunctionGraph, counts: &RunCounts) -> Vec<CallCount> {
-    let calls = |block: &usize| graph.events.get(*block).is_some_and(|events| events.calls > 0);
-    let executed = |block: usize| counts.ends.get(block).copied().filter(|count| *count > 0);
-    let blocks: Vec<(usize, u64)> =
-        (0..graph.cfg.blocks.len()).filter(calls).filter_map(|block| Some((block, executed(block)?))).collect();
-    if blocks.is_empty() {
+    let calling = graph.events.entries().filter(|(_, events)| events.calls > 0);
+    let executed = |block: BlockId| counts.ends.get(block).copied().filter(|count| *count > 0);
+    let calls: Vec<(BlockId, Svma, u64)> =
+        calling.filter_map(|(block, events)| Some((block, events.last, executed(block)?))).collect();
+    if calls.is_empty() {
         return Vec::new();
     }
     let Some(f) = module.function(graph.function.function) else { return Vec::new() };
@@ -87,9 +87,10 @@ fn call_sites(module: &Module, graph: &FunctionGraph, counts: &RunCounts) -> Vec
         },
         None => None,
     };
-    let call = |(block, count): (usize, u64)| {
-        let at = graph.events.get(block).map_or(Svma(0), |events| events.last);
-        CallCount { block, callee: callee(at).unwrap_or(Callee::Indirect), count }
+    let call = |(block, at, count): (BlockId, Svma, u64)| CallCount {
+        block: block.index(),
+        callee: callee(at).unwrap_or(Callee::Indirect),
+        count,
     };
-    blocks.into_iter().map(call).collect()
+    calls.into_iter().map(call).collect()
 }

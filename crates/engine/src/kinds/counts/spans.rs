@@ -12,11 +12,11 @@
 use std::sync::Arc;
 
 use ingraft_analysis::Function;
-use ingraft_codegen::{Spot, WovenBody};
+use ingraft_codegen::WovenBody;
 use ingraft_model::{
-    BinaryOp, BlockEvents, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionId, Insertion, Instrumentation,
-    Order, Parts, PointKind, Record, Refusal, Restore, Role, Shape, Snippet, Stmt, Svma, ValueUnit, Variable,
-    VariableId, VariableKind,
+    BinaryOp, BlockEvents, BlockId, Cfg, EdgeKind, EdgeTarget, Expr, FunctionBody, FunctionId, IndexVec, Insertion,
+    Instrumentation, Offset, Order, Parts, PointId, PointKind, Record, Refusal, Restore, Role, Shape, Snippet, Stmt,
+    Svma, ValueUnit, Variable, VariableId, VariableKind,
 };
 
 use crate::kinds::code;
@@ -47,40 +47,41 @@ pub struct Spans {
 /// A call that a function makes.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Index of the block that the call ends.
-    pub block: usize,
-    /// Addresses of the call and of its return; the reason if it cannot be followed.
-    pub place: Result<(Svma, Svma), String>,
+    /// Block that the call ends.
+    pub block: BlockId,
+    /// The points before the call and after it; the reason if it cannot be followed.
+    pub points: Result<(PointId, PointId), String>,
 }
 
 impl Spans {
     /// The spans of a function, as far as its copy on trial has points for them. Without `calls`, its calls are left out.
     pub fn new(
         (module, f, body): (&Module, &Function, &FunctionBody),
-        (cfg, events): (&Cfg, &[BlockEvents]),
+        (cfg, events): (&Cfg, &IndexVec<BlockId, BlockEvents>),
         copy: &WovenBody,
         calls: bool,
     ) -> Self {
-        let probe = |kind, at: Svma| copy.probe(&Spot::new(kind, at.to_avma(module.bias))).map(|_| ());
-        let entry = body.entry.and_then(|entry| body.blocks.get(entry)).map_or(f.start(), |b| b.block.range.start);
-        let exits = || body.exits.iter().try_for_each(|exit| probe(PointKind::Exit, exit.at));
-        let whole = probe(PointKind::Entry, entry).and_then(|()| exits());
+        let offset = |at: Svma| Offset::between(f.start().0, at.0);
+        let probe = |point| copy.probe(point).map(|_| ());
+        let exits = || body.exits.iter().try_for_each(|exit| probe(PointId::Exit(offset(exit.at))));
+        let whole = probe(PointId::Entry).and_then(|()| exits());
         let sites = if calls { module.image.call_sites(f).unwrap_or_default() } else { Vec::new() };
-        let call = |block: usize| {
+        let call = |block: BlockId| {
             let at = events.get(block).filter(|events| events.calls > 0)?.last;
             sites.iter().find(|site| site.at == at)?;
-            let is_return = |edge: &&ingraft_model::Edge| edge.from == block && edge.kind == EdgeKind::CallReturn;
-            let back = cfg.edges.iter().find(is_return).and_then(|edge| match edge.to {
+            let mut returns = cfg.edges_from(block).filter(|(_, edge)| edge.kind == EdgeKind::CallReturn);
+            let back = returns.next().and_then(|(_, edge)| match edge.to {
                 EdgeTarget::Block(to) => Some(cfg.blocks.get(to)?.range.start),
                 EdgeTarget::Outside(_) | EdgeTarget::Dynamic => None,
             });
-            let place = back.ok_or_else(|| "the call does not return".to_owned()).and_then(|back| {
-                let both = probe(PointKind::CallBefore, at).and_then(|()| probe(PointKind::CallAfter, back));
-                both.map(|()| (at, back)).map_err(|why| why.to_string())
+            let points = back.ok_or_else(|| "the call does not return".to_owned()).and_then(|back| {
+                let (before, after) = (PointId::CallBefore(offset(at)), PointId::CallAfter(offset(back)));
+                let both = probe(before).and_then(|()| probe(after));
+                both.map(|()| (before, after)).map_err(|why| why.to_string())
             });
-            Some(Call { block, place })
+            Some(Call { block, points })
         };
-        Spans { whole, calls: (0..cfg.blocks.len()).filter_map(call).collect() }
+        Spans { whole, calls: cfg.blocks.keys().filter_map(call).collect() }
     }
 
     /// The code that follows the calls of a function from entry to exit. `clock` is the counter of the event clock.
@@ -97,8 +98,8 @@ impl Spans {
     /// The code that follows the calls that a function makes; `None` if none can be followed.
     pub fn of_calls(&self, function: FunctionId, clock: u32) -> Option<Instrumentation> {
         let span = |call: &Call| {
-            let (at, back) = *call.place.as_ref().ok()?;
-            Some([(PointKind::CallBefore, Parts::Call(at)), (PointKind::CallAfter, Parts::Call(back))])
+            let (before, after) = *call.points.as_ref().ok()?;
+            Some([(PointKind::CallBefore, Parts::One(before)), (PointKind::CallAfter, Parts::One(after))])
         };
         let spans: Vec<_> = self.calls.iter().filter_map(span).collect();
         (!spans.is_empty()).then(|| instrumentation(function, &spans, CALLS, clock))

@@ -1,7 +1,7 @@
 //! Answers of the probes of a function about its blocks and edges, by the values of their counters.
 
-use ingraft_model::{Cfg, Refusal};
-use ingraft_profile::{Counted, Coverage, Inside};
+use ingraft_model::{Cfg, Key, Refusal};
+use ingraft_profile::{Coverage, Inside, ProbeAt};
 use ingraft_report::FunctionProfile;
 use rustc_hash::FxHashSet;
 
@@ -52,16 +52,16 @@ pub fn has_news(came: &[Option<bool>], probes: &[Result<u64, Refusal>], left: &F
 }
 
 /// Indexes of the probes whose answers are known to be yes.
-pub fn settled(probes: &[Counted], coverage: &Coverage) -> impl Iterator<Item = usize> {
-    let ran = |place: &Counted| match place {
-        Counted::Block(block) => coverage.blocks.get(*block) == Some(&Some(true)),
-        Counted::Edge(edge) => coverage.edges.get(*edge) == Some(&Some(true)),
+pub fn settled(probes: &[ProbeAt], coverage: &Coverage) -> impl Iterator<Item = usize> {
+    let ran = |place: &ProbeAt| match place {
+        ProbeAt::Block(block) => coverage.blocks.get(*block) == Some(&Some(true)),
+        ProbeAt::Edge(edge) => coverage.edges.get(*edge) == Some(&Some(true)),
     };
     probes.iter().enumerate().filter(move |(_, place)| ran(place)).map(|(n, _)| n)
 }
 
 /// Coverage of a function's blocks and edges, and the reason why something is not known; `None` if everything is.
-pub fn covered(answers: &ProbeAnswers, cfg: &Cfg, probes: &[Counted], inside: Inside) -> (Coverage, Option<String>) {
+pub fn covered(answers: &ProbeAnswers, cfg: &Cfg, probes: &[ProbeAt], inside: Inside) -> (Coverage, Option<String>) {
     let coverage = Coverage::told(cfg, probes, &answers.came).completed(cfg, inside);
     let blocks = coverage.blocks.iter().filter(|known| known.is_none()).count();
     let refused = |why: &String| format!("{blocks} of {} blocks are not known: {why}", cfg.blocks.len());
@@ -72,12 +72,12 @@ pub fn covered(answers: &ProbeAnswers, cfg: &Cfg, probes: &[Counted], inside: In
 /// The coverage of a function for a file. `module` is the index of its module in the saved profile.
 pub fn profile(graph: &FunctionGraph, coverage: &Coverage, module: usize, inexact: Option<String>) -> FunctionProfile {
     let ran = |known: Option<&Option<bool>>| known.copied().flatten().map(u64::from);
-    let block = |n: usize| ran(coverage.blocks.get(n)).unwrap_or_default();
-    let edge = |n: usize| ran(coverage.edges.get(n));
-    let unknown = coverage.blocks.iter().enumerate().filter(|(_, known)| known.is_none());
+    let block = |n| ran(coverage.blocks.get(n)).unwrap_or_default();
+    let edge = |n| ran(coverage.edges.get(n));
+    let unknown = coverage.blocks.entries().filter(|(_, known)| known.is_none());
     FunctionProfile {
         calls: graph.cfg.entry.map_or(0, block),
-        unknown: unknown.map(|(n, _)| n).collect(),
+        unknown: unknown.map(|(n, _)| n.index()).collect(),
         inexact,
         ..graph.profile(module, &block, &edge)
     }
@@ -86,7 +86,7 @@ pub fn profile(graph: &FunctionGraph, coverage: &Coverage, module: usize, inexac
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::{Block, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
+    use ingraft_model::{Block, BlockId, Edge, EdgeKind, EdgeTarget, Svma, WayIn, WayInReason};
 
     /// Two probes that were inserted as snippets 10 and 12, and one between them that was refused.
     fn probes() -> [Result<u64, Refusal>; 3] {
@@ -96,11 +96,11 @@ mod tests {
     /// A block that leads to one of two others.
     fn cfg() -> Cfg {
         let block = |n: u64| Block { range: Svma(n * 8)..Svma(n * 8 + 8), instructions: 2 };
-        let edge = |to, kind| Edge { from: 0, to: EdgeTarget::Block(to), kind };
+        let edge = |to, kind| Edge { from: BlockId(0), to: EdgeTarget::Block(BlockId(to)), kind };
         Cfg {
             blocks: (0..3).map(block).collect(),
-            edges: vec![edge(1, EdgeKind::FallThrough), edge(2, EdgeKind::Taken)],
-            entry: Some(0),
+            edges: vec![edge(1, EdgeKind::FallThrough), edge(2, EdgeKind::Taken)].into(),
+            entry: Some(BlockId(0)),
             ways_in: vec![WayIn { at: Svma(0), reason: WayInReason::Entry }],
             unresolved: Vec::new(),
             ways_in_proven: Ok(()),
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    const COUNTED: [Counted; 3] = [Counted::Block(0), Counted::Block(1), Counted::Block(2)];
+    const COUNTED: [ProbeAt; 3] = [ProbeAt::Block(BlockId(0)), ProbeAt::Block(BlockId(1)), ProbeAt::Block(BlockId(2))];
     const NOBODY: Inside = Inside { begin: false, end: false };
 
     #[test]

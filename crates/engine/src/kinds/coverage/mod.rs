@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_model::{FunctionId, Instrumentation, MetricInfo, Refusal};
-use ingraft_profile::{Counted, Coverage, Inside, coverage_probes};
+use ingraft_profile::{Coverage, Inside, ProbeAt, coverage_probes};
 use ingraft_report::{ProfileKind, SavedProfile};
 use rustc_hash::FxHashSet;
 
@@ -50,7 +50,7 @@ pub struct CoverageKind {
 pub struct CoveragePlan {
     graph: FunctionGraph,
     /// Probes that tell what has run.
-    probes: Vec<Counted>,
+    probes: Vec<ProbeAt>,
     /// Whether the function is not copied, so that blocks without room in the text have no probe.
     in_place: bool,
 }
@@ -60,7 +60,7 @@ impl Plan for CoveragePlan {
         &self.graph
     }
 
-    fn places(&self) -> &[Counted] {
+    fn places(&self) -> &[ProbeAt] {
         &self.probes
     }
 

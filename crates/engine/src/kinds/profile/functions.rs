@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{Focus, FunctionId, Instrumentation, MetricInfo, ModuleId, Refusal, ResourcePath};
-use ingraft_profile::Counted;
+use ingraft_profile::ProbeAt;
 use ingraft_report::{FunctionProfile, ModuleInfo, Refused, SavedProfile};
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,7 +28,7 @@ pub trait Plan: Send + Sync + 'static {
     /// The function.
     fn graph(&self) -> &FunctionGraph;
     /// The places of its counters or probes.
-    fn places(&self) -> &[Counted];
+    fn places(&self) -> &[ProbeAt];
     /// The code at these places, each with a counter.
     fn instrumentation(&self, metric: Arc<MetricInfo>) -> Instrumentation;
 }

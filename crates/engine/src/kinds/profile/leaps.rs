@@ -9,10 +9,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ingraft_model::{CallSite, Focus, FunctionId, Insertion, Instrumentation, Offset, Parts, PointKind, VariableId};
+use ingraft_model::{
+    BlockId, CallSite, Focus, FunctionId, Insertion, Instrumentation, Parts, PointId, PointKind, VariableId,
+};
 
 use crate::api::{MeasurementId, MetricFocus};
 use crate::kinds::code;
+use crate::kinds::graph::block_of;
 use crate::measure::request::{Owner, Wanted};
 use crate::pairs::PairKey;
 use crate::program::callees::named;
@@ -157,13 +160,9 @@ fn leaps(modules: &Modules, function: FunctionId) -> Vec<Insertion> {
     let cfg = module.image.cfg(f);
     let sites = module.image.call_sites(f).unwrap_or_default();
     let restoring = sites.iter().filter(|site| restores(module, function, site));
-    let blocks: BTreeSet<usize> =
-        restoring.filter_map(|site| cfg.blocks.iter().position(|block| block.range.contains(&site.at))).collect();
-    let at = |block: usize| Some(Offset::between(f.start().0, cfg.blocks.get(block)?.range.start.0));
-    let own: Vec<Insertion> = blocks
-        .into_iter()
-        .filter_map(|block| Some(insertion(function, PointKind::Block, Parts::Block(at(block)?))))
-        .collect();
+    let blocks: BTreeSet<BlockId> = restoring.filter_map(|site| block_of(&cfg, site.at)).collect();
+    let points = blocks.into_iter().filter_map(|block| PointId::of_block(&cfg, block, f.start()));
+    let own: Vec<Insertion> = points.map(|point| insertion(function, PointKind::Block, Parts::One(point))).collect();
     if own.is_empty() { vec![insertion(function, PointKind::Entry, Parts::All)] } else { own }
 }
 

@@ -1,7 +1,7 @@
 //! Threads inside of profiled functions: how far each has run, by its position in generated code or in the text.
 
 use ingraft_model::machine::ENDBR_LEN;
-use ingraft_model::{Avma, Bias, Svma, Tid};
+use ingraft_model::{Avma, Bias, BlockId, Svma, Tid};
 use ingraft_profile::Position;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -18,9 +18,9 @@ pub struct Stand {
     /// Position in a run; `None` if the run has not begun.
     pub run: Option<Position>,
     /// Block of its run that it has left, all of whose instructions it has executed; `None` if it is still in it.
-    pub left: Option<usize>,
-    /// Index of the block of which it has executed a part, and its next instruction there; `None` if it has executed all of the block.
-    pub part: (usize, Option<Svma>),
+    pub left: Option<BlockId>,
+    /// Block of which it has executed a part, and its next instruction there; `None` if it has executed all of the block.
+    pub part: (BlockId, Option<Svma>),
 }
 
 /// A thread that was in a profiled function when counting began.
@@ -92,7 +92,7 @@ impl MappedGraph<'_> {
     }
 
     /// Whether a thread at an address in the text has yet to be counted in its block.
-    fn arrives_in_text(&self, block: usize, at: Avma, leads: &dyn Fn(Avma) -> bool) -> bool {
+    fn arrives_in_text(&self, block: BlockId, at: Avma, leads: &dyn Fn(Avma) -> bool) -> bool {
         let Some(of) = self.graph.cfg.blocks.get(block) else { return false };
         if of.range.start.to_avma(self.bias) != at {
             return false;
@@ -107,7 +107,7 @@ impl MappedGraph<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_model::{Block, Cfg, FunctionId, ModuleId};
+    use ingraft_model::{Block, Cfg, FunctionId, IndexVec, ModuleId};
 
     const BIAS: Bias = Bias(0x1000);
 
@@ -121,15 +121,15 @@ mod tests {
             first: Svma(0x10),
             size: 0x15,
             cfg: Cfg {
-                blocks: vec![block(0x10, 0x20, 2), block(0x20, 0x25, 1)],
-                edges: Vec::new(),
-                entry: Some(0),
+                blocks: vec![block(0x10, 0x20, 2), block(0x20, 0x25, 1)].into(),
+                edges: IndexVec::default(),
+                entry: Some(BlockId(0)),
                 ways_in: Vec::new(),
                 unresolved: Vec::new(),
                 ways_in_proven: Ok(()),
                 ways_out_proven: Ok(()),
             },
-            events: Vec::new(),
+            events: IndexVec::default(),
         }
     }
 
@@ -148,12 +148,15 @@ mod tests {
     #[test]
     fn positions_in_generated_code_tell_what_was_counted() {
         let (first, second) = (Avma(0x1010), Avma(0x1020));
-        assert_eq!(run(Place::Arrival(second), false, &[]), Some(Position::Arrival(1)));
-        assert_eq!(run(Place::Block(first), false, &[]), Some(Position::Block(0)));
+        assert_eq!(run(Place::Arrival(second), false, &[]), Some(Position::Arrival(BlockId(1))));
+        assert_eq!(run(Place::Block(first), false, &[]), Some(Position::Block(BlockId(0))));
         let before = stand(Place::Before(second), false, &[]).expect("a stand");
-        assert_eq!((before.run, before.part.0), (None, 1), "the run has not begun");
+        assert_eq!((before.run, before.part.0), (None, BlockId(1)), "the run has not begun");
         let left = stand(Place::Left(first, second), false, &[]).expect("a stand");
-        assert_eq!((left.run, left.left, left.part), (Some(Position::Block(0)), Some(0), (1, Some(Svma(0x18)))));
+        assert_eq!(
+            (left.run, left.left, left.part),
+            (Some(Position::Block(BlockId(0))), Some(BlockId(0)), (BlockId(1), Some(Svma(0x18))))
+        );
     }
 
     #[test]
@@ -166,11 +169,11 @@ mod tests {
     #[test]
     fn a_thread_at_the_beginning_of_a_block_in_the_text_may_have_been_counted() {
         let [first, second] = [0x1010, 0x1020].map(|at| Place::Text(Avma(at)));
-        let (arrives, counted) = (Some(Position::Arrival(0)), Some(Position::Block(0)));
+        let (arrives, counted) = (Some(Position::Arrival(BlockId(0))), Some(Position::Block(BlockId(0))));
         assert_eq!(run(first, true, &[]), arrives, "nothing is counted before");
         assert_eq!(run(first, false, &[]), counted, "it came back from the copy for a call");
         assert_eq!(run(first, false, &[0x1014]), arrives, "it is at an `endbr64` before its springboard");
-        assert_eq!(run(second, false, &[0x1024]), Some(Position::Block(1)), "a call alone has none");
+        assert_eq!(run(second, false, &[0x1024]), Some(Position::Block(BlockId(1))), "a call alone has none");
         assert_eq!(run(Place::Text(Avma(0x1014)), true, &[]), counted, "within the block");
     }
 }

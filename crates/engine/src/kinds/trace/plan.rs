@@ -7,14 +7,14 @@ use ingraft_codegen::TextSpace;
 use ingraft_model::snippet::Appended;
 use ingraft_model::token::{FUNCTIONS_MAX, PLACES_MAX, Token};
 use ingraft_model::{
-    Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionId, Insertion, Instrumentation, Parts, PointKind, Refusal,
-    Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+    BlockId, Capacity, Cfg, Edge, EdgeKind, EdgeTarget, FunctionId, Insertion, Instrumentation, Parts, PointKind,
+    Refusal, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
 };
-use ingraft_profile::{Counted, NotCounted, NotTraced, Place, TracedFunction};
+use ingraft_profile::{NotCounted, NotTraced, ProbeAt, TracedFunction};
 
 use crate::api::TraceOptions;
 use crate::kinds::code;
-use crate::kinds::graph::FunctionGraph;
+use crate::kinds::graph::{FunctionGraph, block_of};
 use crate::program::callees::may_return_twice;
 use crate::program::modules::{Module, Modules};
 use crate::weaving::trial;
@@ -53,7 +53,7 @@ pub struct TracePlan {
     /// The function.
     pub graph: FunctionGraph,
     /// Places that write tokens, in the order of their numbers.
-    pub places: Vec<Place>,
+    pub places: Vec<ProbeAt>,
     /// For each place, whether control may arrive there from any activation: as an exception, or by a further return of a call.
     resumes: Vec<bool>,
 }
@@ -66,7 +66,7 @@ impl TracePlan {
         let (graph, module, f) = FunctionGraph::of(modules, function)?;
         let body = module.image.body(f)?;
         let copy = trial::copy(modules, function, &body, text)?;
-        let probes = graph.probes(&copy, module.bias);
+        let probes = graph.probes(&copy);
         let traced = TracedFunction::new(&graph.cfg, &probes).map_err(|why| match (why, copy.why_exposed) {
             // A block that runs in the text writes no token.
             (NotTraced::Block(_), Some(exposed)) => exposed,
@@ -98,17 +98,10 @@ impl TracePlan {
                 }
                 false => Appended { time: false, stack: false, bytes: passage, waits },
             };
-            let (point, parts) = self.point(*place)?;
-            all.push(insertion(point, parts, appended));
+            let point = self.graph.point(*place)?;
+            all.push(insertion(point.kind(), Parts::One(point), appended));
         }
         Some(all)
-    }
-
-    fn point(&self, place: Place) -> Option<(PointKind, Parts)> {
-        self.graph.point(match place {
-            Place::Edge(edge) => Counted::Edge(edge),
-            Place::Block(block) => Counted::Block(block),
-        })
     }
 }
 
@@ -134,19 +127,19 @@ fn insertion(
 }
 
 /// The blocks that end in a call which may return several times.
-fn twice(module: &Module, function: FunctionId, f: &Function, cfg: &Cfg) -> Vec<usize> {
+fn twice(module: &Module, function: FunctionId, f: &Function, cfg: &Cfg) -> Vec<BlockId> {
     let sites = module.image.call_sites(f).unwrap_or_default();
     let calls = sites.iter().filter(|site| may_return_twice(module, function, site));
-    calls.filter_map(|site| cfg.blocks.iter().position(|block| block.range.contains(&site.at))).collect()
+    calls.filter_map(|site| block_of(cfg, site.at)).collect()
 }
 
 /// For each place, whether control may arrive there from any activation.
-fn resumes(cfg: &Cfg, places: &[Place], twice: &[usize]) -> Vec<bool> {
+fn resumes(cfg: &Cfg, places: &[ProbeAt], twice: &[BlockId]) -> Vec<bool> {
     let roots = cfg.roots();
     let again = |edge: &Edge| edge.kind == EdgeKind::CallReturn && twice.contains(&edge.from);
-    let one = |place: &Place| match place {
-        Place::Edge(edge) => cfg.edges.get(*edge).is_some_and(again),
-        Place::Block(block) => {
+    let one = |place: &ProbeAt| match place {
+        ProbeAt::Edge(edge) => cfg.edges.get(*edge).is_some_and(again),
+        ProbeAt::Block(block) => {
             let returns = cfg.edges.iter().any(|edge| again(edge) && edge.to == EdgeTarget::Block(*block));
             returns || Some(*block) != cfg.entry && roots.contains(block)
         }

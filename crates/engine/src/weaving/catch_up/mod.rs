@@ -77,7 +77,7 @@ impl<'a> CatchUp<'a> {
         // pairs of one metric share variables and snippets
         let mut known: FxHashMap<(*const Variable, *const Snippet), Option<usize>> = FxHashMap::default();
         let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), FxHashMap::default());
-        for w in wanted.iter().filter(|w| w.spot.opens()) {
+        for w in wanted.iter().filter(|w| w.kind.opens()) {
             let mut minis: Vec<_> =
                 w.minis.iter().filter(|m| !change.refused.contains_key(&(w.function, m.pair))).collect();
             minis.sort_by_key(|m| m.role);
@@ -95,8 +95,8 @@ impl<'a> CatchUp<'a> {
                     ids.push(m.id);
                 }
             }
-            if w.spot != PointKind::Entry {
-                for (_, point) in after.points_of(w.function).filter(|(place, _)| place.spot == w.spot) {
+            if w.kind != PointKind::Entry {
+                for (_, point) in after.points_of(w.function).filter(|(point, _)| point.point.kind() == w.kind) {
                     // a call may lack some of the snippets
                     let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
                     let its = states.iter().zip(&ids).filter(|(_, id)| there(id)).map(|(state, _)| *state);

@@ -54,7 +54,9 @@ impl Places {
         let copied = now.copied().flat_map(WovenBody::places);
         known.extend(copied.map(|(m, past)| (m.from, Place { at: m.to, past })));
         // These threads have run the snippets, and are about to leave the function.
-        for probe in now.points().filter(|(place, _)| place.spot == PointKind::Exit).filter_map(|(_, p)| p.probe) {
+        for probe in
+            now.points().filter(|(point, _)| point.point.kind() == PointKind::Exit).filter_map(|(_, p)| p.probe)
+        {
             known.extend(probe.passed().map(|at| (at, Place { at: probe.original, past: Some(PointKind::Exit) })));
         }
         Places { arenas: now.arenas(), known }
