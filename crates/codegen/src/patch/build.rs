@@ -472,10 +472,13 @@ fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -
     let offset = usize::try_from(copy - block.at).ok()?;
     let bytes = *block.bytes.get(offset..)?.first_chunk()?;
     let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
-    let leads = displaced.is_branch().then(|| {
-        let field = block.between(next_at - 4, *next_at).first_chunk::<4>();
-        Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
-    });
+    let leads = match displaced.is_branch() {
+        true => {
+            let field = block.between(next_at - 4, *next_at).first_chunk::<4>()?;
+            Some(Avma(next_at.wrapping_add_signed(i64::from(i32::from_le_bytes(*field)))))
+        }
+        false => None,
+    };
     Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
 }
 

@@ -282,9 +282,9 @@ impl<'a> Place<'a> {
             covered += d.bytes().len();
             displaced.push(d);
         }
-        let inside = |d: &Displaced| d.branch_target().is_some_and(|t| t > self.at && t < self.at + covered as u64);
-        if let Some(d) = displaced.iter().find(|d| inside(d)) {
-            let offset = Offset::between(self.function, d.branch_target().unwrap_or_default());
+        let is_inside = |to: &u64| *to > self.at && *to < self.at + covered as u64;
+        if let Some(to) = displaced.iter().filter_map(Displaced::branch_target).find(is_inside) {
+            let offset = Offset::between(self.function, to);
             return Err(Refusal::BranchIntoSpringboard { offset });
         }
         Ok(displaced)

@@ -49,13 +49,13 @@ impl Generator<'_> {
         routines::top(self.env)
     }
 
-    fn slot(&self, v: VariableId, n: u32) -> AsmMemoryOperand {
-        qword_ptr(u64::from(self.env.data.counter(self.index(v) + n))).gs()
+    fn slot(&self, v: VariableId, n: u32) -> Result<AsmMemoryOperand, Assembly> {
+        Ok(qword_ptr(u64::from(self.env.data.counter(self.index(v)? + n))).gs())
     }
 
     /// Offset in a shard of the first counter of a variable.
-    pub(crate) fn offset(&self, v: VariableId) -> u32 {
-        COUNTERS + 8 * self.index(v)
+    pub(crate) fn offset(&self, v: VariableId) -> Result<u32, Assembly> {
+        Ok(COUNTERS + 8 * self.index(v)?)
     }
 
     /// Loads the stack pointer that identifies this call into rdx.
@@ -144,16 +144,16 @@ impl Generator<'_> {
                 self.a.add(self.top(), record::SIZE as i32)?;
             }
         }
-        self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
+        self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations)? as i32)?;
         let restore = match r.restore {
-            Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v))),
-            Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v) | record::RESTORE_WALL)),
-            Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v) | record::RESTORE_CPU)),
+            Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v)?)),
+            Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v)? | record::RESTORE_WALL)),
+            Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v)? | record::RESTORE_CPU)),
             None => None,
         };
         self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
         if let Some((v, _)) = restore {
-            self.a.mov(rax, self.slot(v, 0))?;
+            self.a.mov(rax, self.slot(v, 0)?)?;
             self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
         }
         // Times are the first words of a record; the reverse order reads the clocks last.
@@ -205,11 +205,11 @@ impl Generator<'_> {
     pub(crate) fn give_up(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
         let take_away = |g: &mut Self| {
             if g.frame.stack.moving {
-                g.a.inc(g.slot(r.activations, LEFT_BY_TAIL_JUMP))?;
+                g.a.inc(g.slot(r.activations, LEFT_BY_TAIL_JUMP)?)?;
                 return Ok(g.a.sub(g.top(), record::SIZE as i32)?);
             }
             let mut done = g.a.create_label();
-            g.a.mov(ecx, g.offset(r.activations) as i32)?;
+            g.a.mov(ecx, g.offset(r.activations)? as i32)?;
             g.routine(Routine::GiveUp, done)?;
             g.place(&mut done)
         };
@@ -234,7 +234,7 @@ impl Generator<'_> {
             return if whose == Whose::Own { self.unrecorded(r) } else { Ok(()) };
         }
         self.used = [true; 3];
-        let name = self.offset(r.activations) as i32;
+        let name = self.offset(r.activations)? as i32;
         let [mut search, mut found, mut answer, mut missed, mut end] = std::array::from_fn(|_| self.a.create_label());
         if self.frame.stack.moving {
             self.fetch(r, missed)?;
@@ -277,7 +277,7 @@ impl Generator<'_> {
         if whose == Whose::Earlier {
             return Ok(());
         }
-        self.a.inc(self.slot(r.activations, UNSEEN))?;
+        self.a.inc(self.slot(r.activations, UNSEEN)?)?;
         missed_it(self)
     }
 
@@ -335,11 +335,11 @@ impl Generator<'_> {
 
     /// Counts a call that has no record.
     fn unrecorded(&mut self, r: &Record) -> Result<(), Assembly> {
-        let slot = self.slot(r.activations, UNRECORDED);
+        let slot = self.slot(r.activations, UNRECORDED)?;
         match self.access {
             Access::Own => self.a.inc(slot)?,
             Access::Shared => {
-                let absolute = u64::from(self.env.data.counter(self.index(r.activations) + UNRECORDED));
+                let absolute = u64::from(self.env.data.counter(self.index(r.activations)? + UNRECORDED));
                 self.a.lock().inc(qword_ptr(absolute))?;
             }
         }
@@ -380,12 +380,12 @@ impl Generator<'_> {
         }
         self.used = [true, self.used[1], true];
         let mut runs = self.a.create_label();
-        self.a.cmp(self.slot(timer, NEST), 0)?;
+        self.a.cmp(self.slot(timer, NEST)?, 0)?;
         self.a.jne(runs)?;
         self.clock(clock)?;
-        self.a.sub(self.slot(timer, SUM_OF_STOPS), rax)?;
+        self.a.sub(self.slot(timer, SUM_OF_STOPS)?, rax)?;
         self.place(&mut runs)?;
-        Ok(self.a.inc(self.slot(timer, NEST))?)
+        Ok(self.a.inc(self.slot(timer, NEST)?)?)
     }
 
     pub(crate) fn stop(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
@@ -394,17 +394,17 @@ impl Generator<'_> {
         }
         self.used = [true, self.used[1], true];
         let [mut nested, mut later, mut end] = std::array::from_fn(|_| self.a.create_label());
-        self.a.cmp(self.slot(timer, NEST), 1)?;
+        self.a.cmp(self.slot(timer, NEST)?, 1)?;
         self.a.jl(end)?;
         self.a.jne(nested)?;
         self.clock_at_end(clock)?;
-        self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
+        self.a.add(self.slot(timer, SUM_OF_STOPS)?, rax)?;
         // The clocks of two processors may differ by some ticks, and a negative sum would say that the timer runs.
         self.a.jns(later)?;
-        self.a.mov(self.slot(timer, SUM_OF_STOPS), 0)?;
+        self.a.mov(self.slot(timer, SUM_OF_STOPS)?, 0)?;
         self.place(&mut later)?;
         self.place(&mut nested)?;
-        self.a.dec(self.slot(timer, NEST))?;
+        self.a.dec(self.slot(timer, NEST)?)?;
         self.place(&mut end)
     }
 
@@ -421,7 +421,7 @@ impl Generator<'_> {
         if let Some(clock) = own.filter(|_| !self.frame.stack.moving) {
             self.kept(Kept::Spent(clock))?;
             self.a.inc(rax)?;
-            self.a.add(self.slot(histogram, OWN), rax)?;
+            self.a.add(self.slot(histogram, OWN)?, rax)?;
         }
         self.value(e)?;
         let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
@@ -431,16 +431,16 @@ impl Generator<'_> {
             self.a.xor(eax, eax)?;
             self.place(&mut positive)?;
         }
-        self.a.add(self.slot(histogram, SUM), rax)?;
-        self.a.cmp(self.slot(histogram, LARGEST), rax)?;
+        self.a.add(self.slot(histogram, SUM)?, rax)?;
+        self.a.cmp(self.slot(histogram, LARGEST)?, rax)?;
         self.a.jae(smaller)?;
-        self.a.mov(self.slot(histogram, LARGEST), rax)?;
+        self.a.mov(self.slot(histogram, LARGEST)?, rax)?;
         self.place(&mut smaller)?;
         self.a.mov(rdx, rax)?;
         self.a.not(rdx)?;
-        self.a.cmp(self.slot(histogram, SMALLEST), rdx)?;
+        self.a.cmp(self.slot(histogram, SMALLEST)?, rdx)?;
         self.a.jae(larger)?;
-        self.a.mov(self.slot(histogram, SMALLEST), rdx)?;
+        self.a.mov(self.slot(histogram, SMALLEST)?, rdx)?;
         self.place(&mut larger)?;
         // The number of the bucket, computed as in `Resolution::bucket_of`.
         self.a.mov(rdx, rax)?;
@@ -456,7 +456,7 @@ impl Generator<'_> {
         self.a.shl(ecx, resolution.sub_bits())?;
         self.a.add(eax, ecx)?;
         self.a.and(eax, bucket_mask(resolution))?;
-        let first = u64::from(self.env.data.counter(self.index(histogram) + HEAD));
+        let first = u64::from(self.env.data.counter(self.index(histogram)? + HEAD));
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
     }
 

@@ -15,7 +15,7 @@ impl Generator<'_> {
     pub(crate) fn append(&mut self, v: VariableId, capacity: Capacity, appended: &Appended) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             let _ = self.a.lock();
-            return Ok(self.a.inc(self.word_of(v, LOST))?);
+            return Ok(self.a.inc(self.word_of(v, LOST)?)?);
         }
         self.used[0] = true;
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
@@ -28,17 +28,17 @@ impl Generator<'_> {
             self.wall_clock()?;
             self.a.mov(rcx, rax)?;
         }
-        self.a.mov(rax, self.word_of(v, POSITION))?;
-        self.a.sub(rax, self.word_of(v, TAKEN))?;
+        self.a.mov(rax, self.word_of(v, POSITION)?)?;
+        self.a.sub(rax, self.word_of(v, TAKEN)?)?;
         self.a.cmp(rax, (capacity.bytes() - SLACK) as i32)?;
         self.a.jae(full)?;
         self.a.mov(eax, appended.length())?;
-        self.a.xadd(self.word_of(v, POSITION), rax)?;
+        self.a.xadd(self.word_of(v, POSITION)?, rax)?;
         self.mask_place(capacity)?;
         if appended.time {
-            self.a.mov(self.at_byte(v), i32::from(token::STACK))?;
+            self.a.mov(self.at_byte(v)?, i32::from(token::STACK))?;
             self.next_place(capacity)?;
-            self.a.mov(self.at_byte(v), i32::from(token::TIME))?;
+            self.a.mov(self.at_byte(v)?, i32::from(token::TIME))?;
             self.append_digits(v, capacity, token::TIME_DIGITS)?;
         }
         if appended.stack {
@@ -48,20 +48,20 @@ impl Generator<'_> {
             if n > 0 {
                 self.next_place(capacity)?;
             }
-            self.a.mov(self.at_byte(v), i32::from(*byte))?;
+            self.a.mov(self.at_byte(v)?, i32::from(*byte))?;
         }
         self.a.jmp(end)?;
         self.place(&mut full)?;
-        self.a.mov(self.word_of(v, TAKEN), CLOSED)?;
-        self.a.inc(self.word_of(v, LOST))?;
+        self.a.mov(self.word_of(v, TAKEN)?, CLOSED)?;
+        self.a.inc(self.word_of(v, LOST)?)?;
         self.place(&mut end)
     }
 
     /// Waits if the buffer is full and not closed.
     fn wait_for_room(&mut self, v: VariableId, capacity: Capacity) -> Result<(), Assembly> {
         let mut go_on = self.a.create_label();
-        self.a.mov(rax, self.word_of(v, POSITION))?;
-        self.a.sub(rax, self.word_of(v, TAKEN))?;
+        self.a.mov(rax, self.word_of(v, POSITION)?)?;
+        self.a.sub(rax, self.word_of(v, TAKEN)?)?;
         self.a.sub(rax, (capacity.bytes() - SLACK) as i32)?;
         // A closed buffer is further behind than any capacity.
         self.a.cmp(rax, SLACK as i32)?;
@@ -75,7 +75,7 @@ impl Generator<'_> {
         self.used = [true; 3];
         self.a.lea(rcx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?;
         self.a.shr(rcx, 3)?;
-        self.a.mov(self.at_byte(v), i32::from(token::STACK))?;
+        self.a.mov(self.at_byte(v)?, i32::from(token::STACK))?;
         self.append_digits(v, capacity, token::STACK_BYTES - 1)
     }
 
@@ -85,15 +85,15 @@ impl Generator<'_> {
             self.next_place(capacity)?;
             self.a.mov(edx, ecx)?;
             self.a.or(edx, 0x80)?;
-            self.a.mov(self.at_byte(v), dl)?;
+            self.a.mov(self.at_byte(v)?, dl)?;
             self.a.shr(rcx, 7)?;
         }
         self.next_place(capacity)
     }
 
     /// Operand for the byte whose place is in eax.
-    fn at_byte(&self, v: VariableId) -> AsmMemoryOperand {
-        byte_ptr(rax + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs()
+    fn at_byte(&self, v: VariableId) -> Result<AsmMemoryOperand, Assembly> {
+        Ok(byte_ptr(rax + u64::from(self.env.data.counter(self.index(v)? + FIRST))).gs())
     }
 
     fn next_place(&mut self, capacity: Capacity) -> Result<(), Assembly> {

@@ -60,7 +60,7 @@ impl Generator<'_> {
             match (call.args.get(n), texts.get(n)) {
                 (Some(Expr::Text(_)), Some(text)) => self.a.lea(rax, qword_ptr(rsp + 8 * (self.depth - text)))?,
                 (Some(Expr::Address(v)), _) => {
-                    let slot = self.env.data.counter(self.index(*v));
+                    let slot = self.env.data.counter(self.index(*v)?);
                     self.a.rdgsbase(rax)?;
                     self.a.lea(rax, qword_ptr(rax + slot))?;
                 }

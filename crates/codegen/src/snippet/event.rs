@@ -62,7 +62,7 @@ impl Generator<'_> {
         }
         self.used = [true; 3];
         let mut answer = self.a.create_label();
-        self.a.mov(edx, self.index(v))?;
+        self.a.mov(edx, self.index(v)?)?;
         self.routine(Routine::Event, answer)?;
         self.place(&mut answer)?;
         Ok(self.a.mov(rax, rcx)?)

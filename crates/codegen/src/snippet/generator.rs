@@ -339,17 +339,18 @@ impl Generator<'_> {
         Ok(self.a.zero_bytes()?)
     }
 
-    /// Index of the first counter of a variable.
-    pub fn index(&self, v: VariableId) -> u32 {
-        self.counters.get(v.0 as usize).copied().unwrap_or_default()
+    /// Index of the first counter of a variable. Fails if the variable has none.
+    pub fn index(&self, v: VariableId) -> Result<u32, Assembly> {
+        let known = self.counters.get(v.0 as usize).copied();
+        known.ok_or_else(|| Assembly(format!("variable {} has no counters", v.0)))
     }
 
-    fn variable(&self, v: VariableId) -> AsmMemoryOperand {
-        let slot = qword_ptr(u64::from(self.env.data.counter(self.index(v))));
-        match self.access {
+    fn variable(&self, v: VariableId) -> Result<AsmMemoryOperand, Assembly> {
+        let slot = qword_ptr(u64::from(self.env.data.counter(self.index(v)?)));
+        Ok(match self.access {
             Access::Own => slot.gs(),
             Access::Shared => slot,
-        }
+        })
     }
 
     pub fn argument(&self, n: u8) -> Operand {
@@ -364,12 +365,12 @@ impl Generator<'_> {
         }
     }
 
-    fn leaf(&self, e: &Expr) -> Option<Operand> {
-        match e {
+    fn leaf(&self, e: &Expr) -> Result<Option<Operand>, Assembly> {
+        Ok(match e {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
-            Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
-            Expr::Number(v) => i32::try_from(self.index(*v)).ok().map(Operand::Immediate),
+            Expr::Variable(v) => Some(Operand::Memory(self.variable(*v)?)),
+            Expr::Number(v) => i32::try_from(self.index(*v)?).ok().map(Operand::Immediate),
             Expr::Unary(..)
             | Expr::Binary(..)
             | Expr::Return
@@ -387,7 +388,7 @@ impl Generator<'_> {
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Call(_) => None,
-        }
+        })
     }
 
     pub fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
@@ -397,7 +398,7 @@ impl Generator<'_> {
     fn stmt(&mut self, stmt: &Stmt) -> Result<(), Assembly> {
         match stmt {
             Stmt::Add(v, e) => {
-                let (slot, e) = (self.variable(*v), fold(e));
+                let (slot, e) = (self.variable(*v)?, fold(e));
                 let source = self.source(&e)?;
                 if let Operand::Immediate(0) = source {
                     return Ok(());
@@ -408,7 +409,7 @@ impl Generator<'_> {
                 self.add(slot, &source)?;
             }
             Stmt::Set(v, e) => {
-                let (slot, e) = (self.variable(*v), fold(e));
+                let (slot, e) = (self.variable(*v)?, fold(e));
                 match self.source(&e)? {
                     Operand::Immediate(c) => self.a.mov(slot, c)?,
                     Operand::Register(r) => self.a.mov(slot, r)?,
@@ -462,7 +463,7 @@ impl Generator<'_> {
 
     /// Provides a value as an immediate or in a register: the register in which the value lies already, or else rax.
     pub fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
-        match self.leaf(e) {
+        match self.leaf(e)? {
             Some(o @ (Operand::Immediate(_) | Operand::Register(_))) => Ok(o),
             Some(Operand::Memory(_)) | None => {
                 self.value(e)?;
@@ -480,7 +481,7 @@ impl Generator<'_> {
                 Ok(c) => self.a.mov(eax, c)?,
                 Err(_) => self.a.mov(rax, *c)?,
             },
-            Expr::Arg(_) | Expr::Variable(_) => match self.leaf(e) {
+            Expr::Arg(_) | Expr::Variable(_) => match self.leaf(e)? {
                 Some(Operand::Register(r)) => self.a.mov(rax, r)?,
                 Some(Operand::Memory(m)) => self.a.mov(rax, m)?,
                 Some(Operand::Immediate(_)) | None => {}
@@ -498,7 +499,7 @@ impl Generator<'_> {
                 }
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
-            Expr::Number(v) => self.a.mov(eax, self.index(*v))?,
+            Expr::Number(v) => self.a.mov(eax, self.index(*v)?)?,
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
             Expr::ThreadPointer => self.a.mov(rax, qword_ptr(0).fs())?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
@@ -536,7 +537,8 @@ impl Generator<'_> {
         match op {
             B::Add | B::Subtract | B::Multiply | B::And | B::Or | B::Xor => {
                 let commutes = op != B::Subtract;
-                let (a, b) = if commutes && self.leaf(a).is_some() && self.leaf(b).is_none() { (b, a) } else { (a, b) };
+                let (a, b) =
+                    if commutes && self.leaf(a)?.is_some() && self.leaf(b)?.is_none() { (b, a) } else { (a, b) };
                 let right = self.operands(a, b)?;
                 self.arithmetic(op, right)
             }
@@ -611,7 +613,7 @@ impl Generator<'_> {
 
     /// Computes `a` into rax, and provides `b` in a form that an instruction can take, if need be in rcx.
     fn operands(&mut self, a: &Expr, b: &Expr) -> Result<Operand, Assembly> {
-        if let Some(right) = self.leaf(b) {
+        if let Some(right) = self.leaf(b)? {
             self.value(a)?;
             return Ok(right);
         }
@@ -622,7 +624,7 @@ impl Generator<'_> {
     /// Computes `a` into rax and `b` into rcx.
     fn both(&mut self, a: &Expr, b: &Expr) -> Result<(), Assembly> {
         self.used[1] = true;
-        match self.leaf(b) {
+        match self.leaf(b)? {
             Some(right) => {
                 self.value(a)?;
                 match right {
@@ -668,15 +670,15 @@ impl Generator<'_> {
 
     /// Sets the flags for a comparison. Returns the operator to test, which is mirrored if the operands were swapped.
     fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
-        if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a), self.leaf(b)) {
+        if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a)?, self.leaf(b)?) {
             self.a.cmp(slot, c)?;
             return Ok(op);
         }
         self.used[0] = true;
-        let mirrored = self.leaf(a).is_some() && self.leaf(b).is_none();
+        let mirrored = self.leaf(a)?.is_some() && self.leaf(b)?.is_none();
         let (op, a, b) = if mirrored { (mirror(op), b, a) } else { (op, a, b) };
-        let left = match self.leaf(a) {
-            Some(Operand::Register(r)) if self.leaf(b).is_some() => r,
+        let left = match self.leaf(a)? {
+            Some(Operand::Register(r)) if self.leaf(b)?.is_some() => r,
             _ => {
                 let right = self.operands(a, b)?;
                 match right {
@@ -687,7 +689,7 @@ impl Generator<'_> {
                 return Ok(op);
             }
         };
-        match self.leaf(b) {
+        match self.leaf(b)? {
             Some(Operand::Immediate(c)) => self.a.cmp(left, c)?,
             Some(Operand::Register(r)) => self.a.cmp(left, r)?,
             Some(Operand::Memory(m)) => self.a.cmp(left, m)?,
@@ -726,7 +728,7 @@ impl Generator<'_> {
     fn test(&mut self, e: &Expr) -> Result<BinaryOp, Assembly> {
         match e {
             Expr::Binary(op, a, b) if is_comparison(*op) => return self.compare(*op, a, b),
-            _ => match self.leaf(e) {
+            _ => match self.leaf(e)? {
                 Some(Operand::Memory(slot)) => self.a.cmp(slot, 0)?,
                 Some(Operand::Register(r)) => self.a.test(r, r)?,
                 _ => {

@@ -55,7 +55,7 @@ impl Generator<'_> {
     pub(crate) fn fetch(&mut self, r: &Record, none: CodeLabel) -> Result<(), Assembly> {
         let mut answer = self.a.create_label();
         self.call()?;
-        self.a.mov(ecx, self.offset(r.activations) as i32)?;
+        self.a.mov(ecx, self.offset(r.activations)? as i32)?;
         self.routine(Routine::Fetch, answer)?;
         self.place(&mut answer)?;
         self.a.test(ecx, ecx)?;

@@ -38,7 +38,7 @@ impl Generator<'_> {
                 self.a.inc(ecx)?;
             }
             self.a.and(ecx, (listing.places() - 1) as i32)?;
-            self.a.mov(rax, self.listed_word(table, 0))?;
+            self.a.mov(rax, self.listed_word(table, 0)?)?;
             self.a.cmp(rax, rdx)?;
             self.a.je(found)?;
             if probe + 1 < PROBES {
@@ -55,7 +55,7 @@ impl Generator<'_> {
         if known.is_none() {
             self.a.pop(rax)?;
         }
-        let value = self.listed_word(table, listing.value(0));
+        let value = self.listed_word(table, listing.value(0))?;
         let value = if self.access == Access::Own { value.gs() } else { value };
         if self.access == Access::Shared {
             let _ = self.a.lock();
@@ -68,7 +68,7 @@ impl Generator<'_> {
     }
 
     /// Operand for a word in shard 0: the word of the place in rcx, in the part of the table that begins at counter `first`.
-    fn listed_word(&self, table: VariableId, first: u32) -> AsmMemoryOperand {
-        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table) + first)))
+    fn listed_word(&self, table: VariableId, first: u32) -> Result<AsmMemoryOperand, Assembly> {
+        Ok(qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table)? + first))))
     }
 }

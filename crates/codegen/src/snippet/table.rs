@@ -49,7 +49,7 @@ impl Generator<'_> {
     fn add_to_others(&mut self, table: VariableId, amount: &Expr) -> Result<(), Assembly> {
         let source = self.source(amount)?;
         let _ = self.a.lock();
-        self.add(self.word_of(table, OTHERS), &source)
+        self.add(self.word_of(table, OTHERS)?, &source)
     }
 
     /// Computes this thread's value of a key into rax. A key may have two places, see [`ingraft_model::table`]; their values are added.
@@ -64,12 +64,12 @@ impl Generator<'_> {
             let mut other = self.a.create_label();
             self.probe(table, probe)?;
             self.a.jne(other)?;
-            self.a.add(rax, self.at_place(table, VALUES))?;
+            self.a.add(rax, self.at_place(table, VALUES)?)?;
             self.place(&mut other)?;
         }
         self.a.jmp(end)?;
         self.place(&mut zero)?;
-        self.a.mov(rax, self.word_of(table, OF_ZERO))?;
+        self.a.mov(rax, self.word_of(table, OF_ZERO)?)?;
         self.place(&mut end)
     }
 
@@ -91,7 +91,7 @@ impl Generator<'_> {
             self.a.inc(ecx)?;
         }
         self.a.and(ecx, PLACE_MASK)?;
-        Ok(self.a.cmp(self.at_place(table, KEYS), rdx)?)
+        Ok(self.a.cmp(self.at_place(table, KEYS)?, rdx)?)
     }
 
     /// Changes the value of a key.
@@ -102,21 +102,21 @@ impl Generator<'_> {
             self.probe(table, probe)?;
             self.a.je(found)?;
             self.a.xor(eax, eax)?;
-            self.a.cmpxchg(self.at_place(table, KEYS), rdx)?;
+            self.a.cmpxchg(self.at_place(table, KEYS)?, rdx)?;
             self.a.je(taken)?;
         }
         match change {
-            Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS))?,
-            change @ (Change::Add(_) | Change::AddPushed) => self.change(self.word_of(table, OTHERS), change)?,
+            Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS)?)?,
+            change @ (Change::Add(_) | Change::AddPushed) => self.change(self.word_of(table, OTHERS)?, change)?,
         }
         self.a.jmp(end)?;
         self.place(&mut zero)?;
-        self.change(self.word_of(table, OF_ZERO), change)?;
+        self.change(self.word_of(table, OF_ZERO)?, change)?;
         self.a.jmp(end)?;
         self.place(&mut taken)?;
-        self.a.inc(self.word_of(table, TAKEN))?;
+        self.a.inc(self.word_of(table, TAKEN)?)?;
         self.place(&mut found)?;
-        self.change(self.at_place(table, VALUES), change)?;
+        self.change(self.at_place(table, VALUES)?, change)?;
         self.place(&mut end)
     }
 
@@ -141,13 +141,13 @@ impl Generator<'_> {
     }
 
     /// Operand for the n-th word of a variable, in the shard that the code works on.
-    pub(crate) fn word_of(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
-        let word = qword_ptr(u64::from(self.env.data.counter(self.index(table) + n)));
-        if self.access == Access::Own { word.gs() } else { word }
+    pub(crate) fn word_of(&self, table: VariableId, n: u32) -> Result<AsmMemoryOperand, Assembly> {
+        let word = qword_ptr(u64::from(self.env.data.counter(self.index(table)? + n)));
+        Ok(if self.access == Access::Own { word.gs() } else { word })
     }
 
     /// Operand for the word of the place in rcx, in the part of the table that begins at counter `first`.
-    fn at_place(&self, table: VariableId, first: u32) -> AsmMemoryOperand {
-        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table) + first))).gs()
+    fn at_place(&self, table: VariableId, first: u32) -> Result<AsmMemoryOperand, Assembly> {
+        Ok(qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table)? + first))).gs())
     }
 }

@@ -28,12 +28,12 @@ impl Generator<'_> {
         }
         let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.granule(ranges, number, outside)?;
-        self.add_known(self.at_granule(v), known)?;
+        self.add_known(self.at_granule(v)?, known)?;
         self.a.jmp(end)?;
         self.place(&mut outside)?;
-        self.add_known(self.word_of(v, OUTSIDE), known)?;
+        self.add_known(self.word_of(v, OUTSIDE)?, known)?;
         self.place(&mut end)?;
-        self.a.mov(self.word_of(v, USED), 1)?;
+        self.a.mov(self.word_of(v, USED)?, 1)?;
         // Both paths have popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())
@@ -42,14 +42,14 @@ impl Generator<'_> {
     /// Computes this thread's value of the granule in which a number lies into rax; 0 outside the ranges.
     pub(crate) fn value_in(&mut self, v: VariableId, ranges: Ranges, number: &Expr) -> Result<(), Assembly> {
         match self.known_index(ranges, number) {
-            Some(Some(index)) => return Ok(self.a.mov(rax, self.word_of(v, FIRST + index))?),
+            Some(Some(index)) => return Ok(self.a.mov(rax, self.word_of(v, FIRST + index)?)?),
             Some(None) => return Ok(self.a.xor(eax, eax)?),
             None => {}
         }
         self.used = [true; 3];
         let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.granule(ranges, number, outside)?;
-        self.a.mov(rax, self.at_granule(v))?;
+        self.a.mov(rax, self.at_granule(v)?)?;
         self.a.jmp(end)?;
         self.place(&mut outside)?;
         self.a.xor(eax, eax)?;
@@ -66,8 +66,8 @@ impl Generator<'_> {
     }
 
     /// Operand for the value of the granule whose index is in ecx.
-    fn at_granule(&self, v: VariableId) -> AsmMemoryOperand {
-        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs()
+    fn at_granule(&self, v: VariableId) -> Result<AsmMemoryOperand, Assembly> {
+        Ok(qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v)? + FIRST))).gs())
     }
 
     /// Computes the index of a granule into ecx. Jumps to `outside` if the number is outside the ranges.
@@ -108,8 +108,8 @@ impl Generator<'_> {
         if self.access == Access::Shared {
             let _ = self.a.lock();
         }
-        self.add(self.word_of(v, n), &source)?;
-        Ok(self.a.mov(self.word_of(v, USED), 1)?)
+        self.add(self.word_of(v, n)?, &source)?;
+        Ok(self.a.mov(self.word_of(v, USED)?, 1)?)
     }
 
     /// Adds an amount that is known, or pops it from the stack.

@@ -76,18 +76,22 @@ pub fn verify_removed_within(
         let own = point.removal.text.contains(write);
         let held = host.is_some_and(|host| {
             let old = write.old_bytes().split_first();
-            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(host.copy.0 + 5, d) == point.base);
+            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(host.copy.0 + 5, d) == Some(point.base));
             write.at == host.copy && write.new_bytes() == host.bytes && leads
         });
         let probed = probe.is_some_and(|probe| {
             let old = write.old_bytes().split_first();
-            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == point.base);
+            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(probe.copy.0 + 5, d) == Some(point.base));
             write.at == probe.copy && write.new_bytes() == probe.bytes && leads
         });
         let redirected = redirected.iter().any(|inner| {
             let end = inner.copy.0 + if inner.next.is_some() { 6 } else { 5 };
             let (old, new) = (back(end, write.old_bytes()), back(end, write.new_bytes()));
-            write.at.0 == end - 4 && write.len == 4 && old == point.tail && Some(new) == inner.leads
+            write.at.0 == end - 4
+                && write.len == 4
+                && old == Some(point.tail)
+                && inner.leads.is_some()
+                && new == inner.leads
         });
         if !own && !held && !redirected && !probed {
             return fail(write.at.0, Flaw::NotOriginal);
@@ -370,8 +374,8 @@ fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, Verif
     }
 }
 
-/// Target of a `jmp rel32` at `jump` with this displacement.
-fn target(jump: u64, displacement: &[u8]) -> Avma {
-    let displacement = displacement.first_chunk::<4>().map_or(0, |d| i32::from_le_bytes(*d));
-    Avma((jump + 5).wrapping_add_signed(i64::from(displacement)))
+/// Target of a `jmp rel32` at `jump` with this displacement; `None` if the displacement is shorter than four bytes.
+fn target(jump: u64, displacement: &[u8]) -> Option<Avma> {
+    let displacement = i32::from_le_bytes(*displacement.first_chunk::<4>()?);
+    Some(Avma((jump + 5).wrapping_add_signed(i64::from(displacement))))
 }
