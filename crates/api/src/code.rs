@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loops, Offset, Pid, PointKind, Svma, WayInReason};
+use ingraft_model::{Avma, BlockId, Cfg, EdgeKind, EdgeTarget, Loop, Loops, Offset, Pid, PointKind, Svma, WayInReason};
 
 use crate::{FunctionRef, TargetSpec, WhyNot};
 
@@ -124,8 +124,8 @@ impl InspectedFunction {
     pub fn new(function: FunctionRef, cfg: &Cfg, outside: impl Fn(Svma) -> String) -> Self {
         let first = function.offset;
         let offset = |at: Svma| Offset::between(first.0, at.0);
-        let start = |block: BlockId| cfg.blocks.get(block).map_or(Offset(0), |block| offset(block.range.start));
-        let starts = |blocks: &[BlockId]| blocks.iter().map(|block| start(*block)).collect();
+        let start = |block: BlockId| cfg.blocks.get(block).map(|block| offset(block.range.start));
+        let starts = |blocks: &[BlockId]| blocks.iter().filter_map(|block| start(*block)).collect();
         let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let loops = Loops::of(cfg);
         let blocks = cfg.blocks.entries().map(|(id, block)| {
@@ -134,29 +134,32 @@ impl InspectedFunction {
                 offset: offset(block.range.start),
                 size: block.range.end.0.saturating_sub(block.range.start.0),
                 instructions: block.instructions,
-                header: around.map(|one| start(one.header)),
+                header: around.and_then(|one| start(one.header)),
                 depth: around.map_or(0, |one| number(one.depth + 1)),
             }
         });
-        let edges = cfg.edges.iter().map(|edge| {
+        let edges = cfg.edges.iter().filter_map(|edge| {
             let (to, outside) = match edge.to {
-                EdgeTarget::Block(block) => (Some(start(block)), None),
+                EdgeTarget::Block(block) => (Some(start(block)?), None),
                 EdgeTarget::Outside(at) => (None, Some(outside(at))),
                 EdgeTarget::Dynamic => (None, None),
             };
-            ControlEdge { from: start(edge.from), kind: edge.kind, to, outside }
+            Some(ControlEdge { from: start(edge.from)?, kind: edge.kind, to, outside })
         });
-        let control_loops = loops.all().iter().map(|one| ControlLoop {
-            header: start(one.header),
-            depth: number(one.depth),
-            parent: one.parent.and_then(|at| loops.all().get(at)).map(|parent| start(parent.header)),
-            body: starts(&one.body),
-            latches: starts(&one.latches),
-            entries: starts(&one.entries),
-        });
+        let control_loop = |one: &Loop<BlockId>| {
+            Some(ControlLoop {
+                header: start(one.header)?,
+                depth: number(one.depth),
+                parent: one.parent.and_then(|at| loops.all().get(at)).and_then(|parent| start(parent.header)),
+                body: starts(&one.body),
+                latches: starts(&one.latches),
+                entries: starts(&one.entries),
+            })
+        };
+        let control_loops = loops.all().iter().filter_map(control_loop);
         let ways_in = cfg.ways_in.iter().map(|way| WayIntoCode { offset: offset(way.at), reason: way.reason });
         InspectedFunction {
-            entry: cfg.entry.map(start),
+            entry: cfg.entry.and_then(start),
             unresolved: cfg.unresolved.iter().map(|at| offset(*at)).collect(),
             ways_in_unproven: cfg.ways_in_proven.clone().err().map(WhyNot::from),
             ways_out_unproven: cfg.ways_out_proven.clone().err().map(WhyNot::from),
