@@ -9,7 +9,7 @@ use std::rc::Rc;
 use addr2line::{Context, FunctionName};
 use gimli::{AttributeValue, Dwarf, EndianArcSlice, LittleEndian, SectionId, Unit, UnitOffset, UnitRef, constants};
 use iced_x86::{Decoder, DecoderOptions};
-use ingraft_analysis::{Disassembled, disassemble};
+use ingraft_analysis::{DisassembledLine, disassemble};
 use ingraft_model::Svma;
 use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -123,7 +123,7 @@ impl ModuleCode {
     }
 
     /// The instructions of a block; empty if the file does not have them.
-    pub fn disassembly(&self, block: &BlockCount) -> Vec<Disassembled> {
+    pub fn disassembly(&self, block: &BlockCount) -> Vec<DisassembledLine> {
         self.bytes(block).map(|bytes| disassemble(block.start.0, bytes)).unwrap_or_default()
     }
 

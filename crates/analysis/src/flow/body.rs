@@ -10,7 +10,7 @@ use crate::functions::sweep;
 use crate::image::Image;
 
 /// Head and parts of a function, decoded.
-pub(crate) struct Body<'a> {
+pub(crate) struct DecodedFunction<'a> {
     pub image: &'a Image,
     pub function: &'a Function,
     /// The instructions, sorted by address, including those that control does not reach.
@@ -21,7 +21,7 @@ pub(crate) struct Body<'a> {
     suspensions: Vec<Suspensions>,
 }
 
-impl<'a> Body<'a> {
+impl<'a> DecodedFunction<'a> {
     pub fn new(image: &'a Image, function: &'a Function) -> Self {
         let head = function.range();
         let inside: Vec<Range<u64>> =
@@ -38,7 +38,7 @@ impl<'a> Body<'a> {
         if suspensions.iter().all(|of| *of == Suspensions::NOWHERE) {
             suspensions.clear();
         }
-        Body { image, function, code, inside, suspensions }
+        DecodedFunction { image, function, code, inside, suspensions }
     }
 
     /// Whether the language's runtime may continue at an address because it has suspended a call there.

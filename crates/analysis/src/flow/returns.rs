@@ -3,11 +3,11 @@
 use iced_x86::Instruction;
 use ingraft_model::{Callee, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::graph::Graph;
+use crate::flow::body::DecodedFunction;
+use crate::flow::graph::FlowGraph;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
-use crate::text::transfer::Transfer;
+use crate::text::transfer::ControlTransfer;
 
 /// Functions of system libraries that never return to their caller, by the names under which they are imported. Sorted.
 const NEVER_RETURN: [&str; 24] = [
@@ -56,17 +56,19 @@ fn may_return(image: &Image, function: &Function) -> bool {
     let unknown = function.kind != FunctionKind::Normal || image.elf().is_go() || function.facts.unresolved.is_some();
     unknown
         || image.returns.get(function.start, || {
-            let graph = Graph::with_all_returns(&Body::new(image, function));
+            let graph = FlowGraph::with_all_returns(&DecodedFunction::new(image, function));
             graph.doubts.ways_out.is_some() || !graph.found.exits.is_empty() || !graph.found.runs_on.is_empty()
         })
 }
 
 /// The callee of a call; `None` at a system call.
 pub(crate) fn callee(i: &Instruction) -> Option<Callee> {
-    match Transfer::of(i) {
-        Transfer::Call(to) => Some(Callee::Direct(Svma(to))),
-        Transfer::IndirectCall if i.is_ip_rel_memory_operand() => Some(Callee::Slot(Svma(i.ip_rel_memory_address()))),
-        Transfer::IndirectCall => Some(Callee::Computed),
+    match ControlTransfer::of(i) {
+        ControlTransfer::Call(to) => Some(Callee::Direct(Svma(to))),
+        ControlTransfer::IndirectCall if i.is_ip_rel_memory_operand() => {
+            Some(Callee::Slot(Svma(i.ip_rel_memory_address())))
+        }
+        ControlTransfer::IndirectCall => Some(Callee::Computed),
         _ => None,
     }
 }

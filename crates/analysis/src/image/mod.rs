@@ -8,4 +8,4 @@ mod memo;
 mod parse;
 
 pub use self::analysed::Image;
-pub use self::goroutines::Goroutines;
+pub use self::goroutines::GoroutineLayout;

@@ -8,13 +8,13 @@ use ingraft_model::point::Padding;
 
 use crate::file::elf::Elf;
 use crate::file::error::ImageError;
-use crate::file::go::Go;
-use crate::file::relocs::{self, Pointers};
+use crate::file::go::GoFunctions;
+use crate::file::relocs::{self, CodePointerWords};
 use crate::file::{patchable, probes, restartable, symbols, unwind};
 use crate::functions::discovered::Discovered;
 use crate::functions::{cache, discover};
 use crate::image::Image;
-use crate::image::memo::{Held, Memo};
+use crate::image::memo::{FunctionMemo, WeakCache};
 
 /// Length of the shortest padding that an island fits into, in bytes.
 const ISLAND: u32 = 5;
@@ -41,7 +41,7 @@ impl Image {
     /// [`Elf::text_bytes`].
     pub fn from_elf_counting(elf: Elf, debug: Option<&Elf>, done: &AtomicU64) -> Self {
         let pointers = relocs::read(&elf);
-        let go = Go::read(&elf, &pointers);
+        let go = GoFunctions::read(&elf, &pointers);
         let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
         // A recovered panic continues at a landing pad, as a caught exception does.
         unwind.landing_pads.extend(go.recoveries(&elf));
@@ -59,11 +59,17 @@ impl Image {
     pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
         let stored = cache::load(&elf, cache)?;
         let pointers = relocs::read(&elf);
-        let go = Go::read(&elf, &pointers);
+        let go = GoFunctions::read(&elf, &pointers);
         Some(Self::assemble(elf, stored.found, pointers, go, stored.landing_pads))
     }
 
-    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, go: Go, mut landing_pads: Vec<u64>) -> Self {
+    fn assemble(
+        elf: Elf,
+        found: Discovered,
+        pointers: CodePointerWords,
+        go: GoFunctions,
+        mut landing_pads: Vec<u64>,
+    ) -> Self {
         landing_pads.sort_unstable();
         landing_pads.dedup();
         let sequences = restartable::find(&elf, &pointers);
@@ -94,13 +100,13 @@ impl Image {
             imports: OnceLock::new(),
             goroutines: OnceLock::new(),
             longjmps: OnceLock::new(),
-            entries: Memo::default(),
-            exits: Memo::default(),
-            bodies: Held::default(),
-            blocks: Memo::default(),
-            edges: Memo::default(),
-            loops: Memo::default(),
-            returns: Memo::default(),
+            entries: FunctionMemo::default(),
+            exits: FunctionMemo::default(),
+            bodies: WeakCache::default(),
+            blocks: FunctionMemo::default(),
+            edges: FunctionMemo::default(),
+            loops: FunctionMemo::default(),
+            returns: FunctionMemo::default(),
         };
         image.restartable = image.critical(&sequences);
         image

@@ -7,8 +7,8 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::body::Body;
-use crate::flow::{Graph, never_returns};
+use crate::flow::body::DecodedFunction;
+use crate::flow::{FlowGraph, never_returns};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::displaceable::DisplaceableRanges;
@@ -25,14 +25,14 @@ const DISPLACEMENT: u64 = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
     entry::check(image, function)?;
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
 }
 
 /// The targets of all calls of a function and of its jumps that leave it.
 pub(crate) fn callees(image: &Image, function: &Function) -> Vec<Callee> {
-    let body = Body::new(image, function);
+    let body = DecodedFunction::new(image, function);
     let target = |i: &Instruction| match i.flow_control() {
         FlowControl::Call | FlowControl::IndirectCall | FlowControl::IndirectBranch => Some(callee(i)),
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
@@ -53,8 +53,8 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     let ranges = DisplaceableRanges::new(&body, &flow);
     let point = |index| {
         let call = call_site(&body.code[index]);
@@ -93,7 +93,7 @@ fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
 }
 
-fn calls<'a>(body: &'a Body<'_>, flow: &'a Graph) -> impl Iterator<Item = usize> + 'a {
+fn calls<'a>(body: &'a DecodedFunction<'_>, flow: &'a FlowGraph) -> impl Iterator<Item = usize> + 'a {
     let reached = |&index: &usize| flow.reaches(index) && body.code[index].mnemonic() == Mnemonic::Call;
     (0..body.code.len()).filter(reached)
 }

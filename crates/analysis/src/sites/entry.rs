@@ -10,7 +10,7 @@ use crate::image::Image;
 use crate::sites::first::{first_instruction, free_at};
 use crate::sites::island_room;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
-use crate::text::decode::{self, Cursor};
+use crate::text::decode::{self, DecodeCursor};
 
 /// Largest distance in bytes over which instruction boundaries before an address are searched.
 const BOUNDARY_SEARCH: u64 = 4096;
@@ -51,7 +51,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     let resumed = |i: u64| suspensions.at(at + i);
     let stays = |i: &u64| window >> i & 1 != 0 || image.is_probe(at + i);
     let mut landing: u64 = (1..len).filter(stays).fold(0, |all, i| all | 1 << i);
-    let mut cursor = Cursor::new(&bytes[..own as usize], at);
+    let mut cursor = DecodeCursor::new(&bytes[..own as usize], at);
     let mut moved = false;
     while let Some(i) = cursor.next() {
         let offset = i.ip() - at;
@@ -115,7 +115,7 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
     let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
     let end_of_springboard = springboard_end(image, function);
     let suspensions = image.suspensions(&(function.start..entry + own));
-    let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
+    let mut cursor = DecodeCursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
     let mut at = entry;
     let mut home = None;
     loop {
@@ -178,7 +178,7 @@ pub(crate) fn first_byte(image: &Image, function: &Function) -> u64 {
 
 /// Number of the first `len` bytes that are known instructions. If a site ends inside the last instruction, that part of it counts too.
 fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
-    let mut cursor = Cursor::new(image.elf().data_from(at).unwrap_or_default(), at);
+    let mut cursor = DecodeCursor::new(image.elf().data_from(at).unwrap_or_default(), at);
     let mut valid = 0;
     while valid < len {
         let Some(i) = cursor.next() else { return valid };

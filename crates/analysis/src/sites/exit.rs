@@ -10,8 +10,8 @@ use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
 use ingraft_model::machine::SPRINGBOARD;
 use ingraft_model::{Callee, IslandRoom, Refusal, Site, SiteKind, Svma};
 
-use crate::flow::Graph;
-use crate::flow::body::Body;
+use crate::flow::FlowGraph;
+use crate::flow::body::DecodedFunction;
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::displaceable::DisplaceableRanges;
@@ -56,7 +56,7 @@ pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Opti
 /// Address of the memory from which the register of a jump was loaded, if control runs straight from that load to the jump.
 fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option<Svma> {
     let register = Some(jump.op0_register()).filter(|_| jump.op0_kind() == OpKind::Register)?;
-    let body = Body::new(image, function);
+    let body = DecodedFunction::new(image, function);
     let at = body.code.iter().position(|i| i.ip() == jump.ip())?;
     let mut info = InstructionInfoFactory::new();
     let mut later = jump;
@@ -90,14 +90,14 @@ pub(crate) fn offer(image: &Image, own: &IslandRooms, site: &mut Site) {
 }
 
 /// The exits of a function, with its code and control flow.
-pub(crate) struct Known<'a> {
-    body: Body<'a>,
-    flow: Graph,
+pub(crate) struct KnownExits<'a> {
+    body: DecodedFunction<'a>,
+    flow: FlowGraph,
     sites: Vec<Result<Site, Refusal>>,
 }
 
 /// Finds the exits of a function. An error if it is not certain that these are all.
-pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
+pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<KnownExits<'a>, Refusal> {
     entry::check(image, function)?;
     if image.elf().is_go() && (image.goroutines().is_none() || !image.has_stack_room(function)) {
         return Err(Refusal::MovingCalls);
@@ -105,8 +105,8 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
     }
-    let body = Body::new(image, function);
-    let flow = Graph::complete(&body)?;
+    let body = DecodedFunction::new(image, function);
+    let flow = FlowGraph::complete(&body)?;
     // The engine looks for suspended goroutines in the stop of the insertion. Later, none can be suspended in displaced code.
     let mut ranges = DisplaceableRanges::new(&body, &flow);
     ranges.resumed = false;
@@ -115,10 +115,10 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
         let refusal = Refusal::RunsOn { offset: function.offset_of(after) };
         sites.push(Ok(run_off(image, function, after).ok_or(refusal)?));
     }
-    Ok(Known { body, flow, sites })
+    Ok(KnownExits { body, flow, sites })
 }
 
-impl Known<'_> {
+impl KnownExits<'_> {
     /// Ranges that may be displaced for islands. They avoid the bytes that an entry or exit of the function needs, and those in
     /// `else_needed`.
     pub fn island_rooms(&self, image: &Image, else_needed: &[Range<u64>]) -> IslandRooms {

@@ -7,8 +7,8 @@ use iced_x86::{FlowControl, Instruction};
 use ingraft_model::machine::{PAGE, SPRINGBOARD};
 use ingraft_model::{IslandRoom, Svma};
 
-use crate::flow::Graph;
-use crate::flow::body::{Body, is_direct_branch};
+use crate::flow::FlowGraph;
+use crate::flow::body::{DecodedFunction, is_direct_branch};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::entry;
@@ -29,7 +29,7 @@ pub(crate) struct IslandRooms(Vec<Vec<Range<u64>>>);
 
 impl IslandRooms {
     /// Finds the ranges of a function. `needed` are sorted address ranges that the function's own points need; no range overlaps them.
-    pub fn new(body: &Body<'_>, flow: &Graph, needed: &[Range<u64>]) -> Self {
+    pub fn new(body: &DecodedFunction<'_>, flow: &FlowGraph, needed: &[Range<u64>]) -> Self {
         let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {
             let range = i.ip()..i.next_ip();
@@ -111,6 +111,6 @@ fn runs_on(i: &Instruction) -> bool {
 }
 
 /// Whether an instruction is a jump inside the function, which ends a range.
-fn ends(i: &Instruction, body: &Body<'_>) -> bool {
+fn ends(i: &Instruction, body: &DecodedFunction<'_>) -> bool {
     i.flow_control() == FlowControl::UnconditionalBranch && is_direct_branch(i) && body.contains(i.near_branch_target())
 }

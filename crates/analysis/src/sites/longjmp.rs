@@ -2,8 +2,8 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 
-use crate::flow::Graph;
-use crate::flow::body::Body;
+use crate::flow::FlowGraph;
+use crate::flow::body::DecodedFunction;
 use crate::functions::function::Function;
 use crate::image::Image;
 
@@ -28,14 +28,14 @@ fn may_be_longjmp(image: &Image, function: &Function) -> bool {
 
 /// Whether every exit of a function is such a jump.
 pub(crate) fn is_longjmp(image: &Image, function: &Function) -> bool {
-    let body = Body::new(image, function);
-    let Ok(flow) = Graph::complete(&body) else { return false };
+    let body = DecodedFunction::new(image, function);
+    let Ok(flow) = FlowGraph::complete(&body) else { return false };
     let jumps = |&exit: &usize| body.code[exit].flow_control() == FlowControl::IndirectBranch && lands(&body, exit);
     !flow.found.exits.is_empty() && flow.found.runs_on.is_empty() && flow.found.exits.iter().all(jumps)
 }
 
 /// Whether the stack pointer at a jump was loaded from another frame.
-fn lands(body: &Body<'_>, jump: usize) -> bool {
+fn lands(body: &DecodedFunction<'_>, jump: usize) -> bool {
     let mut end = body.code[jump].ip();
     for i in body.code[..jump].iter().rev().take(BETWEEN_MAX) {
         if i.next_ip() != end {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Image, Reach, TypeError};
+use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Image, MemberPath, TypeError};
 use ingraft_model::{Scalar, Svma, Width};
 use proptest::prelude::*;
 
@@ -48,8 +48,8 @@ fn scalar(bytes: u64, signed: bool) -> Scalar {
     Scalar { width: Width::of(bytes).expect("a width"), signed }
 }
 
-fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<Reach, TypeError> {
-    Ok(Reach { pointers: pointers.to_vec(), offset, scalar: scalar(bytes, signed) })
+fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<MemberPath, TypeError> {
+    Ok(MemberPath { pointers: pointers.to_vec(), offset, scalar: scalar(bytes, signed) })
 }
 
 struct Compiled {
@@ -63,7 +63,7 @@ impl Compiled {
         Some(Compiled { image: Image::parse(bytes).expect("an image") })
     }
 
-    fn argument(&self, function: &str, n: u8, members: &str) -> Result<Reach, TypeError> {
+    fn argument(&self, function: &str, n: u8, members: &str) -> Result<MemberPath, TypeError> {
         let of = |f: &&ingraft_analysis::Function| f.spellings().any(|name| name == function);
         let at = self.image.functions().iter().find(of).unwrap_or_else(|| panic!("no {function}")).start();
         let sections = DebugSections::of(self.image.elf())?;
@@ -71,7 +71,7 @@ impl Compiled {
         info.reach_in_argument(at, n, &members.split('.').collect::<Vec<_>>())
     }
 
-    fn variable(&self, name: &str, members: &[&str]) -> Result<Reach, TypeError> {
+    fn variable(&self, name: &str, members: &[&str]) -> Result<MemberPath, TypeError> {
         let symbols = DataSymbol::named(self.image.elf(), None, name);
         let sections = DebugSections::of(self.image.elf())?;
         DebugInfo::of(&sections)?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)

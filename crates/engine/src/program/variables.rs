@@ -1,6 +1,6 @@
 //! Data of a target by name: symbols give the places of variables, and debugging information their types.
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, Reach, TypeError};
+use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Function, MemberPath, TypeError};
 use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, CallSite, FunctionRef, ModuleRef, Refusal, Scalar, Svma, Width};
 
@@ -134,8 +134,8 @@ fn described(
     modules: &Modules,
     file: &ModuleFile,
     elf: &Elf,
-    ask: impl Fn(&DebugInfo<'_>) -> Result<Reach, TypeError>,
-) -> Result<Reach, TypeError> {
+    ask: impl Fn(&DebugInfo<'_>) -> Result<MemberPath, TypeError>,
+) -> Result<MemberPath, TypeError> {
     let pid = modules.pid();
     let of = |elf| ask(&DebugInfo::of(&DebugSections::of(elf)?)?);
     match (of(elf), file.debug(pid, elf)) {
@@ -144,7 +144,7 @@ fn described(
     }
 }
 
-fn access(reach: Reach) -> Access {
+fn access(reach: MemberPath) -> Access {
     Access { pointers: reach.pointers, offset: reach.offset, scalar: reach.scalar }
 }
 
