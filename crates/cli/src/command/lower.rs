@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ingraft_api::LowerRequest;
-use ingraft_mdl::{Library, Options};
+use ingraft_mdl::{Library, ParseOptions};
 use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, Common, RunningTarget};
@@ -37,7 +37,7 @@ pub(super) async fn costs(
 pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     super::mdl::check(&args, common.format, out)?;
     let definitions = measure::sources(&args.files)?;
-    let mut library = Library::new(Options::default());
+    let mut library = Library::new(ParseOptions::default());
     for (name, text) in &definitions {
         // The check above has reported all errors already.
         let _ = library.load(name, text);

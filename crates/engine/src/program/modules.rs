@@ -9,7 +9,7 @@ use ingraft_analysis::{
     AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Image, Linkage, Segment,
     TypeError,
 };
-use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
+use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
 use ingraft_model::{
     Avma, AvmaRange, Bias, Block, EdgeId, EdgeKind, Focus, FunctionRef, LoopEdges, ModuleRef, Offset, PartName, Pid,
@@ -799,7 +799,7 @@ fn base_name(path: &Path) -> String {
 /// Number of blocks or edges that an error names.
 const NEAR: usize = 5;
 
-impl Program for Modules {
+impl ProgramFacts for Modules {
     fn machine(&self) -> &str {
         &self.machine
     }
@@ -920,7 +920,7 @@ impl Program for Modules {
             .map_or("", ingraft_analysis::FunctionName::display)
     }
 
-    fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+    fn variable(&self, name: &str, members: &[&str]) -> Result<ProgramVariable, Unresolved> {
         variables::variable(self, name, members)
     }
 
@@ -932,7 +932,7 @@ impl Program for Modules {
         variables::callees(self, function)
     }
 
-    fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<IntegerPath, Unresolved> {
         variables::member(self, function, of, members)
     }
 }
