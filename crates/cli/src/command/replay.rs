@@ -7,9 +7,9 @@ use std::path::Path;
 use ingraft_model::glob::glob_match;
 use ingraft_model::{EdgeTarget, Svma};
 use ingraft_report::{
-    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, Program, Refused, SavedProfile,
-    TraceClock, TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram,
-    TracedRoutine,
+    BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, ProfiledProgram, SavedProfile, TraceClock,
+    TraceError, TraceRecord, TraceRecords, TraceReplay, TraceStep, TracedFunction, TracedProgram, TracedRoutine,
+    UnprofiledFunction,
 };
 
 use crate::args::{Format, ReplayArgs};
@@ -95,7 +95,7 @@ struct Trace {
     modules: Vec<ModuleInfo>,
     routines: Vec<TracedRoutine>,
     /// Functions that were asked for and are not traced.
-    refused: Vec<Refused>,
+    refused: Vec<UnprofiledFunction>,
 }
 
 impl Trace {
@@ -116,7 +116,7 @@ impl Trace {
                     trace.modules.extend(code.modules);
                     let later = |f: TracedRoutine| TracedRoutine { module: f.module + before, ..f };
                     trace.routines.extend(code.functions.into_iter().map(later));
-                    let later = |f: Refused| Refused { module: f.module + before, ..f };
+                    let later = |f: UnprofiledFunction| UnprofiledFunction { module: f.module + before, ..f };
                     trace.refused.extend(code.refused.into_iter().map(later));
                 }
                 Ok(TraceRecord::Chunk(chunk)) => trace.clock.iter_mut().for_each(|clock| clock.note(&chunk)),
@@ -152,7 +152,7 @@ impl Trace {
     /// pattern matches no function.
     fn choose(&mut self, patterns: &[String]) -> Result<Vec<bool>, Failure> {
         let traced = |f: &TracedRoutine, pattern: &str| self.matches(pattern, (f.module, &f.name, start(f)));
-        let refused = |f: &Refused, pattern: &str| self.matches(pattern, (f.module, &f.name, f.start));
+        let refused = |f: &UnprofiledFunction, pattern: &str| self.matches(pattern, (f.module, &f.name, f.start));
         let is_some = |pattern: &String| {
             self.routines.iter().any(|f| traced(f, pattern)) || self.refused.iter().any(|f| refused(f, pattern))
         };
@@ -416,7 +416,7 @@ impl Replay<'_> {
         self.profile.functions.retain(|f| wanted.next().copied().unwrap_or_default() && !refused(f));
         if !out.json() {
             let code = modules::code(&self.profile, &[], format)?;
-            return out.text(&tables::profile(&Program::new(&self.profile, code), ROWS, out.width()));
+            return out.text(&tables::profile(&ProfiledProgram::new(&self.profile, code), ROWS, out.width()));
         }
         for function in &self.profile.functions {
             let id = FunctionId {

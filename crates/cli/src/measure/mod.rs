@@ -22,7 +22,7 @@ use ingraft_api::{
     TotalsReading, Value,
 };
 use ingraft_model::{Pid, Svma};
-use ingraft_report::{Cause, SavedProfile};
+use ingraft_report::{NewestCause, SavedProfile};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
@@ -786,11 +786,11 @@ impl Site {
     }
 
     /// Reason why the newest part of a trace is written, as far as the file does not tell it.
-    fn cause(&self) -> Cause {
+    fn cause(&self) -> NewestCause {
         match self.has_held() {
-            true => Cause::Condition,
-            false if self.signal.is_some() => Cause::Signal,
-            false => Cause::End,
+            true => NewestCause::Condition,
+            false if self.signal.is_some() => NewestCause::Signal,
+            false => NewestCause::End,
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ingraft_api::MeasurementId;
 use ingraft_model::token::Token;
-use ingraft_report::{Cause, Chunk, Newest, TraceError, TraceRecord, TraceRecords, trace_beginning};
+use ingraft_report::{NewestCause, NewestPart, TraceChunk, TraceError, TraceRecord, TraceRecords, trace_beginning};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -78,7 +78,7 @@ impl Puller {
     }
 
     /// Ends the task and writes the rest of the file. `cause` is the reason for the end, unless the trace tells that its condition held.
-    pub(super) async fn finish(self, rest: &[u8], cause: Cause) -> Result<(), Failure> {
+    pub(super) async fn finish(self, rest: &[u8], cause: NewestCause) -> Result<(), Failure> {
         // An error means that the task has ended already.
         let _ended = self.stop.send(());
         let (mut file, mut recorder, pulled) = self.task.await.map_err(|e| {
@@ -131,7 +131,7 @@ struct Recorder {
     kept: Kept,
     /// The records before the chunks.
     head: Vec<TraceRecord>,
-    chunks: VecDeque<Chunk>,
+    chunks: VecDeque<TraceChunk>,
     /// Number of bytes of the tokens in `chunks`.
     bytes: usize,
     /// Number of bytes of tokens that were given up.
@@ -206,22 +206,22 @@ impl Recorder {
     }
 
     /// The records of the newest part, unless they are written already.
-    fn finish(mut self, cause: Cause) -> Vec<TraceRecord> {
+    fn finish(mut self, cause: NewestCause) -> Vec<TraceRecord> {
         let Kept::Newest { last, .. } = self.kept else { return Vec::new() };
         let ended =
             self.end.iter().find_map(|end| if let TraceRecord::End(end) = end { Some(end.ended_ns) } else { None });
         let newest = self.chunks.back().map(|chunk| chunk.time_ns);
         let until_ns = self.held_ns.or(ended).or(newest).unwrap_or(0);
         self.give_up_before(until_ns.saturating_sub(u64::try_from(last.as_nanos()).unwrap_or(u64::MAX)));
-        let cause = if self.held_ns.is_some() { Cause::Condition } else { cause };
-        let newest = Newest { from_ns: self.from_ns, until_ns, cause, dropped: self.dropped };
+        let cause = if self.held_ns.is_some() { NewestCause::Condition } else { cause };
+        let newest = NewestPart { from_ns: self.from_ns, until_ns, cause, dropped: self.dropped };
         let chunks = self.chunks.into_iter().map(TraceRecord::Chunk);
         self.head.into_iter().chain([TraceRecord::Newest(newest)]).chain(chunks).chain(self.end).collect()
     }
 }
 
 /// Whether the condition held at a place in these tokens.
-fn has_condition(chunk: &Chunk) -> bool {
+fn has_condition(chunk: &TraceChunk) -> bool {
     let mut rest = chunk.tokens.as_slice();
     while let Ok(Some((token, length))) = Token::read(rest) {
         if token == Token::Condition {
@@ -242,7 +242,7 @@ mod tests {
 
     fn chunk(sequence: u64, tokens: &[Token]) -> TraceRecord {
         let tokens = tokens.iter().flat_map(|token| token.bytes().expect("small")).collect();
-        TraceRecord::Chunk(Chunk { tid: 7, stream: 1, sequence, time_ns: (100 + sequence) * MS, ticks: 0, tokens })
+        TraceRecord::Chunk(TraceChunk { tid: 7, stream: 1, sequence, time_ns: (100 + sequence) * MS, ticks: 0, tokens })
     }
 
     /// Takes the beginning of a file and a chunk for each millisecond. Returns the numbers of the chunks at which the condition held.
@@ -265,7 +265,7 @@ mod tests {
         held
     }
 
-    fn kept(recorder: Recorder, cause: Cause) -> (Newest, Vec<u64>) {
+    fn kept(recorder: Recorder, cause: NewestCause) -> (NewestPart, Vec<u64>) {
         let records = recorder.finish(cause);
         let newest =
             records.iter().find_map(|record| if let TraceRecord::Newest(n) = record { Some(*n) } else { None });
@@ -284,25 +284,31 @@ mod tests {
         let end = TraceRecord::End(TraceEnd { ended_ns: 203 * MS, unbuffered: 0 });
         let last = Duration::from_millis(10);
         assert!(!recorder.keep(&end.to_bytes().expect("a record"), last, true).expect("records"));
-        let (newest, chunks) = kept(recorder, Cause::Signal);
+        let (newest, chunks) = kept(recorder, NewestCause::Signal);
         assert_eq!(chunks, (93..100).collect::<Vec<u64>>());
-        assert_eq!(newest, Newest { from_ns: 192 * MS, until_ns: 203 * MS, cause: Cause::Signal, dropped: 186 });
+        assert_eq!(
+            newest,
+            NewestPart { from_ns: 192 * MS, until_ns: 203 * MS, cause: NewestCause::Signal, dropped: 186 }
+        );
     }
 
     #[test]
     fn a_condition_keeps_the_time_before_it() {
         let mut recorder = recorder();
         assert_eq!(record(&mut recorder, 53, Some(50)), [50]);
-        let (newest, chunks) = kept(recorder, Cause::End);
+        let (newest, chunks) = kept(recorder, NewestCause::End);
         assert_eq!(chunks, (40..53).collect::<Vec<u64>>());
-        assert_eq!(newest, Newest { from_ns: 139 * MS, until_ns: 150 * MS, cause: Cause::Condition, dropped: 80 });
+        assert_eq!(
+            newest,
+            NewestPart { from_ns: 139 * MS, until_ns: 150 * MS, cause: NewestCause::Condition, dropped: 80 }
+        );
     }
 
     #[test]
     fn a_short_trace_is_kept_whole() {
         let mut recorder = recorder();
         record(&mut recorder, 5, None);
-        let (newest, chunks) = kept(recorder, Cause::End);
+        let (newest, chunks) = kept(recorder, NewestCause::End);
         assert_eq!((chunks, newest.from_ns, newest.dropped), (vec![0, 1, 2, 3, 4], 100 * MS, 0));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use ingraft_report::Cause;
+use ingraft_report::NewestCause;
 
 use super::{FunctionId, Host};
 
@@ -42,13 +42,13 @@ pub(crate) struct Newest {
 }
 
 impl Newest {
-    pub(crate) fn of(newest: &ingraft_report::Newest) -> Self {
+    pub(crate) fn of(newest: &ingraft_report::NewestPart) -> Self {
         let cause = match newest.cause {
-            Cause::End => "end",
-            Cause::Condition => "condition",
-            Cause::Signal => "signal",
+            NewestCause::End => "end",
+            NewestCause::Condition => "condition",
+            NewestCause::Signal => "signal",
         };
-        let ingraft_report::Newest { from_ns, until_ns, dropped, .. } = *newest;
+        let ingraft_report::NewestPart { from_ns, until_ns, dropped, .. } = *newest;
         Newest { cause, from_ns, until_ns, dropped }
     }
 

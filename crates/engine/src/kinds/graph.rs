@@ -10,7 +10,7 @@ use ingraft_model::{
     ModuleRef, Offset, Parts, PointKind, Refusal, Svma, VariableId,
 };
 use ingraft_profile::{Counted, Inexact, NotCounted, Probes};
-use ingraft_report::{BlockCount, Details, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo};
+use ingraft_report::{BlockCount, EdgeCount, EdgeEnd, FunctionProfile, ModuleInfo, UnsavedDetails};
 
 use crate::program::modules::{Module, Modules};
 
@@ -122,7 +122,11 @@ impl FunctionGraph {
             edges: edges.collect(),
             call_sites: Vec::new(),
             inexact: None,
-            details: Some(Details { name: self.name.clone(), events: self.events.clone(), ..Details::default() }),
+            details: Some(UnsavedDetails {
+                name: self.name.clone(),
+                events: self.events.clone(),
+                ..UnsavedDetails::default()
+            }),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ingraft_mdl::{Diagnostic, EventReadMethod, Library};
 use ingraft_model::{MetricInfo, Pid};
 use ingraft_process::{EventError, PerfEvent, ProcessIdentity, Rights, Target};
-use ingraft_report::{Chunk, SavedProfile, TracedCode, TracedProgram};
+use ingraft_report::{SavedProfile, TraceChunk, TracedCode, TracedProgram};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -589,7 +589,7 @@ impl Engine {
     }
 
     /// The tokens that the threads of a trace have written since the last call. Does not stop the target.
-    pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<Chunk>, Error> {
+    pub fn take_trace(&self, id: MeasurementId, caller: Caller) -> Result<Vec<TraceChunk>, Error> {
         kinds::trace::take(&*self.of_measurement(id, caller)?, id)
     }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use ingraft_analysis::{Function, FunctionKind, Image, disassemble};
 use ingraft_model::{self as model, EdgeKind, EdgeTarget, Svma};
 use ingraft_report::{
-    BlockCount, CallCount, Callee, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, SavedProfile,
+    BlockCount, CallCount, CallTarget, EdgeCount, EdgeEnd, FunctionProfile, ModuleCode, ModuleInfo, SavedProfile,
 };
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -150,10 +150,10 @@ fn profile(image: &Image, function: &Function, steps: &Steps) -> FunctionProfile
         let block = last.iter().position(|last| *last == call.at)?;
         let callee = match call.callee {
             model::Callee::Direct(at) => match image.functions().iter().find(|f| f.start() == at) {
-                Some(stub) if stub.kind() == FunctionKind::Stub => Callee::Named(name(stub)),
-                _ => Callee::Own(at),
+                Some(stub) if stub.kind() == FunctionKind::Stub => CallTarget::Named(name(stub)),
+                _ => CallTarget::Own(at),
             },
-            model::Callee::Slot(_) | model::Callee::Computed => Callee::Indirect,
+            model::Callee::Slot(_) | model::Callee::Computed => CallTarget::Indirect,
         };
         Some(CallCount { block, callee, count: blocks[block].count })
     });

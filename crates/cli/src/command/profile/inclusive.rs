@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use ingraft_model::Svma;
-use ingraft_report::{Callee, Details, InclusiveTotal, SavedProfile};
+use ingraft_report::{CallTarget, InclusiveTotal, SavedProfile, UnsavedDetails};
 
 use crate::objects::CallSite;
 use crate::output::number::plural;
@@ -40,10 +40,10 @@ impl<'p> Names<'p> {
 pub(super) fn calls(counts: &Counts<'_>, profile: &SavedProfile, names: &Names<'_>) -> Vec<CallSite> {
     let totals: HashMap<usize, &InclusiveTotal> =
         counts.details.calls.iter().rev().map(|(block, total)| (*block, total)).collect();
-    let name = |callee: &Callee| match callee {
-        Callee::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
-        Callee::Named(name) => Some(name.clone()),
-        Callee::Other { .. } | Callee::Indirect | Callee::System => None,
+    let name = |callee: &CallTarget| match callee {
+        CallTarget::Own(at) => names.0.get(&(counts.counts.module, *at)).map(|name| (*name).to_owned()),
+        CallTarget::Named(name) => Some(name.clone()),
+        CallTarget::Other { .. } | CallTarget::Indirect | CallTarget::System => None,
     };
     let one = |site: &ingraft_report::CallCount| {
         let InclusiveTotal { events, inexact } = totals.get(&site.block).copied()?.clone();
@@ -80,7 +80,7 @@ pub(super) fn table(all: &[Counts<'_>], profile: &SavedProfile, width: Option<us
 
 /// The warning that inclusive totals are not exact, if some are not.
 pub(super) fn warning(profile: &SavedProfile) -> Option<String> {
-    let of = |(_, details): (_, &Details)| {
+    let of = |(_, details): (_, &UnsavedDetails)| {
         let own = details.inclusive.iter().chain(details.calls.iter().map(|(_, total)| total));
         own.filter_map(|total| total.inexact.clone()).map(|why| (details.name.clone(), why)).collect::<Vec<_>>()
     };

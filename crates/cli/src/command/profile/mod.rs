@@ -11,7 +11,8 @@ use std::time::Duration;
 use ingraft_api::{CountsOptions, CoverageOptions, EnableRequest, Inclusive, Kind, TotalsReading};
 use ingraft_model::{EVENT_NAMES, Offset, Svma};
 use ingraft_report::{
-    Covered, Details, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind as SavedKind, SavedProfile,
+    Covered, EarlierProfile, EdgeEnd, FunctionProfile, InclusiveTotal, ProfileKind as SavedKind, SavedProfile,
+    UnsavedDetails,
 };
 
 use crate::args::{ProfileArgs, ProfileKind};
@@ -399,14 +400,14 @@ fn block_of(end: EdgeEnd) -> Option<usize> {
 struct Counts<'a> {
     id: FunctionId,
     counts: &'a FunctionProfile,
-    details: &'a Details,
+    details: &'a UnsavedDetails,
     /// Event of the inclusive totals; empty if there are none.
     event: &'a str,
 }
 
 impl<'a> Counts<'a> {
     /// All functions of a profile, each with its details.
-    fn named(profile: &'a SavedProfile) -> impl DoubleEndedIterator<Item = (&'a FunctionProfile, &'a Details)> {
+    fn named(profile: &'a SavedProfile) -> impl DoubleEndedIterator<Item = (&'a FunctionProfile, &'a UnsavedDetails)> {
         profile.functions.iter().filter_map(|counts| Some((counts, counts.details.as_ref()?)))
     }
 

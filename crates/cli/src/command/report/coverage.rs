@@ -1,6 +1,6 @@
 //! A coverage as a table for people.
 
-use ingraft_report::{Covered, Program, Routine};
+use ingraft_report::{Covered, ProfiledProgram, ProfiledRoutine};
 
 use super::tables::{clean, position, share, shown};
 use crate::command::profile::covered_line;
@@ -9,9 +9,9 @@ use crate::output::table::Table;
 use crate::output::{DIM, HEADING};
 
 /// The functions with most blocks that have not run.
-pub(super) fn table(program: &Program<'_>, top: usize, width: Option<usize>) -> String {
+pub(super) fn table(program: &ProfiledProgram<'_>, top: usize, width: Option<usize>) -> String {
     let profile = program.profile();
-    let mut all: Vec<(Routine<'_>, Covered)> =
+    let mut all: Vec<(ProfiledRoutine<'_>, Covered)> =
         program.functions().map(|routine| (routine, routine.function.covered())).collect();
     let whole = all.iter().fold(Covered::default(), |sum, (_, covered)| sum + *covered);
     let heading = format!("{HEADING}{}{HEADING:#}, process {}", clean(&profile.program), profile.pid);
