@@ -17,11 +17,11 @@ use crate::recording::{PAIRS_MAX, Recording, course};
 
 /// The recordings of a running engine.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     recordings: Mutex<HashMap<MeasurementId, Arc<Mutex<Recording>>>>,
 }
 
-impl Recorder {
+impl HistoryRecorder {
     fn table(&self) -> MutexGuard<'_, HashMap<MeasurementId, Arc<Mutex<Recording>>>> {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }

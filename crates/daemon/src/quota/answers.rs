@@ -5,24 +5,24 @@ use std::sync::Arc;
 use ingraft_api::Reason;
 use ingraft_wire::Failure;
 
-use super::{Holder, SOON, Table, locked};
+use super::{QuotaHolder, ResourceTable, SOON, locked};
 
 /// The holder whose quota pays for bytes until a client has read them.
 #[derive(Clone, Debug)]
 pub struct Payer {
-    table: Arc<Table>,
-    holder: Holder,
+    table: Arc<ResourceTable>,
+    holder: QuotaHolder,
 }
 
 impl Payer {
     /// Returns the payer for a holder in a table.
-    pub(super) fn new(table: &Arc<Table>, holder: Holder) -> Payer {
+    pub(super) fn new(table: &Arc<ResourceTable>, holder: QuotaHolder) -> Payer {
         Payer { table: Arc::clone(table), holder }
     }
 
     /// Counts bytes of an answer that waits to be read, while the returned value exists.
-    pub fn hold(&self, bytes: usize) -> Result<Held, Failure> {
-        let mut held = Held { payer: self.clone(), bytes: 0 };
+    pub fn hold(&self, bytes: usize) -> Result<CountedBytes, Failure> {
+        let mut held = CountedBytes { payer: self.clone(), bytes: 0 };
         held.grow(bytes)?;
         Ok(held)
     }
@@ -30,12 +30,12 @@ impl Payer {
 
 /// Counted bytes of an answer that waits to be read. Dropping this value gives them back.
 #[derive(Debug)]
-pub struct Held {
+pub struct CountedBytes {
     payer: Payer,
     bytes: usize,
 }
 
-impl Held {
+impl CountedBytes {
     fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
         let Payer { table, holder } = &self.payer;
         let mut pool = locked(&table.answers);
@@ -61,7 +61,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         let Payer { table, holder } = &self.payer;
         locked(&table.answers).give_back(*holder, table.standing(*holder), self.bytes);

@@ -10,11 +10,11 @@ use v1::inspect_response::Event as Inspected;
 use crate::auth;
 use crate::core::{Core, payer, spawn};
 use crate::failure::failed;
-use crate::rpc::{Answers, Progress};
-use crate::waiting::{self, Part, Waiting};
+use crate::rpc::{Answers, CallProgress};
+use crate::waiting::{self, AnswerPart, WaitingMessages};
 
 /// The service that lists and describes functions.
-pub struct Service(pub Core);
+pub struct CodeService(pub Core);
 
 fn response(event: Event) -> v1::FunctionsResponse {
     v1::FunctionsResponse { event: Some(event) }
@@ -25,7 +25,7 @@ fn inspected(event: Inspected) -> v1::InspectResponse {
 }
 
 #[tonic::async_trait]
-impl v1::code_server::Code for Service {
+impl v1::code_server::Code for CodeService {
     type FunctionsStream = Answers<v1::FunctionsResponse>;
     type InspectStream = Answers<v1::InspectResponse>;
 
@@ -39,7 +39,7 @@ impl v1::code_server::Code for Service {
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| {
+            let progress = CallProgress::new(send.clone(), |text| {
                 response(Event::Progress(v1::Progress { text, ..Default::default() }))
             });
             let payer = payer();
@@ -52,11 +52,11 @@ impl v1::code_server::Code for Service {
                 let untyped = Parts::new(untyped.into_iter().map(v1::UntypedSymbol::from));
                 let symbols =
                     untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
-                Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
+                WaitingMessages::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
             });
             let found = found.await.and_then(|found| found).map_err(Failure::into_status);
             // If the client is gone, no answer is needed.
-            drop(send.send(found.map(Part::Many)).await);
+            drop(send.send(found.map(AnswerPart::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))
     }
@@ -71,7 +71,7 @@ impl v1::code_server::Code for Service {
         let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
-            let progress = Progress::new(send.clone(), |text| {
+            let progress = CallProgress::new(send.clone(), |text| {
                 inspected(Inspected::Progress(v1::Progress { text, ..Default::default() }))
             });
             let payer = payer();
@@ -80,11 +80,11 @@ impl v1::code_server::Code for Service {
                 let pid = found.pid.0;
                 let items = found.functions.into_iter().flat_map(ingraft_wire::code::items);
                 let chunk = move |items| inspected(Inspected::Code(v1::CodeChunk { pid, items }));
-                Waiting::packed(payer.as_ref(), Parts::new(items).map(chunk))
+                WaitingMessages::packed(payer.as_ref(), Parts::new(items).map(chunk))
             });
             let found = found.await.and_then(|found| found).map_err(Failure::into_status);
             // If the client is gone, no answer is needed.
-            drop(send.send(found.map(Part::Many)).await);
+            drop(send.send(found.map(AnswerPart::Many)).await);
         });
         Ok(Response::new(Box::pin(told)))
     }

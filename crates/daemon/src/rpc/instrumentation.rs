@@ -11,13 +11,13 @@ use crate::audit;
 use crate::auth;
 use crate::core::{Core, payer};
 use crate::rpc::{Answers, answers, enable, list};
-use crate::waiting::Waiting;
+use crate::waiting::WaitingMessages;
 
 /// The service that inserts and removes measurements.
-pub struct Service(pub Core);
+pub struct InstrumentationService(pub Core);
 
 #[tonic::async_trait]
-impl v1::instrumentation_server::Instrumentation for Service {
+impl v1::instrumentation_server::Instrumentation for InstrumentationService {
     type EnableStream = Answers<v1::EnableResponse>;
 
     async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
@@ -25,7 +25,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let client = auth::client(&request);
         let request = request.into_inner();
         let target = audit::target(request.target.as_ref());
-        let order = enable::Order::of(client, &target, request.measure.as_ref());
+        let order = enable::PendingInsertion::of(client, &target, request.measure.as_ref());
         let request = EnableRequest::try_from(request).map_err(|e| order.refuse(e))?;
         Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
             let request = EnableRequest { max_pairs, ..request.clone() };
@@ -110,7 +110,7 @@ pub async fn remove(
         Ok(removed)
     });
     // Send the result of the removal even if many bytes wait already, because it cannot be requested again.
-    Ok(list(Waiting::lazy(enable::removal(id, removed.await?, payer().as_ref()))))
+    Ok(list(WaitingMessages::lazy(enable::removal(id, removed.await?, payer().as_ref()))))
 }
 
 fn removed_by(who: Option<&str>) -> String {
