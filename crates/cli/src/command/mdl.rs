@@ -115,13 +115,13 @@ fn wrong(file: &str) -> Failure {
     Failure::usage(format!("{file} has errors"), format!("mend them; `ingraft check {file}` shows all findings"))
 }
 
-fn object(d: &Diagnostic) -> objects::Diagnostic {
+fn object(d: &Diagnostic) -> objects::DiagnosticObject {
     let severity = match d.severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
         Severity::Note => "note",
     };
-    objects::Diagnostic {
+    objects::DiagnosticObject {
         file: d.file.clone(),
         line: d.line,
         column: d.column,

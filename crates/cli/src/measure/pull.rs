@@ -13,8 +13,8 @@ use ingraft_report::{NewestCause, NewestPart, TraceChunk, TraceError, TraceRecor
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::Arrival;
-use crate::conn::{Client, Event};
+use super::StreamArrival;
+use crate::conn::{Client, StreamEvent};
 use crate::exit::Failure;
 use crate::output::Destination;
 
@@ -27,7 +27,7 @@ const KEPT_MAX: usize = 1 << 30;
 
 /// The part of a trace that goes into the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum TracePart {
     /// The whole trace, as it comes.
     All,
     /// The newest part, of this length, at the end. `when`: the trace ends when a condition holds.
@@ -37,10 +37,10 @@ pub(crate) enum Kept {
 /// A task that takes a trace.
 #[derive(Debug)]
 pub(super) struct Puller {
-    kept: Kept,
+    kept: TracePart,
     stop: oneshot::Sender<()>,
     ending: Arc<AtomicBool>,
-    task: JoinHandle<(Destination, Recorder, Result<(), Failure>)>,
+    task: JoinHandle<(Destination, TraceBuffer, Result<(), Failure>)>,
 }
 
 impl Puller {
@@ -48,14 +48,14 @@ impl Puller {
     /// number.
     pub(super) fn start(
         (client, measurement): (Client, MeasurementId),
-        (file, kept): (Destination, Kept),
-        (site, events): (usize, mpsc::Sender<Arrival>),
+        (file, kept): (Destination, TracePart),
+        (site, events): (usize, mpsc::Sender<StreamArrival>),
     ) -> Self {
         let (stop, stopped) = oneshot::channel();
         let ending = Arc::new(AtomicBool::new(false));
         let is_ending = Arc::clone(&ending);
         let task = tokio::spawn(async move {
-            let (mut file, mut recorder) = (file, Recorder::new(kept));
+            let (mut file, mut recorder) = (file, TraceBuffer::new(kept));
             let to = (&mut file, &mut recorder);
             let pulled = pull((&client, measurement), to, (site, &events), &is_ending, stopped).await;
             if let Err(failure) = &pulled {
@@ -69,7 +69,7 @@ impl Puller {
 
     /// Whether the trace ends when a condition holds.
     pub(super) fn awaits_condition(&self) -> bool {
-        matches!(self.kept, Kept::Newest { when: true, .. })
+        matches!(self.kept, TracePart::Newest { when: true, .. })
     }
 
     /// Tells the task that the measurement is about to be removed. It reads on until then, so that no buffer becomes full meanwhile.
@@ -98,8 +98,8 @@ impl Puller {
 /// Takes what comes until it is stopped.
 async fn pull(
     (client, measurement): (&Client, MeasurementId),
-    (file, recorder): (&mut Destination, &mut Recorder),
-    (site, events): (usize, &mpsc::Sender<Arrival>),
+    (file, recorder): (&mut Destination, &mut TraceBuffer),
+    (site, events): (usize, &mpsc::Sender<StreamArrival>),
     ending: &AtomicBool,
     mut stopped: oneshot::Receiver<()>,
 ) -> Result<(), Failure> {
@@ -114,7 +114,7 @@ async fn pull(
         begin = false;
         if recorder.take(&bytes, file)? {
             // Without a receiver, the command ends already.
-            drop(events.send((site, Ok(Event::Held))).await);
+            drop(events.send((site, Ok(StreamEvent::Held))).await);
         }
         let pause = if bytes.len() < MUCH { PAUSE } else { Duration::ZERO };
         tokio::select! {
@@ -127,8 +127,8 @@ async fn pull(
 
 /// The part of a trace that is kept in memory.
 #[derive(Debug)]
-struct Recorder {
-    kept: Kept,
+struct TraceBuffer {
+    kept: TracePart,
     /// The records before the chunks.
     head: Vec<TraceRecord>,
     chunks: VecDeque<TraceChunk>,
@@ -143,9 +143,9 @@ struct Recorder {
     end: Option<TraceRecord>,
 }
 
-impl Recorder {
-    fn new(kept: Kept) -> Self {
-        Recorder {
+impl TraceBuffer {
+    fn new(kept: TracePart) -> Self {
+        TraceBuffer {
             kept,
             head: Vec::new(),
             chunks: VecDeque::new(),
@@ -160,8 +160,8 @@ impl Recorder {
     /// Takes bytes of the file: writes them, or keeps the newest part. Returns whether they tell that the condition holds for the first time.
     fn take(&mut self, bytes: &[u8], file: &mut Destination) -> Result<bool, Failure> {
         match self.kept {
-            Kept::All => file.append(bytes).map(|()| false),
-            Kept::Newest { last, when } => self.keep(bytes, last, when).map_err(|e| {
+            TracePart::All => file.append(bytes).map(|()| false),
+            TracePart::Newest { last, when } => self.keep(bytes, last, when).map_err(|e| {
                 Failure::failed(format!("the trace cannot be read: {e}"), "report this as a defect of ingraft")
             }),
         }
@@ -207,7 +207,7 @@ impl Recorder {
 
     /// The records of the newest part, unless they are written already.
     fn finish(mut self, cause: NewestCause) -> Vec<TraceRecord> {
-        let Kept::Newest { last, .. } = self.kept else { return Vec::new() };
+        let TracePart::Newest { last, .. } = self.kept else { return Vec::new() };
         let ended =
             self.end.iter().find_map(|end| if let TraceRecord::End(end) = end { Some(end.ended_ns) } else { None });
         let newest = self.chunks.back().map(|chunk| chunk.time_ns);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     /// Takes the beginning of a file and a chunk for each millisecond. Returns the numbers of the chunks at which the condition held.
-    fn record(recorder: &mut Recorder, chunks: u64, condition: Option<u64>) -> Vec<u64> {
+    fn record(recorder: &mut TraceBuffer, chunks: u64, condition: Option<u64>) -> Vec<u64> {
         let program = TraceRecord::Program(TracedProgram { began_ns: 100 * MS, ..TracedProgram::default() });
         let head = [program, TraceRecord::Code(TracedCode::default())];
         let mut bytes = trace_beginning();
@@ -265,7 +265,7 @@ mod tests {
         held
     }
 
-    fn kept(recorder: Recorder, cause: NewestCause) -> (NewestPart, Vec<u64>) {
+    fn kept(recorder: TraceBuffer, cause: NewestCause) -> (NewestPart, Vec<u64>) {
         let records = recorder.finish(cause);
         let newest =
             records.iter().find_map(|record| if let TraceRecord::Newest(n) = record { Some(*n) } else { None });
@@ -273,8 +273,8 @@ mod tests {
         (newest.expect("a record"), chunks.collect())
     }
 
-    fn recorder() -> Recorder {
-        Recorder::new(Kept::Newest { last: Duration::from_millis(10), when: true })
+    fn recorder() -> TraceBuffer {
+        TraceBuffer::new(TracePart::Newest { last: Duration::from_millis(10), when: true })
     }
 
     #[test]

@@ -35,7 +35,7 @@ async fn run_loud(words: &str, script: Script, paper: Paper, open: Open) -> (Str
     let engines = Engines::of_test(serve(script).await);
     let status = Cell::new(0);
     let context =
-        Context { engines: &engines, common: &cli.common, started: std::time::Instant::now(), status: &status };
+        CommandContext { engines: &engines, common: &cli.common, started: std::time::Instant::now(), status: &status };
     let mut out = open(cli.common.format, Box::new(paper.clone()));
     let result = match cli.command {
         Command::Count(args) => command::count::run(args, context, &mut out).await,

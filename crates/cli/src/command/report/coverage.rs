@@ -5,7 +5,7 @@ use ingraft_report::{Covered, ProfiledProgram, ProfiledRoutine};
 use super::tables::{clean, position, share, shown};
 use crate::command::profile::covered_line;
 use crate::output::number::{grouped_u64, percent};
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{DIM, HEADING};
 
 /// The functions with most blocks that have not run.
@@ -34,7 +34,8 @@ pub(super) fn table(program: &ProfiledProgram<'_>, top: usize, width: Option<usi
     }
     text.push('\n');
     all.sort_by_key(|(routine, covered)| (std::cmp::Reverse(covered.blocks - covered.blocks_ran), routine.key()));
-    let table = Table::new().right("not run").right("blocks").right("share run").shrinking("function").left("module");
+    let table =
+        TextTable::new().right("not run").right("blocks").right("share run").shrinking("function").left("module");
     let mut table = table.shrinking("source").optional(&["source", "module"]);
     for (routine, covered) in all.iter().take(top) {
         let source = routine.line().map(|(file, line)| position(file, line)).unwrap_or_default();

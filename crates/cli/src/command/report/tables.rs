@@ -5,7 +5,7 @@ use ingraft_report::{CountChange, FunctionChange, ProfiledProgram, ProfiledRouti
 
 use super::records::offset;
 use crate::output::number::{grouped_u64, percent, plural};
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{DIM, HEADING};
 
 /// Cell of a number that is not known.
@@ -51,8 +51,9 @@ pub(crate) fn profile(program: &ProfiledProgram<'_>, top: usize, width: Option<u
     text + &blocks(&hottest, total, top).render(width)
 }
 
-fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> Table {
-    let table = Table::new().right("instructions").right("share").right("calls").shrinking("function").left("module");
+fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTable {
+    let table =
+        TextTable::new().right("instructions").right("share").right("calls").shrinking("function").left("module");
     let mut table = table.shrinking("source").optional(&["source", "module"]);
     for routine in hottest.iter().take(top) {
         let executed = routine.function.executed();
@@ -71,8 +72,8 @@ fn functions(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> Table {
     table
 }
 
-fn blocks(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> Table {
-    let table = Table::new().right("instructions").right("share").right("executions").shrinking("block");
+fn blocks(hottest: &[ProfiledRoutine<'_>], total: u64, top: usize) -> TextTable {
+    let table = TextTable::new().right("instructions").right("share").right("executions").shrinking("block");
     let mut table = table.shrinking("source").optional(&["source"]);
     let all = hottest.iter().flat_map(|routine| routine.function.blocks.iter().map(move |block| (routine, block)));
     let mut all: Vec<_> = all.filter(|(_, block)| block.count > 0).collect();
@@ -100,7 +101,7 @@ pub(super) fn changes(changes: &[FunctionChange], top: usize, width: Option<usiz
     if changes.is_empty() {
         return "no count differs\n".to_owned();
     }
-    let table = Table::new().right("change").right("old").right("new").left("of");
+    let table = TextTable::new().right("change").right("old").right("new").left("of");
     let mut table = table.shrinking("function or block").left("module").optional(&["module"]);
     for change in changes.iter().take(top) {
         let name = shown(&change.name, change.start);
