@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ingraft_engine::{AtEnd, Caller, Enabled, Engine, MeasurementId, Removed};
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, v1};
+use ingraft_wire::{ProtocolFailure, v1};
 
 use crate::auth::AuthenticatedClient;
 use crate::quota::QuotaHolder;
@@ -100,7 +100,7 @@ impl AuditedRequest {
     }
 
     /// Logs that the request was refused.
-    pub fn refused(&self, failure: &Failure) {
+    pub fn refused(&self, failure: &ProtocolFailure) {
         let AuditedRequest { who, target, what, calls_allowed, keep: _ } = self;
         let (reason, why) = (&failure.reason, &failure.what);
         tracing::info!(target: "ingraftd::audit", ?who, ?target, ?what, calls_allowed, reason, ?why, "refused");

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use http::HeaderMap;
 use ingraft_api::Reason;
 use ingraft_engine::Caller;
-use ingraft_wire::{Failure, PROTOCOL_HEADER, version};
+use ingraft_wire::{PROTOCOL_HEADER, ProtocolFailure, version};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
@@ -91,14 +91,14 @@ impl ListenerAuth {
         origin: &Origin,
         proven: QuotaHolder,
         head: &HeaderMap,
-    ) -> Result<(Caller, QuotaHolder), Failure> {
+    ) -> Result<(Caller, QuotaHolder), ProtocolFailure> {
         match self {
             ListenerAuth::Certificate => Ok((Caller::Engine, proven)),
             ListenerAuth::Peer => {
                 let Origin::Socket(Some(Peer { uid, gid, .. })) = *origin else {
                     let what = "the kernel does not say who is at the other end of the socket";
                     let hint = "connect from the same user namespace";
-                    return Err(Failure::new(Reason::NoPeer, what, hint));
+                    return Err(ProtocolFailure::new(Reason::NoPeer, what, hint));
                 };
                 // Root has the daemon's rights. The daemon's own user has not: if the daemon has capabilities, it may do more than its
                 // user.
@@ -109,11 +109,11 @@ impl ListenerAuth {
                 let hint = "send the daemon's token: --token-file FILE or INGRAFT_TOKEN";
                 let sent = head
                     .get("authorization")
-                    .ok_or_else(|| Failure::new(Reason::TokenMissing, "this address needs a token", hint))?;
+                    .ok_or_else(|| ProtocolFailure::new(Reason::TokenMissing, "this address needs a token", hint))?;
                 if sent.as_bytes().strip_prefix(b"Bearer ").is_some_and(|sent| token.is(sent)) {
                     Ok((Caller::Engine, QuotaHolder::Token))
                 } else {
-                    Err(Failure::new(Reason::TokenWrong, "the token is not the daemon's", hint))
+                    Err(ProtocolFailure::new(Reason::TokenWrong, "the token is not the daemon's", hint))
                 }
             }
         }
@@ -151,13 +151,13 @@ pub fn client<T>(request: &Request<T>) -> Option<AuthenticatedClient> {
     request.extensions().get::<AuthenticatedClient>().cloned()
 }
 
-fn no_caller() -> Failure {
+fn no_caller() -> ProtocolFailure {
     let hint = "this is a defect of ingraft; please report it";
-    Failure::new(Reason::NoPeer, "nobody is known to have sent this request", hint)
+    ProtocolFailure::new(Reason::NoPeer, "nobody is known to have sent this request", hint)
 }
 
 /// Accepts only the daemon's user and root.
-pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
+pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> ProtocolFailure) -> Result<(), ProtocolFailure> {
     let own = nix::unistd::geteuid().as_raw();
     match caller {
         Caller::Engine => Ok(()),
@@ -167,7 +167,7 @@ pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Resul
 }
 
 /// Refuses requests whose metadata names another version of the protocol.
-fn check_version(request: &Request<()>) -> Result<(), Failure> {
+fn check_version(request: &Request<()>) -> Result<(), ProtocolFailure> {
     let theirs = request.metadata().get(PROTOCOL_HEADER).map(|v| v.to_str().unwrap_or("not readable"));
     version::check(theirs)
 }
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn some_calls_are_for_the_own_user_only() {
-        let refusal = || Failure::new(Reason::LaunchOtherUser, "", "");
+        let refusal = || ProtocolFailure::new(Reason::LaunchOtherUser, "", "");
         let own = nix::unistd::geteuid().as_raw();
         assert!(own_user_only(Caller::Engine, refusal).is_ok());
         assert!(own_user_only(Caller::User { uid: own, gid: 0 }, refusal).is_ok());
@@ -344,7 +344,7 @@ mod tests {
                 request.metadata_mut().insert(PROTOCOL_HEADER, version.parse().unwrap());
             }
             let answer = AuthInterceptor { embedded: true, any_version }.call(request);
-            answer.map(|passed| caller(&passed).unwrap()).map_err(|status| Failure::from_status(&status).reason)
+            answer.map(|passed| caller(&passed).unwrap()).map_err(|status| ProtocolFailure::from_status(&status).reason)
         };
         assert_eq!(ask(None, false), Ok(Caller::Engine));
         assert_eq!(ask(Some("1"), false), Ok(Caller::Engine));

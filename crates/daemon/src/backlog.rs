@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_api::{Details, KeyValue, Reading, ThreadValue, Value};
 use ingraft_model::Distribution;
 use ingraft_wire::value::pair_value;
-use ingraft_wire::{Failure, PART_BYTES, sample, v1};
+use ingraft_wire::{PART_BYTES, ProtocolFailure, sample, v1};
 use prost::Message;
 
 use crate::quota::{CountedBytes, Payer};
@@ -75,7 +75,7 @@ pub struct KeptReading {
 
 impl KeptReading {
     /// Counts the bytes of a reading in `held`, in place of those counted there. Fails if too many bytes of the user wait already.
-    pub fn new(reading: Reading, mut held: Option<CountedBytes>) -> Result<KeptReading, Failure> {
+    pub fn new(reading: Reading, mut held: Option<CountedBytes>) -> Result<KeptReading, ProtocolFailure> {
         let bytes = weight(&reading);
         if let Some(held) = &mut held {
             held.resize(bytes)?;

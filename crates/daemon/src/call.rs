@@ -11,7 +11,7 @@ use http::{HeaderMap, Request, Response};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use ingraft_api::{ErrorClass, Reason};
-use ingraft_wire::{Failure, MESSAGE_BYTES, failure};
+use ingraft_wire::{MESSAGE_BYTES, ProtocolFailure, failure};
 use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -120,7 +120,7 @@ fn begin(
     connection: &Connection,
     origin: Origin,
     request: Request<Incoming>,
-) -> Result<AcceptedRequest, Failure> {
+) -> Result<AcceptedRequest, ProtocolFailure> {
     if let Some(failure) = connection.turned_away() {
         return Err(failure.clone());
     }
@@ -153,13 +153,13 @@ fn begin(
     Ok(AcceptedRequest { routing, deadline, call, until })
 }
 
-fn late() -> Failure {
+fn late() -> ProtocolFailure {
     let hint = "give the call more time, or ask for less";
-    Failure::new(Reason::DeadlineExceeded, "the time that the client gave the call is over", hint)
+    ProtocolFailure::new(Reason::DeadlineExceeded, "the time that the client gave the call is over", hint)
 }
 
 /// Parses the value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
-fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
+fn timeout(value: &http::HeaderValue) -> Result<Duration, ProtocolFailure> {
     let parse = || {
         let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
         if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -178,7 +178,7 @@ fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     };
     parse().ok_or_else(|| {
         let what = "the metadata `grpc-timeout` is no time";
-        Failure::new(Reason::InvalidField, what, "send up to eight digits and one of H M S m u n")
+        ProtocolFailure::new(Reason::InvalidField, what, "send up to eight digits and one of H M S m u n")
     })
 }
 
@@ -201,10 +201,10 @@ struct RequestBody {
 }
 
 impl RequestBody {
-    fn take(&mut self, bytes: usize) -> Result<(), Failure> {
+    fn take(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
             let hint = "send less in one request; `Daemon.Limits` says how much may be sent";
-            Failure::new(Reason::MessageTooLarge, "the request is too large", hint)
+            ProtocolFailure::new(Reason::MessageTooLarge, "the request is too large", hint)
         })?;
         self.call.lock().unwrap_or_else(PoisonError::into_inner).receive(bytes)
     }
@@ -219,7 +219,7 @@ impl http_body::Body for RequestBody {
         if this.deadline.as_mut().poll(cx).is_ready() {
             let hint = "send a request in one go";
             let what = "the request did not end in time";
-            return Poll::Ready(Some(Err(Failure::new(Reason::RequestTooSlow, what, hint).into())));
+            return Poll::Ready(Some(Err(ProtocolFailure::new(Reason::RequestTooSlow, what, hint).into())));
         }
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
@@ -261,7 +261,7 @@ pub struct AnswerBody {
 
 impl AnswerBody {
     /// Ends the answer with an error. Drops bytes that are not sent yet.
-    fn end(&mut self, failure: Failure) -> Frame<Unread> {
+    fn end(&mut self, failure: ProtocolFailure) -> Frame<Unread> {
         self.over = true;
         self.body = Body::empty();
         let mut trailers = HeaderMap::new();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -56,7 +56,7 @@ const ERRORS: usize = 64;
 #[derive(Debug)]
 pub struct Connection {
     seat: Seat,
-    turned_away: Option<Failure>,
+    turned_away: Option<ProtocolFailure>,
     refusals: AtomicUsize,
     activity: Mutex<Activity>,
     changed: Notify,
@@ -74,7 +74,7 @@ struct Activity {
 
 impl Connection {
     /// Returns a connection that was admitted, or one that was not, with the failure that it is to be told.
-    pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
+    pub fn new(seat: Seat, turned_away: Option<ProtocolFailure>) -> Arc<Connection> {
         let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
         Arc::new(Connection {
             seat,
@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Returns the failure with which every request is answered; `None` if the connection was admitted.
-    pub fn turned_away(&self) -> Option<&Failure> {
+    pub fn turned_away(&self) -> Option<&ProtocolFailure> {
         self.turned_away.as_ref()
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_api::Reason;
 use ingraft_engine::{Engine, Error, Removed, Undertaking};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
@@ -190,7 +190,7 @@ impl Core {
     pub async fn engine_call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_value(call).await?.map_err(failed)
     }
 
@@ -199,7 +199,7 @@ impl Core {
     pub async fn engine_value<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_turns(1, call).await
     }
 
@@ -208,7 +208,7 @@ impl Core {
     pub async fn engine_list<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         self.engine_turns(TURNS / LISTS, call).await
     }
 
@@ -216,7 +216,7 @@ impl Core {
         &self,
         turns: u32,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ProtocolFailure> {
         let behalf = behalf();
         let turn = match &behalf {
             // The semaphore is never closed, so this does not fail.
@@ -236,7 +236,7 @@ impl Core {
         })
         .await
         .map_err(|e| {
-            Failure::new(
+            ProtocolFailure::new(
                 Reason::Bug,
                 format!("the engine failed in an unforeseen way: {e}"),
                 "please report this with the log; `ingraft detach` restores the target",
@@ -348,8 +348,8 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Returns the failure with which calls and streams end while the engine ends.
-pub fn shutting_down() -> Failure {
-    Failure::new(
+pub fn shutting_down() -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::ShuttingDown,
         "the engine is shutting down",
         "measurements that are not kept are being removed; try again when it runs again",

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
@@ -23,7 +23,10 @@ pub struct WaitingMessages<T> {
 impl<T: Message + Default + 'static> WaitingMessages<T> {
     /// Encodes messages now, and decodes each when its turn comes, because encoded messages take much less memory. Fails if too many bytes
     /// of the user wait. Without a payer, the messages are kept unencoded.
-    pub fn packed(payer: Option<&Payer>, messages: impl IntoIterator<Item = T>) -> Result<WaitingMessages<T>, Failure> {
+    pub fn packed(
+        payer: Option<&Payer>,
+        messages: impl IntoIterator<Item = T>,
+    ) -> Result<WaitingMessages<T>, ProtocolFailure> {
         let Some(payer) = payer else {
             let messages: Vec<T> = messages.into_iter().collect();
             return Ok(WaitingMessages::lazy(messages));
@@ -32,7 +35,7 @@ impl<T: Message + Default + 'static> WaitingMessages<T> {
             let held = payer.hold(message.encoded_len())?;
             Ok(Packed { bytes: message.encode_to_vec(), held, kind: PhantomData })
         };
-        let packed: Vec<Packed<T>> = messages.into_iter().map(pack).collect::<Result<_, Failure>>()?;
+        let packed: Vec<Packed<T>> = messages.into_iter().map(pack).collect::<Result<_, ProtocolFailure>>()?;
         Ok(WaitingMessages { messages: Box::new(packed.into_iter().map(Packed::unpack)), begun: None })
     }
 }
@@ -130,7 +133,7 @@ pub struct Unread {
 
 impl Unread {
     /// Counts the bytes to `payer`; without a payer they are not counted.
-    pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, Failure> {
+    pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, ProtocolFailure> {
         let held = payer.map(|payer| payer.hold(bytes.len())).transpose()?;
         Ok(Unread { bytes, _held: held })
     }

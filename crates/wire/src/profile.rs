@@ -7,15 +7,15 @@ use ingraft_report::message::UNKNOWN_PASSAGES as UNKNOWN;
 use ingraft_report::{Earlier, EarlierProfile, SavedProfile};
 
 use crate::field::FieldError;
-use crate::parts::Parts;
+use crate::parts::MessageParts;
 use crate::v1;
 
 /// Splits a profile into parts that each fit into a message.
 pub fn parts(mut profile: SavedProfile) -> impl Iterator<Item = v1::Profile> + Send {
     let functions = take(&mut profile.functions).into_iter().map(|function| v1::FunctionCounts::from(&function));
-    let functions = Parts::new(functions).map(|functions| v1::Profile { functions, ..v1::Profile::default() });
+    let functions = MessageParts::new(functions).map(|functions| v1::Profile { functions, ..v1::Profile::default() });
     let refused = take(&mut profile.refused).into_iter().map(|refused| v1::FunctionNotCounted::from(&refused));
-    let refused = Parts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
+    let refused = MessageParts::new(refused).map(|refused| v1::Profile { refused, ..v1::Profile::default() });
     std::iter::once(v1::Profile::from(&profile)).chain(functions).chain(refused)
 }
 

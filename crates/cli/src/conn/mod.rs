@@ -188,7 +188,7 @@ impl Client {
     }
 
     fn failure(&self, status: &tonic::Status) -> Failure {
-        let failure = Failure { host: self.host(), ..ingraft_wire::Failure::from_status(status).into() };
+        let failure = Failure { host: self.host(), ..ingraft_wire::ProtocolFailure::from_status(status).into() };
         self.engine_ended(&failure.reason).unwrap_or(failure)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_api::Reason;
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 
 use super::{QuotaHolder, ResourceTable, SOON, locked};
 
@@ -21,7 +21,7 @@ impl Payer {
     }
 
     /// Counts bytes of an answer that waits to be read, while the returned value exists.
-    pub fn hold(&self, bytes: usize) -> Result<CountedBytes, Failure> {
+    pub fn hold(&self, bytes: usize) -> Result<CountedBytes, ProtocolFailure> {
         let mut held = CountedBytes { payer: self.clone(), bytes: 0 };
         held.grow(bytes)?;
         Ok(held)
@@ -36,21 +36,21 @@ pub struct CountedBytes {
 }
 
 impl CountedBytes {
-    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
+    fn grow(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
         let Payer { table, holder } = &self.payer;
         let mut pool = locked(&table.answers);
         if !pool.take(*holder, table.standing(*holder), bytes) {
             let have = pool.of(*holder);
             let what = format!("{holder} has {have} bytes of answers to read; {bytes} more do not fit");
             let hint = "read answers as they come, and ask for less at a time";
-            return Err(Failure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
+            return Err(ProtocolFailure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
         }
         self.bytes += bytes;
         Ok(())
     }
 
     /// Replaces the number of counted bytes by `bytes`. If this fails, the number does not change.
-    pub fn resize(&mut self, bytes: usize) -> Result<(), Failure> {
+    pub fn resize(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes);
         }

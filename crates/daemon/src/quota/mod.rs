@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::Failure;
+use ingraft_wire::ProtocolFailure;
 use tokio::sync::{Notify, Semaphore};
 
 mod answers;
@@ -198,9 +198,9 @@ pub enum Admission {
     /// The connection is served.
     Seat(Seat),
     /// The connection is served for a short time, and every request gets this error.
-    TurnedAway(Seat, Failure),
+    TurnedAway(Seat, ProtocolFailure),
     /// The connection is closed at once.
-    Closed(Failure),
+    Closed(ProtocolFailure),
 }
 
 impl ResourceTable {
@@ -267,7 +267,7 @@ impl ResourceTable {
     ///
     /// Every client on TCP begins as a stranger, even one that will send the token. So strangers may use the reserved connections too, but
     /// not permanently: the oldest makes room for another stranger, or for a trusted holder.
-    fn refuse_connection(&self, state: &mut QuotaState, holder: QuotaHolder) -> Result<(), Failure> {
+    fn refuse_connection(&self, state: &mut QuotaState, holder: QuotaHolder) -> Result<(), ProtocolFailure> {
         let all = self.quotas.connections;
         let unreserved = all - all / RESERVED;
         match self.standing(holder) {
@@ -294,7 +294,7 @@ impl ResourceTable {
     }
 
     /// Counts a call of a holder. Fails if the holder has too many calls in progress.
-    pub fn call(self: &Arc<Self>, holder: QuotaHolder) -> Result<CountedCall, Failure> {
+    pub fn call(self: &Arc<Self>, holder: QuotaHolder) -> Result<CountedCall, ProtocolFailure> {
         let mut state = self.state();
         let calls = state.account(holder).calls;
         let most = match holder {
@@ -318,7 +318,7 @@ impl ResourceTable {
         holder: QuotaHolder,
         pairs: usize,
         alive: impl Fn(MeasurementId) -> Option<usize>,
-    ) -> Result<Begun, Failure> {
+    ) -> Result<Begun, ProtocolFailure> {
         self.refresh(holder, alive);
         let mut state = self.state();
         let account = state.account(holder);
@@ -337,7 +337,7 @@ impl ResourceTable {
     }
 
     /// Fails if the holder has no room for `more` pairs.
-    pub fn refuse_pairs(&self, holder: QuotaHolder, more: usize) -> Result<(), Failure> {
+    pub fn refuse_pairs(&self, holder: QuotaHolder, more: usize) -> Result<(), ProtocolFailure> {
         self.refuse_more_pairs(holder, self.pairs(holder), more)
     }
 
@@ -352,7 +352,7 @@ impl ResourceTable {
         (user_pairs.saturating_sub(self.pairs(holder)), user_histories.saturating_sub(histories))
     }
 
-    fn refuse_more_pairs(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), Failure> {
+    fn refuse_more_pairs(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.user_pairs;
         if have.saturating_add(more) > all {
             return Err(used_up(holder, "metric-focus pairs", "max-user-pairs", have, all, more));
@@ -382,7 +382,7 @@ impl ResourceTable {
     }
 
     /// Fails if the holder has `have` histories and no room for `more`.
-    pub fn refuse_histories(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), Failure> {
+    pub fn refuse_histories(&self, holder: QuotaHolder, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.user_histories;
         if have.saturating_add(more) > all {
             return Err(used_up(holder, "histories", "max-user-histories", have, all, more));
@@ -391,12 +391,12 @@ impl ResourceTable {
     }
 
     /// Fails if the daemon keeps `have` bytes of definitions and has no room for `more`.
-    pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), Failure> {
+    pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), ProtocolFailure> {
         let all = self.quotas.definitions;
         if have.saturating_add(more) > all {
             let what = format!("the daemon keeps {have} of {all} bytes of definitions; {more} more do not fit");
             let hint = "send them with the requests that need them, or have max-definitions of ingraftd raised";
-            return Err(Failure::new(Reason::QuotaExceeded, what, hint));
+            return Err(ProtocolFailure::new(Reason::QuotaExceeded, what, hint));
         }
         Ok(())
     }
@@ -418,8 +418,8 @@ impl ResourceTable {
     }
 }
 
-fn daemon_full(have: usize, all: usize) -> Failure {
-    Failure::new(
+fn daemon_full(have: usize, all: usize) -> ProtocolFailure {
+    ProtocolFailure::new(
         Reason::QuotaExceeded,
         format!("the daemon serves {have} of {all} connections (max-connections); the rest is reserved"),
         "try again later, or have max-connections of ingraftd raised",
@@ -427,7 +427,7 @@ fn daemon_full(have: usize, all: usize) -> Failure {
     .retry_after(SOON)
 }
 
-fn used_up(holder: QuotaHolder, things: &str, key: &str, have: usize, all: usize, more: usize) -> Failure {
+fn used_up(holder: QuotaHolder, things: &str, key: &str, have: usize, all: usize, more: usize) -> ProtocolFailure {
     let hint = match things {
         "connections" => format!("close some, or have {key} of ingraftd raised"),
         "calls in progress" => format!("end some, or have {key} of ingraftd raised"),
@@ -435,7 +435,7 @@ fn used_up(holder: QuotaHolder, things: &str, key: &str, have: usize, all: usize
     };
     let more = if more == 1 { "one more does".to_owned() } else { format!("{more} more do") };
     let what = format!("{holder} has {have} of {all} {things} ({key}); {more} not fit");
-    Failure::new(Reason::QuotaExceeded, what, hint)
+    ProtocolFailure::new(Reason::QuotaExceeded, what, hint)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -526,7 +526,7 @@ impl CountedCall {
     }
 
     /// Counts bytes of the call's request. Fails if the holder's share or the pool has no room for them.
-    pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
+    pub fn receive(&mut self, bytes: usize) -> Result<(), ProtocolFailure> {
         let CountedCall { table, holder, .. } = self;
         let mut pool = locked(&table.requests);
         if !pool.take(*holder, table.standing(*holder), bytes) {
@@ -535,7 +535,7 @@ impl CountedCall {
                 pool.of(*holder)
             );
             let hint = "send fewer requests at a time";
-            return Err(Failure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
+            return Err(ProtocolFailure::new(Reason::QuotaExceeded, what, hint).retry_after(SOON));
         }
         self.bytes += bytes;
         Ok(())
@@ -564,7 +564,7 @@ pub struct Begun {
 
 impl Begun {
     /// Counts the measurement as inserted with `pairs` pairs. Fails if the holder has no room for that many.
-    pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), Failure> {
+    pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), ProtocolFailure> {
         let table = Arc::clone(&self.table);
         let mut state = table.state();
         self.done = true;

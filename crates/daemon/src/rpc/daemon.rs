@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ingraft_engine::Caller;
-use ingraft_wire::{Failure, MESSAGE_BYTES, PROTOCOL, v1};
+use ingraft_wire::{MESSAGE_BYTES, PROTOCOL, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth::{self, AuthenticatedClient};
@@ -51,7 +51,7 @@ impl v1::daemon_server::Daemon for DaemonService {
 async fn quotas(
     core: &Core,
     AuthenticatedClient { holder, table, .. }: AuthenticatedClient,
-) -> Result<Vec<v1::Quota>, Failure> {
+) -> Result<Vec<v1::Quota>, ProtocolFailure> {
     let shared = core.clone();
     let found = core.engine_value(move |engine| {
         table.refresh(holder, |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len()));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ingraft_api::{Enabled, MeasurementId, Removed, Terms};
 use ingraft_engine::{Caller, Engine, Error};
 use ingraft_wire::enabled::description;
-use ingraft_wire::{Failure, profile, trace, v1};
+use ingraft_wire::{ProtocolFailure, profile, trace, v1};
 use tonic::{Response, Status};
 
 use crate::audit::AuditedRequest;
@@ -57,7 +57,7 @@ impl PendingInsertion {
     }
 
     /// Converts a failure to the status that refuses the insertion, and writes the refusal to the audit log.
-    pub fn refuse(&self, failure: impl Into<Failure>) -> Status {
+    pub fn refuse(&self, failure: impl Into<ProtocolFailure>) -> Status {
         let failure = failure.into();
         if let Some(asked) = &self.asked {
             asked.refused(&failure);
@@ -66,7 +66,7 @@ impl PendingInsertion {
     }
 
     /// Counts the measurement to the client. Called on a blocking thread.
-    fn begin(&self, engine: &Engine) -> Result<Option<Begun>, Failure> {
+    fn begin(&self, engine: &Engine) -> Result<Option<Begun>, ProtocolFailure> {
         let Some(AuthenticatedClient { holder, table, .. }) = &self.client else { return Ok(None) };
         let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
         table.begin(*holder, self.pairs, alive).map(Some)
@@ -84,7 +84,7 @@ impl PendingInsertion {
     }
 
     /// Fails if the quotas on pairs and histories have no room for this many pairs.
-    fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
+    fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), ProtocolFailure> {
         if let Some(AuthenticatedClient { holder, table, .. }) = &self.client {
             table.refuse_pairs(*holder, pairs)?;
         }
@@ -92,7 +92,7 @@ impl PendingInsertion {
     }
 
     /// If the order requests histories, fails if there is no room for those of `pairs` pairs.
-    fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
+    fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), ProtocolFailure> {
         if !self.terms.history {
             return Ok(());
         }
@@ -148,7 +148,7 @@ async fn insert_once(
     order: &PendingInsertion,
     call: impl Fn(&Engine, Option<usize>, &CallProgress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
     send: &Messages,
-) -> Result<(Enabled, u64), Failure> {
+) -> Result<(Enabled, u64), ProtocolFailure> {
     let progress =
         CallProgress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text, ..Default::default() })));
     let undertaking = core.undertake();

@@ -4,7 +4,7 @@ use ingraft_api::{EnableRequest, MeasurementId};
 use ingraft_engine::{Caller, Engine};
 use ingraft_wire::enabled::description;
 use ingraft_wire::process::target;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_wire::{MessageParts, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
 use crate::audit;
@@ -73,7 +73,7 @@ impl v1::instrumentation_server::Instrumentation for InstrumentationService {
         let found = self.0.engine_call(move |engine| Ok((looked(engine), engine.status(caller)?)));
         let (state_dir, found) = found.await?;
         let head = v1::ListInsertedResponse { inserted: Vec::new(), state_dir };
-        let parts = Parts::new(found.into_iter().map(v1::Inserted::from));
+        let parts = MessageParts::new(found.into_iter().map(v1::Inserted::from));
         let parts = parts.map(|inserted| v1::ListInsertedResponse { inserted, state_dir: String::new() });
         answers(std::iter::once(head).chain(parts))
     }
@@ -81,7 +81,7 @@ impl v1::instrumentation_server::Instrumentation for InstrumentationService {
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
         let caller = auth::caller(&request)?;
         let by = auth::client(&request).as_ref().map(audit::who);
-        let target = target(request.into_inner().target).map_err(Failure::from)?;
+        let target = target(request.into_inner().target).map_err(ProtocolFailure::from)?;
         let core = self.0.clone();
         let removed = self.0.engine_call(move |engine| {
             let removed = engine.detach(&target, caller)?;

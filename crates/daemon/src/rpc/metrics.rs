@@ -6,7 +6,7 @@ use std::time::Duration;
 use ingraft_api::{ErrorClass, LowerRequest, Reason};
 use ingraft_engine::{AtEnd, Caller, MeasurementId};
 use ingraft_wire::metric::sources;
-use ingraft_wire::{Failure, FieldError, PART_BYTES, Parts, failure, v1};
+use ingraft_wire::{FieldError, MessageParts, PART_BYTES, ProtocolFailure, failure, v1};
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tonic::{Request, Response, Status};
@@ -40,9 +40,9 @@ impl v1::metrics_server::Metrics for MetricsService {
         let found = self.0.engine_list(move |engine| {
             let metrics = engine.metrics(&definitions).map_err(failed)?;
             let events = if events { engine.events() } else { Vec::new() };
-            let metrics = Parts::new(metrics.into_iter().map(v1::Metric::from));
+            let metrics = MessageParts::new(metrics.into_iter().map(v1::Metric::from));
             let metrics = metrics.map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
-            let events = Parts::new(events.into_iter().map(v1::Event::from));
+            let events = MessageParts::new(events.into_iter().map(v1::Event::from));
             let events = events.map(|events| v1::ListMetricsResponse { events, ..Default::default() });
             WaitingMessages::packed(payer.as_ref(), metrics.chain(events))
         });
@@ -58,7 +58,7 @@ impl v1::metrics_server::Metrics for MetricsService {
             let found = engine.check(&definitions).into_iter().map(|found| diagnostic(&found));
             WaitingMessages::packed(
                 payer.as_ref(),
-                Parts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }),
+                MessageParts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }),
             )
         });
         Ok(list(found.await??))
@@ -67,7 +67,7 @@ impl v1::metrics_server::Metrics for MetricsService {
     async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
         auth::own_user_only(auth::caller(&request)?, || {
             // Definitions are valid for all clients, so another user could change the meaning of a metric for its owner.
-            Failure::new(
+            ProtocolFailure::new(
                 Reason::DefineOtherUser,
                 "the daemon keeps definitions of its own user only",
                 "send the definitions with the requests that need them (-I FILE)",
@@ -84,7 +84,7 @@ impl v1::metrics_server::Metrics for MetricsService {
             }
             let found = engine.define(&definitions).map_err(failed)?;
             *defined += bytes;
-            Ok::<_, Failure>(found)
+            Ok::<_, ProtocolFailure>(found)
         });
         let found = found.await??;
         let (diagnostics, omitted) = failure::fitting(found.iter().map(diagnostic).collect(), PART_BYTES);
@@ -95,11 +95,14 @@ impl v1::metrics_server::Metrics for MetricsService {
 
     async fn lower(&self, request: Request<v1::LowerRequest>) -> Result<Response<Self::LowerStream>, Status> {
         let caller = auth::caller(&request)?;
-        let request = LowerRequest::try_from(request.into_inner()).map_err(Failure::from)?;
+        let request = LowerRequest::try_from(request.into_inner()).map_err(ProtocolFailure::from)?;
         let payer = payer();
         let lowered = self.0.engine_list(move |engine| {
             let lowered = engine.lower(&request, caller).map_err(failed)?.into_iter().map(v1::LoweredMetric::from);
-            WaitingMessages::packed(payer.as_ref(), Parts::new(lowered).map(|metrics| v1::LowerResponse { metrics }))
+            WaitingMessages::packed(
+                payer.as_ref(),
+                MessageParts::new(lowered).map(|metrics| v1::LowerResponse { metrics }),
+            )
         });
         Ok(list(lowered.await??))
     }
@@ -149,7 +152,7 @@ impl v1::metrics_server::Metrics for MetricsService {
         let number = phase.unwrap_or_default();
         let histories = recording.histories(phase).ok_or_else(|| recorder::no_phase(number))?;
         let phases = recording.phases().into_iter().map(v1::Phase::from).collect();
-        let chunks = Parts::new((0..).zip(histories).map(v1::PairHistory::from));
+        let chunks = MessageParts::new((0..).zip(histories).map(v1::PairHistory::from));
         let chunks = chunks.map(|histories| Event::Histories(v1::HistoryChunk { histories }));
         let events = std::iter::once(Event::Phases(v1::Phases { phases })).chain(chunks);
         answers(events.map(|event| v1::HistoryResponse { event: Some(event) }))
@@ -164,7 +167,7 @@ impl v1::metrics_server::Metrics for MetricsService {
         let v1::StartPhaseRequest { measurement, name } = request.into_inner();
         if name.len() > PHASE_NAME_MAX {
             let why = format!("is longer than {PHASE_NAME_MAX} bytes");
-            return Err(Failure::from(FieldError::new("name", why)).into());
+            return Err(ProtocolFailure::from(FieldError::new("name", why)).into());
         }
         let recording = recorder::look(&self.0, MeasurementId(measurement), caller).await?;
         if let Some(auth::AuthenticatedClient { holder, table, .. }) = client {
@@ -191,7 +194,7 @@ struct PeriodicReader {
 
 impl PeriodicReader {
     /// Reads the values. `expected` bytes are counted before the read.
-    async fn read(&self, expected: usize) -> Result<KeptReading, Failure> {
+    async fn read(&self, expected: usize) -> Result<KeptReading, ProtocolFailure> {
         let PeriodicReader { id, threads, caller, .. } = *self;
         let payer = payer();
         let reading = self.core.engine_value(move |engine| {
@@ -202,7 +205,7 @@ impl PeriodicReader {
     }
 
     /// Requests from the engine a notice of the target's end, and returns it.
-    async fn end(&self) -> Result<EndNotice, Failure> {
+    async fn end(&self) -> Result<EndNotice, ProtocolFailure> {
         let PeriodicReader { id, caller, .. } = *self;
         let notify = Arc::new(Notify::new());
         let tell: Arc<AtEnd> = {
@@ -224,7 +227,7 @@ struct EndNotice {
 /// End of a stream, after everything that waits was sent.
 enum StreamEnd {
     Target(v1::Ended),
-    Failure(Failure),
+    Failure(ProtocolFailure),
 }
 
 /// Sends samples to one stream until the target, the engine or the stream ends.

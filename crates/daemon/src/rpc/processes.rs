@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ingraft_api::{LaunchRequest, ProcessFilter, Reason};
 use ingraft_model::Pid;
-use ingraft_wire::{Failure, Parts, v1};
+use ingraft_wire::{MessageParts, ProtocolFailure, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
@@ -22,12 +22,12 @@ impl v1::processes_server::Processes for ProcessesService {
 
     async fn list(&self, request: Request<v1::ListProcessesRequest>) -> Result<Response<Self::ListStream>, Status> {
         let caller = auth::caller(&request)?;
-        let filter = ProcessFilter::try_from(request.into_inner()).map_err(Failure::from)?;
+        let filter = ProcessFilter::try_from(request.into_inner()).map_err(ProtocolFailure::from)?;
         let chosen = filter.name.is_some() || filter.cgroup.is_some();
         let payer = payer();
         let found = self.0.engine_list(move |engine| {
             let found = engine.processes(&filter, caller).map_err(failed)?;
-            let parts = Parts::new(found.into_iter().map(v1::Process::from));
+            let parts = MessageParts::new(found.into_iter().map(v1::Process::from));
             let parts = parts.map(move |processes| v1::ListProcessesResponse { processes, chosen });
             WaitingMessages::packed(payer.as_ref(), parts)
         });
@@ -53,7 +53,7 @@ impl v1::processes_server::Processes for ProcessesService {
         order.terms.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
             // The program runs as the daemon's user, so another user could act as that user.
-            Failure::new(
+            ProtocolFailure::new(
                 Reason::LaunchOtherUser,
                 "the daemon starts programs for its own user only",
                 "start it yourself and measure it by its pid, or run ingraft without --daemon",

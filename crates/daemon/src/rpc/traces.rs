@@ -2,7 +2,7 @@
 
 use ingraft_api::Reason;
 use ingraft_engine::MeasurementId;
-use ingraft_wire::{Failure, trace, v1};
+use ingraft_wire::{ProtocolFailure, trace, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
@@ -39,7 +39,7 @@ impl v1::traces_server::Traces for TracesService {
     }
 }
 
-fn too_large() -> Failure {
+fn too_large() -> ProtocolFailure {
     let what = "the functions of the trace are too many for its file";
-    Failure::new(Reason::TooManyFunctions, what, "name fewer functions")
+    ProtocolFailure::new(Reason::TooManyFunctions, what, "name fewer functions")
 }
