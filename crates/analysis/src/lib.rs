@@ -1,8 +1,9 @@
 //! Finds functions, control flow and points in ELF images.
 //!
-//! [`Image::parse`] reads an image's tables and decodes its text once, in parallel. Afterwards every query about one function is cheap:
-//! [`Image::entry_site`] describes the place of a springboard at the entry, [`Image::exit_sites`] does so for the exits,
-//! [`Image::call_sites`] lists the calls, [`Image::cfg`] returns the control-flow graph, and [`Image::analyse`] the points with it.
+//! [`AnalysedImage::parse`] reads an image's tables and decodes its text once, in parallel. Afterwards every query about one function is
+//! cheap: [`AnalysedImage::entry_site`] describes the place of a springboard at the entry, [`AnalysedImage::exit_sites`] does so for the
+//! exits, [`AnalysedImage::call_sites`] lists the calls, [`AnalysedImage::cfg`] returns the control-flow graph, and
+//! [`AnalysedImage::analyse`] the points with it.
 //!
 //! The crate is pure: its functions take bytes and return values. A hostile file gives an error or fewer facts, never a panic, and costs
 //! time and memory in proportion to its size.
@@ -33,6 +34,6 @@ pub use flow::points::{CandidatePoint, FunctionCode};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::unwinders::{AsyncUnwinder, AsyncUnwinding, may_fault};
 pub use functions::vdso::plain_function;
-pub use image::{GoroutineLayout, Image};
+pub use image::{AnalysedImage, GoroutineLayout};
 pub use text::disassembly::{DisassembledLine, disassemble};
 pub use text::events::block_events;

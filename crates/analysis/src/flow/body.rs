@@ -7,11 +7,11 @@ use iced_x86::{Instruction, OpKind};
 use crate::file::go::Suspensions;
 use crate::functions::function::Function;
 use crate::functions::sweep;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 
 /// Head and parts of a function, decoded.
 pub(crate) struct DecodedFunction<'a> {
-    pub image: &'a Image,
+    pub image: &'a AnalysedImage,
     pub function: &'a Function,
     /// The instructions, sorted by address, including those that control does not reach.
     pub code: Vec<Instruction>,
@@ -22,7 +22,7 @@ pub(crate) struct DecodedFunction<'a> {
 }
 
 impl<'a> DecodedFunction<'a> {
-    pub fn new(image: &'a Image, function: &'a Function) -> Self {
+    pub fn new(image: &'a AnalysedImage, function: &'a Function) -> Self {
         let head = function.range();
         let inside: Vec<Range<u64>> =
             std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();

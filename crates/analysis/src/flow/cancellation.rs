@@ -8,7 +8,7 @@ use crate::flow::body::DecodedFunction;
 use crate::flow::returns;
 use crate::functions::function::Function;
 use crate::functions::unwinders::SET_CANCELLATION_TYPE;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 
 /// Offset in bytes of the address of the thread's descriptor from the thread pointer.
 const OWN: u64 = 0x10;
@@ -27,11 +27,11 @@ pub(crate) fn changed<'b>(body: &'b DecodedFunction<'_>, by_form: bool) -> Optio
     exchange(&body.code).or_else(|| body.code.iter().find(calls))
 }
 
-fn is_imported(image: &Image, slot: Svma) -> bool {
+fn is_imported(image: &AnalysedImage, slot: Svma) -> bool {
     image.import_at(slot) == Some(SET_CANCELLATION_TYPE)
 }
 
-fn changes(image: &Image, function: &Function, by_form: bool) -> bool {
+fn changes(image: &AnalysedImage, function: &Function, by_form: bool) -> bool {
     function.names().iter().any(|name| name.mangled() == SET_CANCELLATION_TYPE)
         || by_form && exchange(&DecodedFunction::new(image, function).code).is_some()
 }

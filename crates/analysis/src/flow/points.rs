@@ -6,7 +6,7 @@ use crate::flow::body::DecodedFunction;
 use crate::flow::graph::FlowGraph;
 use crate::flow::{blocks, traversal};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::text::transfer::ControlTransfer;
 
 /// A place of a function where snippets could be woven.
@@ -37,7 +37,7 @@ impl FunctionCode {
 }
 
 /// The control flow of a function and its points, none with a refusal yet.
-pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
+pub(crate) fn analyse(image: &AnalysedImage, function: &Function) -> FunctionCode {
     let body = DecodedFunction::new(image, function);
     let graph = FlowGraph::new(&body);
     let point = |kind, at| CandidatePoint { kind, at: Svma(at), refusal: None };

@@ -6,7 +6,7 @@ use ingraft_model::{Callee, Svma};
 use crate::flow::body::DecodedFunction;
 use crate::flow::graph::FlowGraph;
 use crate::functions::function::{Function, FunctionKind};
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::text::transfer::ControlTransfer;
 
 /// Functions of system libraries that never return to their caller, by the names under which they are imported. Sorted.
@@ -38,7 +38,7 @@ const NEVER_RETURN: [&str; 24] = [
 ];
 
 /// Whether the file alone makes it certain that a call does not return.
-pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
+pub(crate) fn never_returns(image: &AnalysedImage, callee: Callee) -> bool {
     let slot = match callee {
         Callee::Direct(at) => match image.stub_slot(at) {
             None => return image.function_at(at).is_some_and(|f| !may_return(image, f)),
@@ -52,7 +52,7 @@ pub(crate) fn never_returns(image: &Image, callee: Callee) -> bool {
 
 /// Whether control may come back from a function, because it has an exit or is not proven to have none. All calls that the function makes
 /// are assumed to return.
-fn may_return(image: &Image, function: &Function) -> bool {
+fn may_return(image: &AnalysedImage, function: &Function) -> bool {
     let unknown = function.kind != FunctionKind::Normal || image.elf().is_go() || function.facts.unresolved.is_some();
     unknown
         || image.returns.get(function.start, || {

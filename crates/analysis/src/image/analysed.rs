@@ -19,7 +19,7 @@ use crate::text::bits::TextBits;
 
 /// An image with the results of the image-wide pass. Immutable, so any number of threads may query it.
 #[derive(Debug)]
-pub struct Image {
+pub struct AnalysedImage {
     pub(super) elf: Elf,
     pub(super) found: Discovered,
     pub(super) pointers: CodePointerWords,
@@ -59,7 +59,7 @@ pub struct Image {
 /// The exits of a function: for each, its site or the reason why it cannot be woven. An error if it is not certain that these are all.
 pub(crate) type ExitSites = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
-impl Image {
+impl AnalysedImage {
     /// The outline of the file.
     pub fn elf(&self) -> &Elf {
         &self.elf
@@ -116,8 +116,8 @@ impl Image {
         &self.found.functions
     }
 
-    /// Symbols in text that have no type and name none of [`Image::functions`]: places inside functions, data, and code at which nothing
-    /// shows that a function begins. Sorted by address.
+    /// Symbols in text that have no type and name none of [`AnalysedImage::functions`]: places inside functions, data, and code at which
+    /// nothing shows that a function begins. Sorted by address.
     pub fn labels(&self) -> &[UntypedLabel] {
         &self.found.labels
     }

@@ -10,14 +10,14 @@ use crate::file::restartable::{self, RestartableSequence, RestartableSequences};
 use crate::functions::discovered::SideEntry;
 use crate::functions::function::Function;
 use crate::functions::sweep;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::text::decode::DecodeCursor;
 use crate::text::transfer::ControlTransfer;
 
 /// Largest number of instructions of a handler that are followed to its jump.
 const HANDLER_MAX: usize = 16;
 
-impl Image {
+impl AnalysedImage {
     /// The addresses in a range at which a goroutine may be suspended.
     pub(crate) fn suspensions(&self, range: &Range<u64>) -> Suspensions {
         self.go.suspensions(&self.elf, range)

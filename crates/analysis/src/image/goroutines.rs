@@ -9,7 +9,7 @@ use ingraft_model::{Svma, layout};
 
 use crate::data::variables::DataSymbol;
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::text::decode::DecodeCursor;
 
 /// Function with which the runtime leaves a goroutine.
@@ -36,7 +36,7 @@ pub struct GoroutineLayout {
     pub suspended: Range<Svma>,
 }
 
-impl Image {
+impl AnalysedImage {
     /// The places by which goroutines are found; `None` if the image is no Go program, or if the places are not certain.
     pub fn goroutines(&self) -> Option<&GoroutineLayout> {
         self.goroutines.get_or_init(|| find(self)).as_ref()
@@ -68,7 +68,7 @@ impl Image {
     }
 }
 
-fn find(image: &Image) -> Option<GoroutineLayout> {
+fn find(image: &AnalysedImage) -> Option<GoroutineLayout> {
     if !image.elf().is_go() {
         return None;
     }
@@ -86,7 +86,7 @@ fn find(image: &Image) -> Option<GoroutineLayout> {
 }
 
 /// Whether a function calls another one directly.
-fn calls(image: &Image, function: &Function, callee: &Function) -> bool {
+fn calls(image: &AnalysedImage, function: &Function, callee: &Function) -> bool {
     let bytes = image.elf().data_at(function.start().0, function.size()).unwrap_or_default();
     let mut cursor = DecodeCursor::new(bytes, function.start().0);
     std::iter::from_fn(|| cursor.next())
@@ -95,7 +95,7 @@ fn calls(image: &Image, function: &Function, callee: &Function) -> bool {
 
 /// Offset from fs of the pointer to a descriptor. `None` if the function does not have the form of `mcall`: it stores program counter and
 /// stack pointer at their known places in the descriptor in r14, and then stores r14 at an offset from fs.
-fn pointer(image: &Image, leave: &Function) -> Option<i32> {
+fn pointer(image: &AnalysedImage, leave: &Function) -> Option<i32> {
     let bytes = image.elf().data_at(leave.start().0, leave.size())?;
     let mut cursor = DecodeCursor::new(bytes, leave.start().0);
     let saved = u64::from(layout::goroutine::SAVED);

@@ -5,13 +5,13 @@ use ingraft_model::Svma;
 
 use crate::file::{relocs, symbols};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::text::decode::{self, DecodeCursor};
 
 /// Largest number of bytes of padding between two functions.
 const PADDING_MAX: usize = 64;
 
-impl Image {
+impl AnalysedImage {
     /// Address of a variable that the image exports under this name.
     pub fn variable(&self, name: &str) -> Option<Svma> {
         symbols::variable(&self.elf, name).map(Svma)

@@ -13,7 +13,7 @@ use crate::flow::body::DecodedFunction;
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::flow::{self, FlowGraph, system_calls};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::island_room::IslandRooms;
 use crate::sites::springboard::{SHORT, SITE_MAX, on_one_page, probed};
 use crate::sites::{entry, island_room};
@@ -22,7 +22,7 @@ use crate::text::transfer::ControlTransfer;
 
 /// The sites of all blocks of a function, in order of address, each with the reason if the block cannot be woven. An error if it is not
 /// certain where control can arrive in the function: a block that begins at an unknown place would be missing.
-pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
+pub(crate) fn points(image: &AnalysedImage, function: &Function) -> Result<Vec<BlockPoint>, Refusal> {
     check(image, function)?;
     let body = DecodedFunction::new(image, function);
     let graph = FlowGraph::new(&body);
@@ -48,7 +48,7 @@ pub(crate) fn points(image: &Image, function: &Function) -> Result<Vec<BlockPoin
 }
 
 /// Fails if no block of the function can be woven.
-fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
+fn check(image: &AnalysedImage, function: &Function) -> Result<(), Refusal> {
     entry::check(image, function)?;
     if image.elf().is_go() {
         // The stack of a goroutine may end shortly below the stack pointer, where the code of a block would push.
@@ -58,7 +58,7 @@ fn check(image: &Image, function: &Function) -> Result<(), Refusal> {
 }
 
 /// The whole function. An error if it is not certain where control can arrive in it.
-pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, Refusal> {
+pub(crate) fn body(image: &AnalysedImage, function: &Function) -> Result<FunctionBody, Refusal> {
     check(image, function)?;
     let body = DecodedFunction::new(image, function);
     let graph = FlowGraph::new(&body);
@@ -98,7 +98,7 @@ pub(crate) fn body(image: &Image, function: &Function) -> Result<FunctionBody, R
 }
 
 /// The block to which callers come. `None` if there is none, or if control can arrive there other than by a call.
-fn entry_block(image: &Image, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<usize> {
+fn entry_block(image: &AnalysedImage, function: &Function, cfg: &Cfg, edges: &[Edge]) -> Option<usize> {
     let block_at = |at: u64| cfg.blocks.binary_search_by_key(&at, |block| block.range.start.0).ok();
     let entry = block_at(entry::first_byte(image, function)).or_else(|| block_at(function.start))?;
     let start = cfg.blocks.get(entry)?.range.start;

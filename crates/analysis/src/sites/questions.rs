@@ -11,10 +11,10 @@ use crate::flow::body::DecodedFunction;
 use crate::flow::points::{self, FunctionCode};
 use crate::flow::{self, FlowGraph};
 use crate::functions::function::Function;
-use crate::image::Image;
+use crate::image::AnalysedImage;
 use crate::sites::{block, call, entry, exit, longjmp, refused};
 
-impl Image {
+impl AnalysedImage {
     /// The site of a function's entry, with all that weaving needs, or the reason why the entry cannot be woven.
     pub fn entry_site(&self, function: &Function) -> Result<Arc<Site>, Refusal> {
         self.entries.get(function.start, || entry::site(self, function).map(Arc::new))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{DataSymbol, DebugInfo, DebugSections, Elf, Image, MemberPath, TypeError};
+use ingraft_analysis::{AnalysedImage, DataSymbol, DebugInfo, DebugSections, Elf, MemberPath, TypeError};
 use ingraft_model::{Scalar, Svma, Width};
 use proptest::prelude::*;
 
@@ -53,14 +53,14 @@ fn reach(pointers: &[i64], offset: i64, bytes: u64, signed: bool) -> Result<Memb
 }
 
 struct Compiled {
-    image: Image,
+    image: AnalysedImage,
 }
 
 impl Compiled {
     fn new(source: &str, compiler: &str, arguments: &[&str]) -> Option<Compiled> {
         let (_dir, program) = compile(source, compiler, arguments)?;
         let bytes: Arc<[u8]> = std::fs::read(program).expect("the program").into();
-        Some(Compiled { image: Image::parse(bytes).expect("an image") })
+        Some(Compiled { image: AnalysedImage::parse(bytes).expect("an image") })
     }
 
     fn argument(&self, function: &str, n: u8, members: &str) -> Result<MemberPath, TypeError> {
@@ -144,7 +144,7 @@ proptest! {
             let (_dir, program) = compile(C, "gcc", &["-O2", "-g"])?;
             let bytes = std::fs::read(program).ok()?;
             // the debugging information lies after the last mapped byte
-            let image = Image::parse(bytes.clone().into()).ok()?;
+            let image = AnalysedImage::parse(bytes.clone().into()).ok()?;
             let end = image.segments().iter().map(|s| s.file_offset + s.file_size).max()?;
             let places = (end as usize..bytes.len().checked_sub(64 * 40)?).collect();
             Some((bytes, places))

@@ -1,7 +1,7 @@
 //! Symbols without a type that patterns match and that are not listed as functions. Assembly without `.type` leaves open whether a symbol
 //! names a function, a place inside a function, or data.
 
-use ingraft_analysis::{Image, SymbolBinding, UntypedLabel};
+use ingraft_analysis::{AnalysedImage, SymbolBinding, UntypedLabel};
 
 use crate::api::UntypedSymbol;
 use crate::names::some_of;
@@ -30,7 +30,7 @@ pub fn untyped(modules: &Modules, patterns: &[Pattern]) -> Vec<UntypedSymbol> {
     out
 }
 
-fn names_label(pattern: &Pattern, image: &Image, label: &UntypedLabel) -> bool {
+fn names_label(pattern: &Pattern, image: &AnalysedImage, label: &UntypedLabel) -> bool {
     let Pattern::Names { function, .. } = pattern else { return false };
     let spellings = || [label.name.mangled(), label.name.display()].into_iter();
     if !has_wildcard(function) {

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ingraft_analysis::{
-    AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Image, Linkage, Segment,
-    TypeError,
+    AnalysedImage, AsyncUnwinder, AsyncUnwinding, Elf, FrameTable, Function, FunctionKind, GoroutineLayout, Linkage,
+    Segment, TypeError,
 };
 use ingraft_mdl::{IntegerPath, Parameter, ProgramFacts, ProgramVariable, Unresolved};
 use ingraft_model::machine::{ENDBR_LEN, PAGE};
@@ -45,7 +45,7 @@ pub struct ModuleFile {
     pub is_mapped: bool,
     loaded: OnceLock<Option<Module>>,
     /// The image of the previous mapping, so that the file is not analysed again when it is mapped again.
-    last_image: Option<Arc<Image>>,
+    last_image: Option<Arc<AnalysedImage>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
     debug: OnceLock<Option<Elf>>,
     /// Whether the code has the instruction that sets the gs base; used if the code is not analysed.
@@ -70,7 +70,7 @@ pub struct News {
 #[derive(Debug)]
 pub struct Module {
     /// Image of the module.
-    pub image: Arc<Image>,
+    pub image: Arc<AnalysedImage>,
     /// Difference between addresses in memory and in the file.
     pub bias: Bias,
     /// Whether the image was read from memory, because its file could not be opened.

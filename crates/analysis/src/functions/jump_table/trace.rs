@@ -99,8 +99,8 @@ impl BackwardTrace<'_> {
         self.definitions_of(index, RegisterOrSlot::Register(register.full_register()))
     }
 
-    /// All definitions of the value that an instruction loads from the stack, as [`BackwardTrace::definitions`] finds them. Also `None` if the
-    /// instruction loads from elsewhere.
+    /// All definitions of the value that an instruction loads from the stack, as [`BackwardTrace::definitions`] finds them. Also `None` if
+    /// the instruction loads from elsewhere.
     pub fn definitions_of_slot(&self, index: usize) -> Option<Vec<ReachingDefinition>> {
         let (base, distance) = slot(&self.code[index])?;
         self.definitions_of(index, RegisterOrSlot::Slot(base, distance))
