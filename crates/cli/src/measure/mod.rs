@@ -4,11 +4,13 @@
 //! removes each measurement that it inserted before it ends, unless the user asked for the measurement to stay.
 
 mod chosen;
+mod flags;
 mod kin;
 mod lately;
 mod pull;
 mod together;
 
+pub(crate) use flags::{choice, request, running, sources};
 pub(crate) use lately::Lately;
 pub(crate) use together::{CombinedValue, Together, last as together};
 
@@ -18,8 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_api::{
-    EnableRequest, Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, Terms,
-    TotalsReading, Value,
+    Enabled, Ended, MeasurementId, MetricFocus, PairFacts, PairInfo, Reading, Reason, TotalsReading, Value,
 };
 use ingraft_model::{Pid, Svma};
 use ingraft_report::{NewestCause, SavedProfile};
@@ -36,6 +37,7 @@ use crate::output::progress::Progress;
 use crate::output::{self, Destination, Output, words};
 use crate::signals::Signals;
 use chosen::ChosenProcesses;
+use flags::targets;
 use kin::Kin;
 use pull::Puller;
 pub(crate) use pull::TracePart;
@@ -920,38 +922,6 @@ impl TargetMeasurement {
     }
 }
 
-/// Returns the targets that the flags name.
-fn targets(target: &args::TargetArgs) -> Vec<RequestTarget> {
-    if !target.command.is_empty() {
-        return vec![RequestTarget::Command(target.command.clone())];
-    }
-    match choice(&target.running, target.all, target.cgroup.as_deref()) {
-        Some(choice) => vec![RequestTarget::Each(choice)],
-        None => running(&target.running),
-    }
-}
-
-/// Returns the name or control group whose processes the flags all mean; `None` if the flags mean single processes.
-pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&str>) -> Option<ProcessSelector> {
-    let name = running.name.clone().filter(|_| all || cgroup.is_some());
-    let choice = ProcessSelector { name, cgroup: cgroup.map(str::to_owned) };
-    (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
-}
-
-/// The request for a measurement: `own` is what the command asks for, and the rest is what the flags say.
-pub(crate) fn request(target: RequestTarget, flags: &args::Measure, own: EnableRequest) -> InsertionRequest {
-    let measure = EnableRequest {
-        keep: flags.no_remove,
-        max_overhead: flags.max_overhead,
-        max_hold: flags.max_hold,
-        beside_uprobes: flags.beside_uprobes,
-        family: flags.follow.contains(&args::FollowMode::Fork),
-        await_modules: flags.wait.is_some() || target.is_started(),
-        ..own
-    };
-    InsertionRequest { target, measure, terms: Terms { history: false, wait: flags.wait.unwrap_or_default() } }
-}
-
 /// The object that announces a complete insertion. `attach_ms` is the time in milliseconds since the start of the command.
 pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> Object {
     let (pid, parent, points, measurement) = (e.pid.0, e.parent.0, e.points, e.id.0);
@@ -990,32 +960,6 @@ pub(crate) fn announcement(e: &Enabled, host: objects::Host, attach_ms: f64) -> 
             not_unwound,
         })
     }
-}
-
-/// Returns the running targets that the flags name.
-pub(crate) fn running(target: &args::RunningTarget) -> Vec<RequestTarget> {
-    if let Some(name) = &target.name {
-        return vec![RequestTarget::Name(name.clone())];
-    }
-    let mut pids = target.pids.clone();
-    pids.sort_unstable();
-    pids.dedup();
-    pids.into_iter().map(RequestTarget::Pid).collect()
-}
-
-/// Reads MDL files.
-pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<(String, String)>, Failure> {
-    files
-        .iter()
-        .map(|path| {
-            let name = path.display().to_string();
-            match std::fs::read(path) {
-                // Bytes that are no UTF-8 become a diagnostic about the definitions, not an error of the command.
-                Ok(bytes) => Ok((name, String::from_utf8_lossy(&bytes).into_owned())),
-                Err(e) => Err(Failure::usage(format!("cannot read {name}: {e}"), "check the path")),
-            }
-        })
-        .collect()
 }
 
 #[cfg(test)]
